@@ -76,16 +76,10 @@ class KernelReads:
             trio.lowlevel.spawn_system_task(self._reap)
             trio.lowlevel.spawn_system_task(self._end_overdue)
 
-    @property
-    def is_available(self) -> bool:
-        """Return whether the system and the file system have taken every read so far."""
-        return bool(self._calls)
-
     async def read(self, fd: int, offset: int, into: memoryview) -> bool:
         """Fill `into` from a file; memory, size and offset are aligned. Return False if a thread has to do it.
 
-        Raises:
-            trio.TooSlowError: the disk does not answer.
+        Raise `trio.TooSlowError` if the disk does not answer.
         """
         if not self._calls or len(self._reads) >= _MOST_READS:
             return False

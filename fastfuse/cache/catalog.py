@@ -8,21 +8,10 @@ WAL lets readers go on while others write; a reader never waits, a writer for a 
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-__all__ = [
-    "BLOCK_BYTES",
-    "FORMAT",
-    "MAX_EXTENT_BYTES",
-    "Extent",
-    "Index",
-    "Segment",
-    "Totals",
-    "connect",
-    "create",
-    "create_in",
-]
+__all__ = ["BLOCK_BYTES", "FORMAT", "MAX_EXTENT_BYTES", "Extent", "Index", "Segment", "connect", "create", "create_in"]
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 2
@@ -84,24 +73,10 @@ class Segment(NamedTuple):
     filled_bytes: int
 
 
-class Totals(NamedTuple):
-    """The content of a tier."""
-
-    segments: int
-    room_bytes: int
-    filled_bytes: int
-    extents: int
-    objects: int
-    pinned_bytes: int
-    hit_bytes: int
-    kept_bytes: int
-
-
 def connect(path: str) -> sqlite3.Connection:
-    """Open the index at `path`, which exists, for any thread, in transactions that the caller begins.
+    """Open the index at `path`, for any thread, in transactions that the caller begins.
 
-    Raises:
-        sqlite3.Error: it cannot be opened, or it is none.
+    Raise `sqlite3.Error` if it cannot be opened, or is none.
     """
     connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
     try:
@@ -118,16 +93,12 @@ def connect(path: str) -> sqlite3.Connection:
 def create(path: str) -> int:
     """Make an empty file at `path` an index; return the format of what is there then, 0 if it is no index of ours.
 
-    Raises:
-        sqlite3.Error: it cannot be opened, or it is damaged.
+    Raise `sqlite3.Error` if it cannot be opened, or is damaged.
     """
-    connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)
-    try:
+    with closing(sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)) as connection:
         create_in(connection)
         is_ours = connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
         return int(connection.execute("PRAGMA user_version").fetchone()[0]) if is_ours else 0
-    finally:
-        connection.close()
 
 
 def create_in(connection: sqlite3.Connection) -> None:
@@ -162,9 +133,6 @@ class Index:
         """Use `connection`. With `waits` a transaction waits for those of others."""
         self._connection = connection
         connection.execute(f"PRAGMA busy_timeout = {int((_WRITER_WAITS_S if waits else _READER_WAITS_S) * 1000)}")
-
-    def close(self) -> None:
-        self._connection.close()
 
     def find(self, object_id: int, start: int, end: int) -> list[Extent]:
         """Return what is kept of ``[start, end)``, in order; extents may overlap, and reach beyond it.
@@ -284,16 +252,12 @@ class Index:
                 "UPDATE segments SET pinned = ? WHERE id = ?", [(int(is_pinned), number) for number in numbers]
             )
 
-    def totals(self) -> Totals:
+    def totals(self) -> dict[str, int]:
         """Count everything; takes a second for a million extents."""
-        query = self._connection.execute
-        segments = query(
-            "SELECT count(*), coalesce(sum(size), 0), coalesce(sum(filled), 0), coalesce(sum(size * pinned), 0),"
-            " coalesce(sum(hits), 0) FROM segments"
+        names = ("kept_bytes", "ranges", "objects", "room_bytes", "segments", "pinned_bytes", "hit_bytes")
+        row = self._connection.execute(
+            "SELECT * FROM (SELECT coalesce(sum(end - start), 0), count(*), count(DISTINCT object) FROM extents),"
+            " (SELECT coalesce(sum(size), 0), count(*), coalesce(sum(size * pinned), 0), coalesce(sum(hits), 0)"
+            " FROM segments)"
         ).fetchone()
-        extents = query(
-            "SELECT count(*), count(DISTINCT object), coalesce(sum(end - start), 0) FROM extents"
-        ).fetchone()
-        return Totals(
-            segments[0], segments[1], segments[2], extents[0], extents[1], segments[3], segments[4], extents[2]
-        )
+        return dict(zip(names, row, strict=True))

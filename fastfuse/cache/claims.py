@@ -31,8 +31,7 @@ class Claims:
     def take(self, object_id: int, start: int, end: int) -> bool:
         """Claim ``[start, end)`` of an object; return False if a task of any process has claimed some of it.
 
-        Raises:
-            OSError: the file system has no locks.
+        Raise `OSError` if the file system has no locks.
         """
         with self._mutex:
             if any(start < one_end and one_start < end for one_start, one_end in self._held.get(object_id, ())):

@@ -9,8 +9,7 @@ import logging
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,20 +169,14 @@ def _make_index(path: Path, directory_fd: int) -> None:
 
 
 def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
-    with _alone(directory_fd):
-        _log.warning("the index of the cache %s is damaged (%s); the cache begins anew", path, why)
-        for name in (_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal"):
-            if os.path.lexists(f"/proc/self/fd/{directory_fd}/{name}"):
-                os.unlink(name, dir_fd=directory_fd)
-        os.close(os.open(_INDEX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory_fd))
-
-
-@contextmanager
-def _alone(directory_fd: int) -> Iterator[None]:
-    """Hold the directory for this process; raise `BlockingIOError` if another one uses it."""
+    """Begin the index anew; raise `BlockingIOError` if another process uses the directory."""
     fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        _log.warning("the index of the cache %s is damaged (%s); the cache begins anew", path, why)
+        for name in sorted(_OURS - {_CLAIMS}):  # the index first
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=directory_fd)
+        os.close(os.open(_INDEX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory_fd))
     finally:
         os.close(fd)

@@ -104,7 +104,6 @@ class CachedReader:
         self._writer = Writer(
             cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell, takes_places=takes_places
         )
-        self._writer.start()
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""

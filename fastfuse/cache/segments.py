@@ -94,9 +94,9 @@ class Place(NamedTuple):
 
     def is_sound(self, extent: Extent, seed: int, data: memoryview) -> bool:
         """Return whether `data`, which was read there, has the blocks that were written."""
-        number = self.first
-        for at in range(self.lead, self.lead + self.size_bytes, BLOCK_BYTES):
-            block = data[at : min(at + BLOCK_BYTES, self.lead + self.size_bytes)]
+        number, behind = self.first, self.lead + self.size_bytes
+        for at in range(self.lead, behind, BLOCK_BYTES):
+            block = data[at : min(at + BLOCK_BYTES, behind)]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 return False
             number += 1
@@ -104,7 +104,7 @@ class Place(NamedTuple):
 
 
 class Segments:
-    """The segments below the directory `directory_fd`; for any thread."""
+    """The segments below the directory `directory_fd`; for any thread. Every method may raise `OSError`."""
 
     def __init__(self, directory_fd: int) -> None:
         self._directory_fd = directory_fd
@@ -113,36 +113,25 @@ class Segments:
         self._local = threading.local()
 
     def read(self, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
-        """Read ``[start, end)``, which lies in `extent`, and check it.
-
-        Raises:
-            DamagedError: it is not what was written.
-            OSError: it cannot be read.
-        """
-        file = self._file(extent.segment)
-        first, last = (start - extent.start) // BLOCK_BYTES, -(-(end - extent.start) // BLOCK_BYTES)
-        if len(extent.digests) != 8 * -(-(extent.end - extent.start) // BLOCK_BYTES):
+        """Read ``[start, end)``, which lies in `extent`; raise `DamagedError` if it is not what was written."""
+        file, size_bytes = self._file(extent.segment), extent.end - extent.start
+        if len(extent.digests) != 8 * -(-size_bytes // BLOCK_BYTES):
             raise DamagedError("its row in the index is damaged")
-        whole_from = start if start == extent.start + first * BLOCK_BYTES else extent.start + (first + 1) * BLOCK_BYTES
-        whole_to = (
-            end
-            if end == min(extent.end, extent.start + last * BLOCK_BYTES)
-            else (extent.start + (last - 1) * BLOCK_BYTES)
-        )
+        # All places are counted from the begin of the extent from here on.
+        start, end = start - extent.start, end - extent.start
+        whole_from = -(-start // BLOCK_BYTES) * BLOCK_BYTES
+        whole_to = end if end == size_bytes else end // BLOCK_BYTES * BLOCK_BYTES
         if whole_from < whole_to:
-            self._fill(file, extent.offset + whole_from - extent.start, into[whole_from - start : whole_to - start])
-        for number in range(first, last):
-            block_start = extent.start + number * BLOCK_BYTES
-            block_end = min(extent.end, block_start + BLOCK_BYTES)
-            if whole_from <= block_start and block_end <= whole_to:
-                block = into[block_start - start : block_end - start]
+            self._fill(file, extent.offset + whole_from, into[whole_from - start : whole_to - start])
+        for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
+            if whole_from <= at and behind <= whole_to:
+                block = into[at - start : behind - start]
             else:  # only a piece of it is wanted
-                block = memoryview(bytearray(block_end - block_start))
-                self._fill(file, extent.offset + block_start - extent.start, block)
-                piece_start, piece_end = max(start, block_start), min(end, block_end)
-                into[piece_start - start : piece_end - start] = block[
-                    piece_start - block_start : piece_end - block_start
-                ]
+                block = memoryview(bytearray(behind - at))
+                self._fill(file, extent.offset + at, block)
+                first, last = max(start, at), min(end, behind)
+                into[first - start : last - start] = block[first - at : last - at]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 raise DamagedError("its bytes are not those that were written")
 
@@ -180,11 +169,7 @@ class Segments:
                     yield int(stem, 16)
 
     def fill(self, number: int) -> "Filling | None":
-        """Open a segment to be filled; None if another process fills it.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
+        """Open a segment to be filled; None if another process fills it."""
         fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
         try:
             if _try_lock(fd):
@@ -239,7 +224,10 @@ class Segments:
 
 
 class Filling:
-    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog."""
+    """A segment that this process fills: `put` ranges, `flush`, and then make them known in the catalog.
+
+    Both raise `OSError` if the disk does not take what they write.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -252,11 +240,7 @@ class Filling:
         os.close(self._fd)
 
     def put(self, offset: int, data: memoryview) -> None:
-        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Write `data` at `offset`: where the range before it ends, or at the `place_of` this one behind it."""
         if offset != self._staged_from + self._staged_bytes:
             self.flush()
         done = 0 if self._staged_bytes else _aligned_bytes(offset, data)
@@ -264,11 +248,7 @@ class Filling:
         self._put_on_stage(offset + done, data[done:])
 
     def flush(self) -> None:
-        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them.
-
-        Raises:
-            OSError: the disk does not take it.
-        """
+        """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them."""
         end = aligned(self._staged_bytes)
         self._stage[self._staged_bytes : end] = bytes(end - self._staged_bytes)
         _write_all(self._fd, self._staged_from, self._stage[:end])

@@ -2,10 +2,11 @@
 
 import mmap
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index
-from fastfuse.cache.directory import OpenCache, open_cache
+from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps
 from fastfuse.cache.reader import identity
 from fastfuse.cache.segments import DamagedError, Segments
@@ -13,48 +14,23 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError
 from fastfuse.objects import ObjectRef
 
-__all__ = ["clear", "done", "open_or_fail", "pin", "status", "unpin_all", "verify"]
-
-_HINT = "see whether its disk works, and is writable"
+__all__ = ["clear", "disk_errors", "pin", "status", "unpin_all", "verify"]
 
 
-def open_or_fail(settings: CacheSettings) -> OpenCache:
-    """Open a directory that was prepared, for a command that is of no use without.
-
-    Raises:
-        DiskError: it cannot be used.
-    """
+@contextmanager
+def disk_errors(settings: CacheSettings) -> Iterator[None]:
+    """Raise a `DiskError` where disk or index cannot be used, in a command that is of no use without them."""
     try:
-        return open_cache(settings)
+        yield
     except (OSError, sqlite3.Error) as error:
-        raise DiskError(f"the cache {settings.directory} cannot be used: {error}", hint=_HINT) from error
-
-
-def done(work: Callable[[OpenCache], dict[str, int]], cache: OpenCache) -> dict[str, int]:
-    """Return the result of `work`, one of the functions below.
-
-    Raises:
-        DiskError: the disk or the index cannot be used.
-    """
-    try:
-        return work(cache)
-    except (OSError, sqlite3.Error) as error:
-        raise DiskError(f"the cache {cache.settings.directory} cannot be used: {error}", hint=_HINT) from error
+        hint = "see whether its disk works, and is writable"
+        raise DiskError(f"the cache {settings.directory} cannot be used: {error}", hint=hint) from error
 
 
 def status(cache: OpenCache) -> dict[str, int]:
     """Count what is kept. Takes a second for a million ranges."""
-    found = Index(cache.reading).totals()
-    return {
-        "used_bytes": found.room_bytes + cache.index_bytes(),
-        "index_bytes": cache.index_bytes(),
-        "kept_bytes": found.kept_bytes,
-        "ranges": found.extents,
-        "objects": found.objects,
-        "segments": found.segments,
-        "pinned_bytes": found.pinned_bytes,
-        "hit_bytes": found.hit_bytes,
-    }
+    found, index_bytes = Index(cache.reading).totals(), cache.index_bytes()
+    return {"used_bytes": found.pop("room_bytes") + index_bytes, "index_bytes": index_bytes, **found}
 
 
 def verify(cache: OpenCache, tell: Callable[[int], None]) -> dict[str, int]:

@@ -76,7 +76,7 @@ def warm(
             endpoint_url=session.endpoint_url or "", queue_bytes=memory_bytes, takes_places=True,
         )  # fmt: skip
         warming = Warming(
-            reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
+            reader=reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
             bytes_per_s=bytes_per_s, checks=checks, limit_bytes=cache.settings.size_bytes,
         )  # fmt: skip
         state = warming.state
@@ -98,44 +98,40 @@ def warm(
         raise first_of(error) from error
 
 
+@dataclass(kw_only=True)
 class Warming:
     """One warm-up through a reader that takes places; `state` says how far it is."""
 
-    def __init__(
-        self,
-        reader: CachedReader,
-        *,
-        most_gets: int = 64,
-        memory_bytes: int = 256 << 20,
-        bytes_per_s: float | None = None,
-        checks: bool = False,
-        limit_bytes: int = 1 << 62,
-    ) -> None:
-        """`limit_bytes` is the size of the tier: nothing is fetched that has no room beside the rest of the objects."""
-        self.state = WarmState()
-        self._reader = reader
-        self._checks = checks
-        self._limit_bytes = limit_bytes
-        self._bytes_per_s = bytes_per_s
+    reader: CachedReader
+    most_gets: int
+    checks: bool
+    # The size of the tier: nothing is fetched that has no room beside the rest of the objects.
+    limit_bytes: int
+    # Half for what is being fetched, half for what waits to be written.
+    memory_bytes: int = 256 << 20
+    bytes_per_s: float | None = None
+    state: WarmState = field(default_factory=WarmState)
+
+    def __post_init__(self) -> None:
         self._begins_s = 0.0
-        # Half for what is being fetched, half for what waits to be written.
-        self._room = Room(most_gets=most_gets, most_fetches=most_gets, memory_bytes=memory_bytes // 2)
-        self._queue_bytes = memory_bytes // 2
+        self._room = Room(
+            most_gets=self.most_gets, most_fetches=self.most_gets, memory_bytes=self.memory_bytes // 2
+        )
 
     async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:
         """Fetch what is missing of `refs`, have it written, and count what is not kept then."""
         state = self.state
         there_bytes = await self._count_missing(refs())
-        if not state.missing_bytes and not self._checks:
+        if not state.missing_bytes and not self.checks:
             state.there_bytes = there_bytes
             return
-        state.there_bytes = 0 if self._checks else there_bytes
+        state.there_bytes = 0 if self.checks else there_bytes
         needed_bytes = there_bytes
         async with trio.open_nursery() as nursery:
             for number, (ref, start, end) in enumerate(_ranges(refs())):
                 await _turn(number)
-                is_there = self._reader.keeps(ref, start, end)
-                if is_there and not self._checks:
+                is_there = self.reader.keeps(ref, start, end)
+                if is_there and not self.checks:
                     continue
                 if not ref.etag:
                     if not start:
@@ -144,21 +140,21 @@ class Warming:
                 await self._enter(end - start)
                 if not is_there:
                     needed_bytes += end - start
-                    state.has_no_room = needed_bytes > self._limit_bytes or not self._reader.takes_more()
+                    state.has_no_room = needed_bytes > self.limit_bytes or not self.reader.takes_more()
                 if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
                     break
                 nursery.start_soon(self._fetch, ref, start, end, is_there)
         await self._queue_within(0)
         await self._count_missing(refs())
         # The last ranges may have found the tier full.
-        state.has_no_room |= state.missing_bytes > 0 and not self._reader.takes_more()
+        state.has_no_room |= state.missing_bytes > 0 and not self.reader.takes_more()
 
     async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:
         """Count what is not kept, and have the rest stay while this runs; return the bytes of the rest."""
         self.state.missing_bytes = there_bytes = 0
         for number, (ref, start, end) in enumerate(_ranges(refs)):
             await _turn(number)
-            is_there = self._reader.keeps(ref, start, end)
+            is_there = self.reader.keeps(ref, start, end)
             there_bytes += is_there * (end - start)
             self.state.missing_bytes += (not is_there) * (end - start)
         return there_bytes
@@ -166,20 +162,20 @@ class Warming:
     async def _enter(self, size_bytes: int) -> None:
         """Wait until network, disk and limit have room for a fetch of so many bytes."""
         await self._room.enter(size_bytes)
-        await self._queue_within(self._queue_bytes)
-        if self._bytes_per_s is not None:
+        await self._queue_within(self.memory_bytes // 2)
+        if self.bytes_per_s is not None:
             self._begins_s = max(self._begins_s, trio.current_time())
             await trio.sleep_until(self._begins_s)
-            self._begins_s += size_bytes / self._bytes_per_s
+            self._begins_s += size_bytes / self.bytes_per_s
 
     async def _queue_within(self, size_bytes: int) -> None:
-        while self._reader.queued_bytes > size_bytes:  # noqa: ASYNC110 - a thread that knows no loop writes them
+        while self.reader.queued_bytes > size_bytes:  # noqa: ASYNC110 - a thread that knows no loop writes them
             await trio.sleep(_LOOK_S)
 
     async def _fetch(self, ref: ObjectRef, start: int, end: int, is_there: bool) -> None:
         began_s = trio.current_time()
         try:
-            await self._reader.get(ref, start, end)
+            await self.reader.get(ref, start, end)
         except ReadError as error:
             self.state.failures.append((ref.uri, str(error)))
         else:

@@ -77,13 +77,14 @@ class Writer:
         tell: Callable[[str, str], None],
         takes_places: bool = False,
     ) -> None:
-        """`tell` logs a failure by its kind, once in a while; the thread calls it, too.
+        """Start the thread. `tell` logs a failure by its kind, once in a while; the thread calls it, too.
 
         With `takes_places` a range takes the place of whatever nobody has asked for since this process began.
         """
         self._cache = cache
         self._index = Index(cache.writing, waits=True)
         self._segments = segments
+        self._segment_bytes = segment_bytes(cache.settings.size_bytes)
         self._claims = claims
         self._counters = counters
         self._slots = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
@@ -112,9 +113,6 @@ class Writer:
         # The directory was removed or replaced, or the thread has ended.
         self.is_gone = False
         self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def close(self, patience_s: float) -> bool:
@@ -281,13 +279,12 @@ class Writer:
         for _ in range(_TRIES):
             if any(segment.id not in filled and self._take(segment) for segment in self._index.unfilled()):
                 return True
-            size_bytes = segment_bytes(self._cache.settings.size_bytes)
-            added = self._add(size_bytes)
+            added = self._add()
             if added is None:
-                self._look_for_victim(size_bytes)
+                self._look_for_victim()
                 if not self.takes(return_bytes) or not self._evict():
                     return False
-                added = self._add(size_bytes)
+                added = self._add()
             if added is not None and self._take(added):
                 return True
         return False
@@ -306,20 +303,18 @@ class Writer:
         self._open = _Open(now, filling, now.filled_bytes)
         return True
 
-    def _add(self, size_bytes: int) -> Segment | None:
-        settings = self._cache.settings
-        if self._free_bytes() < settings.min_free_bytes + size_bytes:
+    def _add(self) -> Segment | None:
+        """Add a segment; None if there is no room for one."""
+        if self._is_too_large(self._segment_bytes):
             return None
-        return self._index.add(size_bytes, settings.size_bytes - self._cache.index_bytes())
+        return self._index.add(self._segment_bytes, self._cache.settings.size_bytes - self._cache.index_bytes())
 
-    def _free_bytes(self) -> int:
-        there = os.statvfs(self._cache.directory_fd)
-        return there.f_bavail * there.f_frsize
-
-    def _is_too_large(self) -> bool:
-        settings = self._cache.settings
-        used_bytes = self._index.room_bytes() + self._cache.index_bytes()
-        return used_bytes > settings.size_bytes or self._free_bytes() < settings.min_free_bytes
+    def _is_too_large(self, more_bytes: int = 0) -> bool:
+        """Return whether the tier, with `more_bytes` more, takes more than it may, or leaves others too little."""
+        settings, there = self._cache.settings, os.statvfs(self._cache.directory_fd)
+        used_bytes = self._index.room_bytes() + self._cache.index_bytes() + more_bytes
+        is_over = used_bytes > settings.size_bytes
+        return is_over or there.f_bavail * there.f_frsize < settings.min_free_bytes + more_bytes
 
     def _evict(self) -> bool:
         """Let the segment go that is worth least, of those that no process fills; False if there is none."""
@@ -331,19 +326,15 @@ class Writer:
                     return True
         return False
 
-    def _look_for_victim(self, size_bytes: int) -> None:
+    def _look_for_victim(self) -> None:
         """Note what would have to go for more; nothing as long as there is room."""
-        settings = self._cache.settings
-        limit_bytes = settings.size_bytes - self._cache.index_bytes()
-        is_full = (
-            self._index.room_bytes() + size_bytes > limit_bytes
-            or self._free_bytes() < settings.min_free_bytes + size_bytes
-        )
-        if is_full and self._hits:
-            hits, self._hits = self._hits, {}
-            self._index.commit([], {}, hits, 0)
-        victims = self._victims(1) if is_full else []
-        self._victim_bytes = (victims[0][1] if victims else 0) if is_full else None
+        victim_bytes = None
+        if self._is_too_large(self._segment_bytes):
+            if self._hits:
+                hits, self._hits = self._hits, {}
+                self._index.commit([], {}, hits, 0)
+            victim_bytes = next((return_bytes for _, return_bytes in self._victims(1)), 0)
+        self._victim_bytes = victim_bytes
 
     def _victims(self, most: int) -> list[tuple[int, int]]:
         if self._began_bytes is None:
@@ -377,6 +368,5 @@ class Writer:
             self._commit([], {})
         while self._is_too_large() and self._evict():
             pass
-        size_bytes = segment_bytes(self._cache.settings.size_bytes)
-        self._look_for_victim(size_bytes)
+        self._look_for_victim()
         self._counters.set(self._counters.slot("fastfuse_cache_used_bytes"), self._index.room_bytes())

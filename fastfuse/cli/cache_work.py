@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastfuse.cache import upkeep
-from fastfuse.cache.directory import OpenCache, prepare
+from fastfuse.cache.directory import OpenCache, open_cache, prepare
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cache.upkeep import open_or_fail
 from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
@@ -102,7 +101,8 @@ def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: boo
     session = S3Session(plan.connection)
     read_files(session)
     prepare(plan.cache, worker_uid())
-    directory = open_or_fail(plan.cache)
+    with upkeep.disk_errors(plan.cache):
+        directory = open_cache(plan.cache)
     load_progress()
     # The process reads what S3 sends from here on, without rights, as a worker does.
     give_up_rights(session, lambda: None)
@@ -240,9 +240,11 @@ def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, in
     reading_fd, writing_fd = os.pipe()
 
     def make() -> dict[str, int]:
-        cache = upkeep.open_or_fail(settings)
+        with upkeep.disk_errors(settings):
+            cache = open_cache(settings)
         become_nobody()
-        return upkeep.done(work, cache)
+        with upkeep.disk_errors(settings):
+            return work(cache)
 
     child = fork_child(lambda: answer_on(writing_fd, make))
     os.close(writing_fd)

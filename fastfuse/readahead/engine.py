@@ -11,12 +11,11 @@ from itertools import islice
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.fetches import Fetches, PoolStatistics, ReadCounts
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims
-from fastfuse.readahead.pool import PartPool
+from fastfuse.readahead.parts import Claims, Fetches, ReadCounts
+from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import Stream
@@ -141,7 +140,7 @@ class ReadEngine:
     def pattern(self, inode: int) -> tuple[str, int]:
         """Return how a file is read, and how many bytes may be ahead of its reader; a file read at once is "whole"."""
         stream = self._streams.get(inode)
-        return ("whole", 0) if stream is None else stream.pattern
+        return ("whole", 0) if stream is None else stream.window.pattern
 
     def fetch(self, inode: int, ref: ObjectRef, start: int, end: int) -> bool:
         """Start the fetch of ``[start, end)``, which is certain to be read, as one part.
@@ -188,10 +187,6 @@ class ReadEngine:
         foreseen_bytes = pool.held_bytes - pool.spent_bytes
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
-    def check_invariants(self) -> None:
-        """Assert that the pool's books are right, for tests."""
-        self._pool.check_invariants()
-
     async def _read_whole(self, inode: int, ref: ObjectRef) -> Buffer:
         """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""
         counts = self._fetches.counts
@@ -229,16 +224,13 @@ class ReadEngine:
 
     def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
         stream = self._stream_of(inode, ref)
-        if stream is not None:
-            return stream
-        file = self._pool.open(inode, ref)
-        stream = Stream(
-            file, self._reader, self._pool, self._config, self._fetches, self._service, self._read_on,
-            is_cached=is_cached,
-        )  # fmt: skip
-        self._streams[inode] = stream
-        if len(self._streams) > _MAX_STREAMS:
-            self.release(next(iter(self._streams)))
+        if stream is None:
+            file, service = self._pool.open(inode, ref), self._service
+            stream = self._streams[inode] = Stream(
+                file, self._reader, self._pool, self._config, self._fetches, service, self._read_on, is_cached
+            )
+            if len(self._streams) > _MAX_STREAMS:
+                self.release(next(iter(self._streams)))
         return stream
 
     def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
@@ -261,16 +253,13 @@ class ReadEngine:
             before_bytes += ref.size_bytes
 
     def _fetch_first(self, stream: Stream, size_bytes: int, before_bytes: int) -> bool:
-        start, size_bytes = 0, min(size_bytes, stream.file.ref.size_bytes)
-        while start < size_bytes:
-            part = stream.file.at(start)
-            if part is not None:
-                start = part.end
-                continue
-            end = known_part_end(start, stream.file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
-            if not stream.fetch(start, end):
+        start, file = 0, stream.file
+        while start < min(size_bytes, file.ref.size_bytes):
+            part = file.at(start)
+            end = known_part_end(start, file.ref.size_bytes, self._config.part_size_bytes, before_bytes)
+            if part is None and not stream.fetch(start, end):
                 return False
-            start = end
+            start = end if part is None else part.end
         return True
 
     def _release_old_followers(self) -> None:

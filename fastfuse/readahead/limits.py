@@ -130,8 +130,6 @@ class FairShare(Generic[_File]):
     had the use of the whole memory. In a pause of all readers no file becomes idle.
     """
 
-    __slots__ = ("_idle_after_bytes", "_last_read_at", "_total", "share")
-
     def __init__(self, total: Share, idle_after_bytes: int) -> None:
         self._total = total
         self._idle_after_bytes = idle_after_bytes

@@ -74,11 +74,6 @@ class ListingOrder:
         # How long the last run was that ended: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
-    @property
-    def runs(self) -> tuple[tuple[int, int], ...]:
-        """The ``[begin, position)`` of each run, least recently extended first."""
-        return tuple((run.begin, run.position) for run in self._runs.values())
-
     def begun(self, row: int) -> Sequence[int]:
         """Note that a file was begun. Return rows that were commanded and are no longer expected."""
         self._begun_files += 1
@@ -100,8 +95,10 @@ class ListingOrder:
     def followers(self, row: int) -> range:
         """Return the rows that follow on the run that ends with `row`; none if there is no such run."""
         run = self._runs.get(row + 1)
-        is_run = run is not None and (run.files >= _FOLLOWED_FILES or self._is_beginning(run))
-        return range(row + 1, self._row_count if is_run else row + 1)
+        if run is None:
+            return range(0)
+        is_beginning = run.begin == self._first_file_row and run.files == self._begun_files
+        return range(row + 1, self._row_count) if is_beginning or run.files >= _FOLLOWED_FILES else range(0)
 
     def next(self) -> int | None:
         """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`."""
@@ -137,9 +134,6 @@ class ListingOrder:
             if dropped:
                 return dropped
         return ()
-
-    def _is_beginning(self, run: _Run) -> bool:
-        return run.begin == self._first_file_row and run.files == self._begun_files
 
     def _end_ahead(self, run: _Run) -> int:
         end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)

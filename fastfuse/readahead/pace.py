@@ -11,14 +11,20 @@ delay, with the reader's own bandwidth.
   far away.
 * `ReaderPace` is one reader: the most it took lately in one GET's time, on a clock that stands still while it waits for
   bytes. A reader that pauses and then reads in bursts is therefore known by its bursts.
+* `Rest` is reads at random places of one file. They foretell nothing, so each waits for a GET of its own. All of the
+  file in memory ends that, but takes time and memory for bytes that maybe nobody reads. This is the ski-rental problem:
+  waiting is the rent, fetching the rest is the price. The rest is fetched as soon as reads have waited for as long as
+  it takes.
+
+INVARIANT of `Rest`: waits and price together are at most twice the best that could have been done in hindsight, and one
+wait. The price may fall meanwhile, as it does with every part that is read. It is the caller's: `stream` sets it higher
+than the time that the fetch takes, because bytes that nobody asked for take the network from others.
 """
 
 from collections import deque
 from itertools import product
 
-from fastfuse.readahead.waits import Waits
-
-__all__ = ["Load", "ReaderPace", "ServicePace"]
+__all__ = ["Load", "ReaderPace", "Rest", "ServicePace", "Waits"]
 
 # Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
 _WEIGHT = 1 / 16
@@ -63,11 +69,6 @@ _LEAST = 4
 
 class Load:
     """The GETs of a mount, counted. `limit` is how many at once are enough, None where nothing says so."""
-
-    __slots__ = (
-        *("_awaited", "_count", "_in_flight", "_other_sizes", "_quiet", "_rate", "_size", "_slowness", "_trial"),
-        "limit",
-    )
 
     def __init__(self) -> None:
         self.limit: int | None = None
@@ -187,8 +188,6 @@ class _Time:
 class ServicePace:
     """The GETs of one mount, of whatever file."""
 
-    __slots__ = ("_has_waited", "_load", "_times", "_usual_window_bytes", "_whole_files", "was_left_early")
-
     def __init__(self, first_window_bytes: int = 0) -> None:
         """Begin with the window of a reader that begins a file before anything is known; 0: none is foreseen."""
         # By octave of the size.
@@ -291,6 +290,31 @@ def _more_s(size: int, first: tuple[int, float], second: tuple[int, float]) -> f
     return per_byte_s * ((1 << size) - (1 << large))
 
 
+class Waits:
+    """The time in which at least one of several reads waits for its bytes; `began_s` counts only while one does."""
+
+    __slots__ = ("_reads", "began_s", "lost_s")
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self.began_s = self.lost_s = 0.0
+
+    def __bool__(self) -> bool:
+        return self._reads > 0
+
+    def waits(self, now_s: float) -> None:
+        """Note that a read waits for its bytes."""
+        if not self._reads:
+            self.began_s = now_s
+        self._reads += 1
+
+    def goes_on(self, now_s: float) -> None:
+        """Note that a read that waited does so no more."""
+        self._reads -= 1
+        self.lost_s += now_s - self.began_s
+        self.began_s = now_s
+
+
 class ReaderPace:
     """One sequential reader. `limit_bytes` is the window that keeps it fed, None while that is not known."""
 
@@ -357,3 +381,26 @@ class ReaderPace:
         self._peak_bytes += (most - self._peak_bytes) * (1 if most > self._peak_bytes else _WEIGHT)
         self.limit_bytes = part_bytes + int(self._margin * self._peak_bytes)
         self._service.needed(self.limit_bytes)
+
+
+class Rest(Waits):
+    """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
+
+    __slots__ = ("asked_until", "times_due")
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.asked_until = size_bytes
+        self.times_due = 0
+
+    def is_due(self, fetch_s: float) -> bool:
+        """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew.
+
+        A rest that is due again was evicted. Each time costs twice as much as the time before: otherwise files that do
+        not fit into the memory together would evict one another without end.
+        """
+        if self.lost_s < fetch_s * (1 << self.times_due):
+            return False
+        self.lost_s = 0.0
+        self.asked_until, self.times_due = 0, self.times_due + 1
+        return True

@@ -29,19 +29,37 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.fetches import PoolStatistics
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
 from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
-from fastfuse.readahead.shelves import Expected, Spare, check_shelves
+from fastfuse.readahead.shelves import Expected, LeftShelf
 
-__all__ = ["PartPool"]
+__all__ = ["PartPool", "PoolStatistics"]
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
+# Spent parts: two behind a reader with a full window, and no more than eight parts of 8 MiB.
+_SPENT_DIVISOR = 8
+_MAX_SPENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
+
+    reserved_bytes: int
+    held_bytes: int
+    spent_bytes: int
+    expected_bytes: int
+    parts_in_flight: int
+    parts_waiting: int
+    active_files: int
+    fetched_bytes: int
+    unread_dropped_bytes: int
 
 
 class PartPool:
@@ -53,9 +71,10 @@ class PartPool:
         self._first_part_bytes = config.first_part_bytes
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
-        self._fresh, self._expected = Shelf(), Expected(limit)
+        self._expected = Expected(limit)
         self.max_expected_parts = self._expected.max_parts
-        self._spare = Spare(limit, self.max_expected_parts)
+        self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
+        self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -89,7 +108,7 @@ class PartPool:
             file = self._files[inode] = FileParts(inode, ref)
         file.is_open = True
         if file.is_expected:
-            for part in self._unexpect(file):
+            for part in self._expected.take(file):
                 self._fresh.put(part)
         return file
 
@@ -97,7 +116,8 @@ class PartPool:
         """Note that nobody reads on: all parts, also those in flight, count as spent."""
         file.is_open = False
         self._share.forget(file)
-        self._rest(file)
+        for part in file:
+            self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:
@@ -125,7 +145,7 @@ class PartPool:
     def rank(self, part: Part, *, is_left: bool) -> None:
         """Note that the reader of `part` has jumped away (`is_left`), or that one is about to come to it."""
         part.is_left = is_left
-        source, target = (self._fresh, self._spare.left) if is_left else (self._spare.left, self._fresh)
+        source, target = (self._fresh, self._left) if is_left else (self._left, self._fresh)
         if part.shelf is source:
             source.remove(part)
             target.put(part)
@@ -210,7 +230,7 @@ class PartPool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
         if not self.is_expected(inode):
             return False
-        for part in self._unexpect(self._files[inode]):
+        for part in self._expected.take(self._files[inode]):
             self._drop(part)
         return True
 
@@ -240,7 +260,7 @@ class PartPool:
     def land(self, part: Part, data: Buffer) -> None:
         """Hold the `data` of `part`, whose GET delivered."""
         part.data = memoryview(data)
-        self._end_flight(part)
+        self._count_flight(part, -1)
         self._fetched_bytes += part.size_bytes
         part.arrived.set()
         if not part.readers:
@@ -259,7 +279,7 @@ class PartPool:
             if part.room is not None:
                 part.room.set()
         else:
-            self._end_flight(part)
+            self._count_flight(part, -1)
             self._reserved_bytes -= part.size_bytes
         file.remove(part)
         part.arrived.set()
@@ -278,7 +298,7 @@ class PartPool:
 
     def spend(self, part: Part) -> None:
         """Note that everything in `part` was read."""
-        if part.shelf is self._fresh or part.shelf is self._spare.left:
+        if part.shelf is self._fresh or part.shelf is self._left:
             part.shelf.remove(part)
             self._shelve_spent(part)
 
@@ -287,8 +307,8 @@ class PartPool:
         expected = self._expected
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
-            held_bytes=self._fresh.size_bytes + expected.size_bytes + self._spare.size_bytes,
-            spent_bytes=self._spare.spent.size_bytes,
+            held_bytes=self._held_bytes,
+            spent_bytes=self._spent.size_bytes,
             expected_bytes=expected.size_bytes + expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
             parts_waiting=sum(len(file.waiting) for file in self._queue),
@@ -297,43 +317,27 @@ class PartPool:
             unread_dropped_bytes=self._unread_dropped_bytes,
         )
 
-    def check_invariants(self) -> None:
-        """Assert that the books agree with the parts, for tests."""
-        shelved = check_shelves(self._fresh, self._expected, self._spare)
-        assert self._reserved_bytes + sum(part.size_bytes for part in shelved) <= self._limit_bytes
-        assert set(shelved) <= {part for file in self._files.values() for part in file}
-        for file in self._files.values():
-            file.check_invariants()
-        assert self._in_flight <= self._connections
-        assert all(file.waiting for file in self._queue)
-        assert len({*self._queue}) == len(self._queue)
-        may = [file.waiting[0] for file in self._queue if self._may_start(file.demanded_in_flight)]
-        assert self._lacks_memory == bool(may)
-        assert not may or self._reserved_bytes + may[0].size_bytes > self._limit_bytes
-
     def _touch(self, file: FileParts) -> None:
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share
             for idle in self._share.touch(file, self._fetched_bytes):
-                self._rest(idle)
-
-    def _reserve(self, part: Part) -> None:
-        self._reserved_bytes += part.size_bytes
-        self._in_flight += 1
-        part.file.in_flight += 1
-        self._count_flight(part, 1)
-
-    def _end_flight(self, part: Part) -> None:
-        self._in_flight -= 1
-        part.file.in_flight -= 1
-        self._count_flight(part, -1)
+                for part in idle:
+                    self.spend(part)
 
     def _count_flight(self, part: Part, step: int) -> None:
+        """Count one GET more or less (`step` 1 or -1)."""
+        self._in_flight += step
+        part.file.in_flight += step
         if part.is_demanded:
             part.file.demanded_in_flight += step
         elif part.is_expected:
-            self._expected.count_flight(part, step)
+            self._expected.in_flight += step
+            self._expected.in_flight_bytes += step * part.size_bytes
         else:
             self._ahead_in_flight += step
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._fresh.size_bytes + self._expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
 
     def _may_start(self, used: int) -> bool:
         """Return whether a connection is free for a kind of parts that has `used` of them."""
@@ -345,9 +349,8 @@ class PartPool:
         allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
         if allowed_bytes < 0:
             return False
-        fresh, expected, spare = self._fresh, self._expected, self._spare
-        while fresh.size_bytes + expected.size_bytes + spare.size_bytes > allowed_bytes:
-            self._drop((spare or expected or fresh).pop())
+        while self._held_bytes > allowed_bytes:
+            self._drop((self._spent or self._left or self._expected or self._fresh).pop())
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
@@ -359,7 +362,7 @@ class PartPool:
         allowed_bytes = self._ahead.window_bytes - self._reserved_bytes - self._fresh.size_bytes - size_bytes
         if expected.known.size_bytes <= allowed_bytes:
             while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
-                self._drop(expected.guessed.pop_newest())
+                self._drop(expected.guessed.pop(is_newest=True))
 
     def has_room_ahead(self, file: FileParts, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
@@ -371,13 +374,9 @@ class PartPool:
             return None
         self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)
-        self._reserve(part)
+        self._reserved_bytes += part.size_bytes
+        self._count_flight(part, 1)
         return part
-
-    def _unexpect(self, file: FileParts) -> list[Part]:
-        """Take down what is held of `file`, which is no longer expected."""
-        file.is_expected = file.is_guess = False
-        return self._expected.take(file)
 
     def _grant(self) -> None:
         """Start the parts that wait for a connection or for memory, the files in turn."""
@@ -394,7 +393,8 @@ class PartPool:
                 self._lacks_memory = True  # and nobody else takes what comes back
                 return
             part = file.waiting.popleft()
-            self._reserve(part)
+            self._reserved_bytes += part.size_bytes
+            self._count_flight(part, 1)
             if part.room is not None:
                 part.room.set()
             if file.waiting:
@@ -409,7 +409,7 @@ class PartPool:
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
-            (self._spare.left if part.is_left else self._fresh).put(part)
+            (self._left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
             self._expected.put(part)
         else:
@@ -417,13 +417,14 @@ class PartPool:
         self._grant()
 
     def _shelve_spent(self, part: Part) -> None:
-        for gone in self._spare.put_spent(part):
-            self._drop(gone)
-
-    def _rest(self, file: FileParts) -> None:
-        """Count the parts of `file`, which nobody reads now, as spent."""
-        for part in file:
-            self.spend(part)
+        """Hold `part` as spent in the place of older ones, or drop it if it is too large."""
+        spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
+        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
+            self._drop(spent.pop())
+        if allowed_bytes < 0:
+            self._drop(part)
+        else:
+            spent.put(part)
 
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""

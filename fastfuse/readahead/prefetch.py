@@ -7,18 +7,18 @@ before a refresh) also give way to files of the other orders, which adopt them o
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import trio
 
 from fastfuse.errors import FastfuseError, UnavailableError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
-from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Part
+from fastfuse.readahead.parts import Claims, Fetches, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.s3.base import RangeReader
@@ -32,8 +32,10 @@ _MAX_LEADING_ROWS = 1024
 # One file begun leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
-# A table may raise these for an unknown inode or a damaged row: no reason to fail the read of another file.
-_NO_FILE = (FastfuseError, LookupError, ValueError)
+
+# One order in which files come. Each is an inode, or a row of the table, as the kind of order has it.
+_Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
+_Answer = TypeVar("_Answer")
 
 
 class Listing(Protocol):
@@ -41,35 +43,26 @@ class Listing(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        ...
 
     def row(self, inode: int) -> int:
         """Return the place of a file in the order of the listing. Raise if there is no such inode."""
-        ...
 
     def file_at(self, row: int) -> tuple[int, int] | None:
         """Return ``(inode, size in bytes)``, or None if the row is a directory."""
-        ...
 
     def ref(self, inode: int) -> ObjectRef:
         """Return the object behind a file. Raise if there is none."""
-        ...
 
     def __contains__(self, inode: int) -> bool:
         """Return whether there is such an inode."""
-        ...
 
 
-class Order(Protocol):
-    """One order in which files come. Each is an inode, or a row of the table, as the kind of order has it."""
-
-    def next(self) -> int | None:
-        """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
-        ...
-
-    def advance(self, fetched_bytes: int, /) -> None:
-        """Go on behind that file: `fetched_bytes` are on their way, or 0 if it was passed over."""
-        ...
+def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
+    """Return what the table says, or None if it raises for an unknown inode or a damaged row."""
+    try:
+        return ask(place)
+    except (FastfuseError, LookupError, ValueError):
+        return None  # no reason to fail the read of another file
 
 
 class Announcer:
@@ -80,11 +73,6 @@ class Announcer:
         self._prefetcher = prefetcher
         # Set when more may be announced.
         self._room: trio.Event | None = None
-
-    @property
-    def is_spent(self) -> bool:
-        """True if everything that was announced is fetched or passed over."""
-        return self.decisions.is_spent
 
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be begun, in this order and after those announced before.
@@ -111,27 +99,21 @@ class Announcer:
             self._room = None
 
 
+@dataclass(eq=False)
 class Prefetcher:
     """All orders of one engine, and the GETs that they cause. Nothing here waits but the fetches."""
 
-    def __init__(
-        self,
-        listing: Callable[[], Listing],
-        delivered: Delivered,
-        pool: PartPool,
-        reader: RangeReader,
-        config: ReadaheadConfig,
-        fetches: Fetches,
-        claims: Claims | None,
-    ) -> None:
-        """Begin without any order; `listing` returns the table of the moment. What `claims` reads is left to it."""
-        self._listing = listing
-        self._delivered = delivered
-        self._pool = pool
-        self._reader = reader
-        self._config = config
-        self._fetches = fetches
-        self._claims = claims
+    # Returns the table of the moment.
+    _listing: Callable[[], Listing]
+    _delivered: Delivered
+    _pool: PartPool
+    _reader: RangeReader
+    _config: ReadaheadConfig
+    _fetches: Fetches
+    # What somebody else reads is left to it.
+    _claims: Claims | None
+
+    def __post_init__(self) -> None:
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
         # Tasks that fetch, and files begun for which neither they nor new ones have fetched anything.
@@ -164,11 +146,8 @@ class Prefetcher:
         """
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
-        try:
-            row = self._current_table().row(inode)
-        except _NO_FILE:
-            pass  # a refresh has taken it out of the table
-        else:
+        row = _known(self._current_table().row, inode)
+        if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
                 self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
@@ -178,10 +157,8 @@ class Prefetcher:
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that are likely to be begun when `inode` is at its end, one after the other."""
-        try:
-            return self._large_files(self._listed.followers(self._current_table().row(inode)))
-        except _NO_FILE:
-            return iter(())
+        row = _known(self._current_table().row, inode)
+        return self._large_files(() if row is None else self._listed.followers(row))
 
     def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that the listing begins with."""
@@ -244,35 +221,36 @@ class Prefetcher:
                 return part
         part = self._part_of(self._listed, by_row=True)
         # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
-        if part is None and all(announcer.is_spent for announcer in self._announcers):
+        if part is None and all(announcer.decisions.is_spent for announcer in self._announcers):
             part = self._part_of(self._shuffled, by_row=True, is_guess=True)
         return part
 
-    def _part_of(self, order: Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
+    def _part_of(self, order: _Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
         while (place := order.next()) is not None:
             inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)
-            adopted_bytes = 0 if is_guess else self._adopt(inode)
+            adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
+            if adopted_bytes:
+                self._shuffled.adopted()
             if adopted_bytes or not self._is_worth_it(inode, size_bytes):
                 order.advance(adopted_bytes)
                 continue
             if size_bytes is not None and not self._has_room(size_bytes, is_guess=is_guess):
                 return None
             ref = self._ref(inode)
-            if ref is not None:
-                part = self._try_expect(inode, ref, is_guess=is_guess)
-                if part is not None:
-                    order.advance(part.size_bytes)
-                return part
-            order.advance(0)
+            if ref is None:
+                order.advance(0)
+                continue
+            # All of a small file, or the first part of a large one.
+            end = min(ref.size_bytes, self._config.part_size_bytes)
+            if not self._has_room(end, is_guess=is_guess):
+                return None
+            part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
+            if part is not None:
+                self._fetches.counts.prefetched_parts += 1
+                order.advance(part.size_bytes)
+            return part
         return None
-
-    def _adopt(self, inode: int) -> int:
-        """Turn a guess into a file of an order, and count it as found. Return its bytes, 0 if it was no guess."""
-        adopted_bytes = self._pool.adopt(inode)
-        if adopted_bytes:
-            self._shuffled.adopted()
-        return adopted_bytes
 
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
@@ -282,28 +260,12 @@ class Prefetcher:
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
-        try:
-            ref = self._current_table().ref(inode)
-        except _NO_FILE:
-            return None
-        is_fetched = ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        ref = _known(self._current_table().ref, inode)
+        is_fetched = ref and ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
         return ref if is_fetched else None
 
     def _file_at(self, row: int) -> tuple[int, int] | None:
-        try:
-            return self._current_table().file_at(row)
-        except _NO_FILE:
-            return None
-
-    def _try_expect(self, inode: int, ref: ObjectRef, *, is_guess: bool) -> Part | None:
-        """Reserve memory for all of a small file, or the first part of a large one; None if there is no room."""
-        end = min(ref.size_bytes, self._config.part_size_bytes)
-        if not self._has_room(end, is_guess=is_guess):
-            return None
-        part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
-        if part is not None:
-            self._fetches.counts.prefetched_parts += 1
-        return part
+        return _known(self._current_table().file_at, row)
 
     def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""

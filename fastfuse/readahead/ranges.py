@@ -18,7 +18,7 @@ _GROWTH_DIVISOR = 12
 def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, first_bytes: int, most_bytes: int) -> int:
     """Return the size of the part that follows on a run of `run_bytes`, `ahead_bytes` of it still to be read.
 
-    * A part further ahead is read later, so it may be larger: see `_known_part_bytes`.
+    * A part further ahead is read later, so it may be larger: see `known_part_end`.
     * A growing window is a multiple of the run, and as many parts as may be in flight have to bring it. A reader that
       shares the connections with others therefore gets larger parts.
     """
@@ -27,21 +27,17 @@ def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, fir
     return min(most_bytes, max(first_bytes, 1 << (step_bytes.bit_length() - 1)))
 
 
-def _known_part_bytes(before_bytes: int, most_bytes: int) -> int:
-    """Return the size of a part to ask for now that a reader comes to after `before_bytes` of others.
+def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: int) -> int:
+    """Return where the part at `start` ends, of `part_bytes` at most, in a file read after `before_bytes` of others.
 
-    All come side by side, each over a connection of its own. A part that is read later may be larger by what one
+    All parts come side by side, each over a connection of its own. One that is read later may be larger by what one
     connection brings until then, so parts arrive in the order in which they are read.
     """
-    if before_bytes < _ALIGNMENT_BYTES:
-        return min(most_bytes, _FIRST_PART_BYTES)
-    step_bytes = _ALIGNMENT_BYTES + before_bytes // _GROWTH_DIVISOR
-    return min(most_bytes, step_bytes - step_bytes % _ALIGNMENT_BYTES)
-
-
-def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: int) -> int:
-    """Return where the part at `start` ends, of `part_bytes` at most, in a file read after `before_bytes` of others."""
-    step = _known_part_bytes(before_bytes + start, part_bytes)
+    step = _FIRST_PART_BYTES
+    if before_bytes + start >= _ALIGNMENT_BYTES:
+        step = _ALIGNMENT_BYTES + (before_bytes + start) // _GROWTH_DIVISOR
+        step -= step % _ALIGNMENT_BYTES
+    step = min(step, part_bytes)
     left = size_bytes - start
     # A short rest is no GET of its own, unless the part would be larger than any.
     if left <= part_bytes and left < step + step // 2:

@@ -9,21 +9,18 @@
   it to known files. An order that comes to it adopts it. After a refresh of the table all expected files are guesses.
 * known: of a file that an order names, kept until it is begun or the order drops it.
 
-`Spare` holds the first two, `Expected` the others.
+The pool has a shelf for each of the first two, and one for the fresh parts; `Expected` has the others.
 INVARIANT: known, guessed and what is in flight for them take at most a quarter of the limit, and `max_parts` parts.
 """
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
-__all__ = ["Expected", "Spare", "check_shelves"]
+__all__ = ["Expected", "LeftShelf"]
 
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
 _MAX_PARTS = 16 << 10
 _BYTES_PER_PART = 64 << 10
-# Two parts behind a reader with a full window, and no more than eight parts of 8 MiB.
-_SPENT_DIVISOR = 8
-_MAX_SPENT_BYTES = 64 << 20
 
 
 class Expected:
@@ -55,11 +52,6 @@ class Expected:
         is_place = len(held) + self.in_flight < self.max_parts
         return is_place and held.size_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
 
-    def count_flight(self, part: Part, step: int) -> None:
-        """Count one fetch more or less (`step` 1 or -1)."""
-        self.in_flight += step
-        self.in_flight_bytes += step * part.size_bytes
-
     def pop(self) -> Part:
         """Take down the part that goes first, for a reader that waits for the memory."""
         return (self.guessed or self.known).pop()
@@ -69,7 +61,8 @@ class Expected:
         (self.guessed if part.file.is_guess else self.known).put(part)
 
     def take(self, file: FileParts) -> list[Part]:
-        """Take down what is held of `file`."""
+        """Take down what is held of `file`, which is no longer expected."""
+        file.is_expected = file.is_guess = False
         parts = [part for part in file if part.shelf in self.shelves]
         for part in parts:
             if part.shelf is not None:
@@ -79,23 +72,13 @@ class Expected:
     def rank(self, file: FileParts, *, is_guess: bool) -> None:
         """Move `file` to the other rank."""
         parts = self.take(file)
-        file.is_guess = is_guess
+        file.is_expected, file.is_guess = True, is_guess
         for part in parts:
             self.put(part)
 
-    def check_invariants(self) -> None:
-        """Assert that the books are right, for tests."""
-        assert self.size_bytes + self.in_flight_bytes <= self.max_bytes
-        assert len(self) + self.in_flight <= self.max_parts
-        for shelf, is_guess in ((self.known, False), (self.guessed, True)):
-            assert all(part.file.is_expected and not part.file.is_open for part in shelf)
-            assert all(part.file.is_guess == is_guess for part in shelf)
 
-
-class _Left(Shelf):
+class LeftShelf(Shelf):
     """Parts that were left, counted by file."""
-
-    __slots__ = ()
 
     def put(self, part: Part) -> None:
         super().put(part)
@@ -104,53 +87,3 @@ class _Left(Shelf):
     def remove(self, part: Part) -> None:
         super().remove(part)
         part.file.left_bytes -= part.size_bytes
-
-    def check_invariants(self) -> None:
-        super().check_invariants()
-        for file in {part.file for part in self}:
-            assert file.left_bytes == sum(part.size_bytes for part in self if part.file is file)
-
-
-class Spare:
-    """The parts that readahead may take the place of: spent ones and left ones."""
-
-    def __init__(self, limit_bytes: int, max_spent_parts: int) -> None:
-        self._max_spent_bytes = min(limit_bytes // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
-        self._max_spent_parts = max_spent_parts
-        self.spent, self.left = self.shelves = Shelf(), _Left()
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of both kinds."""
-        return self.spent.size_bytes + self.left.size_bytes
-
-    def __bool__(self) -> bool:
-        return bool(self.spent or self.left)
-
-    def pop(self) -> Part:
-        """Take down the part that goes first."""
-        return (self.spent or self.left).pop()
-
-    def put_spent(self, part: Part) -> list[Part]:
-        """Hold `part` as spent. Return the parts that go for it, or `part` itself if it is too large."""
-        allowed_bytes = self._max_spent_bytes - part.size_bytes
-        gone = []
-        while self.spent and (self.spent.size_bytes > allowed_bytes or len(self.spent) >= self._max_spent_parts):
-            gone.append(self.spent.pop())
-        if allowed_bytes < 0:
-            return [*gone, part]
-        self.spent.put(part)
-        return gone
-
-
-def check_shelves(fresh: Shelf, expected: Expected, spare: Spare) -> list[Part]:
-    """Assert that the books of all shelves are right, and return the parts on them, for tests."""
-    shelves = (fresh, *expected.shelves, *spare.shelves)
-    for shelf in shelves:
-        shelf.check_invariants()
-    expected.check_invariants()
-    assert len(spare.spent) <= expected.max_parts
-    assert all(part.is_left for part in spare.left)
-    parts = [part for shelf in shelves for part in shelf]
-    assert all(part.data is not None and not part.readers and part.size_bytes == len(part.data) for part in parts)
-    return parts

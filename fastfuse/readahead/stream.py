@@ -4,19 +4,18 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import trio
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
-from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
-from fastfuse.readahead.pace import ServicePace
-from fastfuse.readahead.parts import FileParts, Part
+from fastfuse.readahead.pace import Rest, ServicePace
+from fastfuse.readahead.parts import Fetches, FileParts, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.ranges import OPENING_PARTS
-from fastfuse.readahead.waits import Rest
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
@@ -30,6 +29,7 @@ _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Stream:
     """Reads one version of one object for all its readers.
 
@@ -37,49 +37,27 @@ class Stream:
     ends in the pool.
     """
 
-    __slots__ = (
-        *("_beyond", "_config", "_cursor", "_fetches", "_is_cached", "_part", "_pool", "_reader", "_rest"),
-        *("_service", "_window", "file", "was_read"),
-    )
+    file: FileParts
+    _reader: RangeReader
+    _pool: PartPool
+    _config: ReadaheadConfig
+    _fetches: Fetches
+    _service: ServicePace
+    # Takes the inode, how far past the end of the file its window reaches, and how far the reader is from that end.
+    _beyond: Callable[[int, int, int], None]
+    # Most likely the kernel has the file, and asks only for what it has dropped.
+    _is_cached: bool
+    # True once anything was asked for.
+    was_read: bool = False
+    # Made when something is to be foreseen, so not for a small file that is there and read at once.
+    window: Window = _NO_WINDOW
+    _cursor: Cursor | None = None
+    # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
+    _part: Part = _NO_PART
+    _rest: Rest = field(init=False)
 
-    def __init__(
-        self,
-        file: FileParts,
-        reader: RangeReader,
-        pool: PartPool,
-        config: ReadaheadConfig,
-        fetches: Fetches,
-        service: ServicePace,
-        beyond: Callable[[int, int, int], None],
-        *,
-        is_cached: bool,
-    ) -> None:
-        """Read `file`. `is_cached`: most likely the kernel has it, and asks only for what it has dropped.
-
-        `beyond` takes the inode, how far past the end of the file its window reaches, and how far the reader is from
-        that end.
-        """
-        self.file = file
-        # True once anything was asked for.
-        self.was_read = False
-        self._reader = reader
-        self._pool = pool
-        self._config = config
-        self._fetches = fetches
-        self._service = service
-        self._beyond = beyond
-        self._is_cached = is_cached
-        self._rest = Rest(file.ref.size_bytes)
-        # Made when something is to be foreseen, so not for a small file that is there and read at once.
-        self._window = _NO_WINDOW
-        self._cursor: Cursor | None = None
-        # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
-        self._part = _NO_PART
-
-    @property
-    def pattern(self) -> tuple[str, int]:
-        """The pattern of the reader that asked last, and the bytes that may be ahead of it."""
-        return self._window.pattern
+    def __post_init__(self) -> None:
+        self._rest = Rest(self.file.ref.size_bytes)
 
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
@@ -103,7 +81,7 @@ class Stream:
             self._part = part
             self._pool.touch(part)
             self._resize()
-            self._window.came(cursor, trio.current_time())
+            self.window.came(cursor, trio.current_time())
             # Once in a part: a window has a part to spare.
             self._read_ahead(cursor)
         return piece
@@ -112,15 +90,12 @@ class Stream:
     def is_done(self) -> bool:
         """True if no reader has anything left to read, and no read is under way."""
         # A reader at random may come to the end at any time, and goes on.
-        return not (self.file.reads or self._rest.times_due) and self._window.is_done
+        return not (self.file.reads or self._rest.times_due) and self.window.is_done
 
     def fetch_whole(self) -> None:
         """Fetch all of a small file, unless some of it is there or others need what it takes."""
         if not len(self.file):
-            part = self._pool.try_ahead(self.file, 0, self.file.ref.size_bytes)
-            if part is not None:
-                self._fetches.counts.ahead_parts += 1
-                self._fetches.start(self._fetch, part)
+            self._try_ahead(0, self.file.ref.size_bytes)
 
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
@@ -134,21 +109,21 @@ class Stream:
     def close(self) -> None:
         """Stop reading ahead, because nobody reads on."""
         self._cursor = None
-        self._window.closed()
+        self.window.closed()
         self._pool.close(self.file)
 
     def _foresee(self, offset: int, end: int) -> Cursor:
         """Return the cursor of the reader that asks for ``[offset, end)``."""
-        if self._window is _NO_WINDOW:
-            self._window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
-        self._cursor = cursor = self._window.read(offset, end)
-        if self._window.left:
+        if self.window is _NO_WINDOW:
+            self.window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
+        self._cursor = cursor = self.window.read(offset, end)
+        if self.window.left:
             self._leave()
         return cursor
 
     def _leave(self) -> None:
         """Let go what was read ahead for readers that have jumped away."""
-        left = self._window.left
+        left = self.window.left
         for part in self.file:
             if any(part.start < end and start < part.end for start, end in left):
                 self._pool.rank(part, is_left=True)
@@ -171,7 +146,7 @@ class Stream:
                 piece = await self._next_piece(cursor, offset, end)
             else:
                 piece = await self._join_pieces(cursor, offset, end)
-            self._window.came(cursor, trio.current_time())
+            self.window.came(cursor, trio.current_time())
             if missing_bytes and self._cursor is not None:  # the stream was not closed meanwhile
                 self._weigh_rest(cursor)
             counts.waited_bytes += missing_bytes
@@ -180,17 +155,14 @@ class Stream:
             self._pool.leave(self.file)
 
     async def _join_pieces(self, cursor: Cursor, offset: int, end: int) -> memoryview:
-        joined = bytearray(end - offset)
+        joined = memoryview(bytearray(end - offset))
         done = 0
         while done < len(joined):
-            done += await self._copy_piece(cursor, offset + done, end, memoryview(joined)[done:])
-        return memoryview(joined).toreadonly()
-
-    async def _copy_piece(self, cursor: Cursor, offset: int, end: int, into: memoryview) -> int:
-        """Copy the next piece, so that no part is held while the read waits for more. Return its length."""
-        piece = await self._next_piece(cursor, offset, end)
-        into[: len(piece)] = piece
-        return len(piece)
+            piece = await self._next_piece(cursor, offset + done, end)
+            joined[done : done + len(piece)] = piece
+            done += len(piece)
+            del piece  # or the part would be held while the read waits for the next one
+        return joined.toreadonly()
 
     async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
         """Return what the part at `offset` has of ``[offset, end)``, once it is there."""
@@ -209,7 +181,7 @@ class Stream:
         try:
             await part.arrived.wait()
             if part.error is not None:
-                self._window.forget()
+                self.window.forget()
                 self._cursor = None
                 raise part.error
             return self._take(part, offset, min(end, part.end))
@@ -237,23 +209,23 @@ class Stream:
             gap, first = file.gap(offset), offset
             is_lost = file.cached.overlaps(offset, min(end, gap[1]))
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
-            for start, part_end in self._window.demand(cursor, offset, end, gap):
+            for start, part_end in self.window.demand(cursor, offset, end, gap):
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left = not cursor.is_foreseen
                 self._fetches.start(self._fetch, part)
                 offset = part_end
             if is_lost and file.cached.lose(offset - first):
-                self._window.restart_ahead()
+                self.window.restart_ahead()
 
     def _resize(self) -> None:
         share = self._pool.share
-        if share is not self._window.share:
-            self._window.resize(share)
+        if share is not self.window.share:
+            self.window.resize(share)
 
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
-        window = self._window
+        window = self.window
         while (wanted := window.next_ahead(cursor)) is not None:
             until = self._cover(*wanted, is_left=cursor.descending)
             if until is None:
@@ -311,7 +283,10 @@ class Stream:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""
         if self._service.is_full(self._pool.parts_in_flight):
             return None
-        part = self._pool.try_ahead(self.file, start, min(end, self.file.gap(start)[1]))
+        return self._try_ahead(start, min(end, self.file.gap(start)[1]))
+
+    def _try_ahead(self, start: int, end: int) -> Part | None:
+        part = self._pool.try_ahead(self.file, start, end)
         if part is not None:
             self._fetches.counts.ahead_parts += 1
             self._fetches.start(self._fetch, part)

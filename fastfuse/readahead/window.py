@@ -18,7 +18,7 @@ chunks of 4 MiB sends a few consecutive requests for each, and would pay for rea
 began where a sequential one has been or is about to come is the same reader at another place, and goes on as fast.
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
-  for which the kernel would send one request after the other. What such reads wait for is counted in `waits`.
+  for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
   alignment of its target. More is fetched below, up to twice the run, without a window of its own pace.
 * A read where a sequential cursor is about to come is an early request of that one.

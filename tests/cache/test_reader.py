@@ -61,7 +61,7 @@ async def test_small_ranges_take_no_thread_where_the_kernel_can_read_by_itself(
             assert await reader.get(store.ref("big"), start, end) == BIG[start:end]
         assert isinstance(reader, CachedReader)
         # The kernel may refuse a read now and then.
-        assert threads < len(data) if reader._reads.is_available else threads >= len(data)
+        assert threads < len(data) if reader._reads._calls else threads >= len(data)
     assert store.fetched_bytes == sum(map(len, data.values())) + len(BIG)
 
 

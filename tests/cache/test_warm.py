@@ -40,7 +40,7 @@ async def warmed(
     store.fetched.clear()
     async with tier(store, settings, takes_places=True) as reader:
         assert isinstance(reader, CachedReader)
-        warming = Warming(reader, most_gets=2, checks=checks, limit_bytes=settings.size_bytes)
+        warming = Warming(reader=reader, most_gets=2, checks=checks, limit_bytes=settings.size_bytes)
         await warming.run(lambda: refs)
         return warming.state
 

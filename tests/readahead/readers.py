@@ -11,6 +11,7 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
+from tests.readahead.books import check_books
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -127,15 +128,16 @@ def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, i
 
 @asynccontextmanager
 async def running(
-    reader: ScriptedReader, config: ReadaheadConfig = SMALL, files: "Files | None" = None
-) -> AsyncIterator[ReadEngine]:
-    """An engine over `reader`; whatever the test did, at rest nothing is reserved and the books are right."""
+    config: ReadaheadConfig = SMALL, files: "Files | None" = None, *, delay_s: float = 0.0
+) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
+    """An engine over a reader; whatever the test did, at rest nothing is reserved and the books are right."""
+    reader = ScriptedReader(delay_s)
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
-        yield engine
+        yield engine, reader
         reader.let_go()
         await settled()
-        engine.check_invariants()
+        check_books(engine)
         pool = engine.statistics().pool
         assert (pool.reserved_bytes, pool.parts_in_flight, pool.parts_waiting) == (0, 0, 0)
         assert reader.in_flight_bytes == 0

@@ -152,18 +152,6 @@ def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     assert [*spent, order.is_spent] == [True, False, True, True]
 
 
-def test_what_is_announced_twice_is_fetched_once() -> None:
-    carried = Carried([1, 2, 1, 2, 3])
-    assert carried.order.next() is None
-    assert carried.order.withdraw() == [1, 2, 3]
-
-
-def test_what_is_announced_again_before_it_is_opened_is_not_fetched_again() -> None:
-    carried = Carried([1, 2])
-    carried.order.announce([2, 1])
-    assert carried.order.next() is None
-
-
 def test_a_file_that_is_skipped_costs_no_credit() -> None:
     order = AnnouncedOrder(MB)
     order.announce(range(1, 2000))
@@ -175,14 +163,6 @@ def test_a_file_that_is_skipped_costs_no_credit() -> None:
         order.advance(1)
         taken += 1
     assert taken == 256
-
-
-def test_withdrawal_returns_what_was_fetched_and_not_opened() -> None:
-    carried = Carried([1, 2, 3, 4])
-    carried.open(2)
-    assert carried.order.withdraw() == [1, 3, 4]
-    assert carried.order.withdraw() == []
-    assert carried.order.next() is None
 
 
 def test_an_order_gives_way_once_256_other_files_were_opened() -> None:

@@ -39,14 +39,6 @@ def stride(pieces: int, step_bytes: int = 10 * MIB, piece_bytes: int = 64 * KIB)
     return cursor
 
 
-def test_four_equal_pieces_at_equal_distances_are_a_stride() -> None:
-    assert not stride(3).is_strided
-    cursor = stride(4)
-    assert cursor.is_strided
-    assert cursor.steps_to(41 * MIB)
-    assert cursor.next_piece(64) == (41 * MIB, 41 * MIB + 64 * KIB)
-
-
 def test_a_piece_of_another_length_or_distance_begins_anew() -> None:
     cursor = stride(4)
     for begin, length in ((41 * MIB + 4 * KIB, 64 * KIB), (51 * MIB, 4 * KIB), (61 * MIB, 64 * KIB)):
@@ -54,16 +46,6 @@ def test_a_piece_of_another_length_or_distance_begins_anew() -> None:
         after.follow(cursor)
         cursor = after
         assert not cursor.is_strided
-
-
-def test_as_many_pieces_are_foreseen_as_there_were_steps_and_no_more_than_allowed() -> None:
-    cursor = stride(6)
-    seen = []
-    while (piece := cursor.next_piece(64)) is not None:
-        seen.append(piece)
-        cursor.ahead_until = piece[1]
-    assert seen == [((61 + 10 * index) * MIB, (61 + 10 * index) * MIB + 64 * KIB) for index in range(5)]
-    assert stride(6).next_piece(0) is None
 
 
 def test_the_next_run_of_a_stride_knows_what_was_commanded_for_it() -> None:

@@ -10,15 +10,14 @@ from trio.testing import MockClock
 
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead.fetches import Fetches
-from fastfuse.readahead.parts import FileParts, Part
-from tests.readahead.readers import KIB, MIB, SMALL, ScriptedReader, content, listed, running, settled
+from fastfuse.readahead.parts import Fetches, FileParts, Part
+from tests.readahead.books import check_books
+from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, settled
 
 
 async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
     """Semantics D4."""
-    reader = ScriptedReader()
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
         assert await engine.read(1, listed("empty", 0), 0, 4096) == b""
         assert reader.gets == []
         assert engine.statistics().streams == 0
@@ -26,7 +25,7 @@ async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
 
 async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> None:
     ref = listed("a", 100_001)
-    async with running(ScriptedReader()) as engine:
+    async with running() as (engine, _):
         assert await engine.read(1, ref, 100_000, 4096) == content(ref)[-1:]
         assert await engine.read(1, ref, 100_001, 4096) == b""
         assert await engine.read(1, ref, 1 << 40, 4096) == b""
@@ -35,8 +34,7 @@ async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> Non
 
 async def test_a_small_file_is_one_get_and_nothing_of_it_is_kept() -> None:
     ref = listed("sample", 10_000)
-    reader = ScriptedReader()
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
         for count in range(1, 4):
             assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)
             assert reader.gets == [("sample", 0, 10_000)] * count
@@ -45,14 +43,13 @@ async def test_a_small_file_is_one_get_and_nothing_of_it_is_kept() -> None:
 
 
 async def test_release_of_a_file_that_was_never_read_is_fine() -> None:
-    async with running(ScriptedReader()) as engine:
+    async with running() as (engine, _):
         engine.release(17)
 
 
 async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> None:
     ref = listed("a", 256 * KIB)
-    reader = ScriptedReader()
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
         assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
         assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
         assert engine.fetch(1, ref, 0, 128 * KIB)
@@ -65,9 +62,9 @@ async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> No
 
 
 async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() -> None:
-    ref, reader = listed("a", 256 * KIB), ScriptedReader()
-    reader.holds = lambda _key, start, _end: start == 64 * KIB
-    async with running(reader) as engine:
+    ref = listed("a", 256 * KIB)
+    async with running() as (engine, reader):
+        reader.holds = lambda _key, start, _end: start == 64 * KIB
         assert engine.fetch(1, ref, 0, 64 * KIB)
         assert engine.fetch(1, ref, 64 * KIB, 128 * KIB)
         await settled()
@@ -82,9 +79,8 @@ async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() 
 
 
 async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:
-    reader = ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
+        reader.holds = lambda _key, _start, _end: True
         files = [(inode, listed(f"{inode}", 64 * KIB)) for inode in range(1, 20)]
         granted = [inode for inode, ref in files if engine.fetch(inode, ref, 0, 64 * KIB)]
         # Three quarters of the memory and of the connections.
@@ -98,7 +94,7 @@ async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of
 async def test_another_version_under_the_same_inode_is_read_afresh() -> None:
     """Semantics D1: after the table was swapped an inode may mean another object; nothing of the old one is served."""
     old, new = listed("a", 64 * KIB), listed("a", 64 * KIB, etag='"v2"')
-    async with running(ScriptedReader()) as engine:
+    async with running() as (engine, _):
         assert await engine.read(1, old, 0, 64 * KIB) == content(old)
         assert await engine.read(1, new, 0, 64 * KIB) == content(new)
         assert content(old) != content(new)
@@ -106,13 +102,12 @@ async def test_another_version_under_the_same_inode_is_read_afresh() -> None:
 
 async def test_a_reader_of_the_old_version_that_waits_gets_the_old_version() -> None:
     old, new = listed("a", 64 * KIB), listed("a", 64 * KIB, etag='"v2"')
-    reader = ScriptedReader()
     results = {}
 
     async def read_old(engine: ReadEngine) -> None:
         results["old"] = await engine.read(1, old, 0, 64 * KIB)
 
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
         reader.holds = lambda _key, _start, _end: True
         async with trio.open_nursery() as readers:
             readers.start_soon(read_old, engine)
@@ -123,20 +118,10 @@ async def test_a_reader_of_the_old_version_that_waits_gets_the_old_version() -> 
         assert results == {"old": content(old)}
 
 
-async def test_an_equal_listing_entry_is_the_same_file() -> None:
-    reader = ScriptedReader()
-    async with running(reader) as engine:
-        for offset in range(0, MIB, 16 * KIB):
-            await engine.read(1, listed("a", MIB), offset, 16 * KIB)
-            await settled()
-        assert engine.statistics().demanded_parts == 1
-
-
 async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock) -> None:
     """Semantics D6: with all of its window stuck, another file is read with readahead and in the usual time."""
     stalled, healthy = listed("stalled", 8 * MIB), listed("healthy", 2 * MIB)
-    reader = ScriptedReader(delay_s=0.1)
-    async with running(reader) as engine:
+    async with running(delay_s=0.1) as (engine, reader):
         for offset in range(0, MIB, 16 * KIB):
             await engine.read(1, stalled, offset, 16 * KIB)
         reader.holds = lambda key, _start, _end: key == "stalled"
@@ -158,8 +143,6 @@ async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_sec
 ) -> None:
     """Semantics D5."""
     ref = listed("silent", 20 * 4 * MIB)
-    reader = ScriptedReader()
-    reader.holds = lambda *_: True
     answered_at_s: list[float] = []
 
     async def read(engine: ReadEngine, index: int) -> None:
@@ -167,7 +150,8 @@ async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_sec
             await engine.read(1, ref, index * 4 * MIB, 4 * KIB)
         answered_at_s.append(trio.current_time() - began_s)
 
-    async with running(reader, ReadaheadConfig(max_parts_in_flight=4)) as engine:
+    async with running(ReadaheadConfig(max_parts_in_flight=4)) as (engine, reader):
+        reader.holds = lambda *_: True
         began_s = trio.current_time()
         async with trio.open_nursery() as readers:
             for index in range(20):
@@ -184,8 +168,6 @@ async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_sec
 async def test_whoever_comes_late_behind_a_deadline_gets_a_get_of_its_own(autojump_clock: MockClock) -> None:
     """Semantics D5."""
     ref = listed("hiccup", 4 * 4 * MIB)
-    reader = ScriptedReader()
-    reader.holds = lambda *_: True
     config = ReadaheadConfig(max_parts_in_flight=4)
 
     async def fail(engine: ReadEngine, offset: int) -> None:
@@ -195,7 +177,8 @@ async def test_whoever_comes_late_behind_a_deadline_gets_a_get_of_its_own(autoju
     async def read(engine: ReadEngine, offset: int) -> None:
         assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
 
-    async with running(reader, config) as engine, trio.open_nursery() as readers:
+    async with running(config) as (engine, reader), trio.open_nursery() as readers:
+        reader.holds = lambda *_: True
         for index in range(3):
             readers.start_soon(fail, engine, index * 4 * MIB)
         await trio.sleep(59)
@@ -211,9 +194,7 @@ async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory_while
 ) -> None:
     """Semantics D5: of 41 reads for four parts of memory one is never answered, and the others take turns for 140 s."""
     ref = listed("slow", 41 * MIB)
-    reader = ScriptedReader(delay_s=10)
-    reader.holds = lambda _key, start, _end: start == 0
-    reader.failures = {("slow", 0): DeadlineError("60 s")}
+    whole = content(ref)
     config = ReadaheadConfig(part_size_bytes=MIB, first_part_bytes=MIB, max_window_bytes=0, memory_limit_bytes=4 * MIB)
 
     async def fail(engine: ReadEngine) -> None:
@@ -221,9 +202,11 @@ async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory_while
             await engine.read(1, ref, 0, MIB)
 
     async def read(engine: ReadEngine, offset: int) -> None:
-        assert await engine.read(1, ref, offset, MIB) == content(ref)[offset : offset + MIB]
+        assert await engine.read(1, ref, offset, MIB) == whole[offset : offset + MIB]
 
-    async with running(reader, config) as engine, trio.open_nursery() as readers:
+    async with running(config, delay_s=10) as (engine, reader), trio.open_nursery() as readers:
+        reader.holds = lambda _key, start, _end: start == 0
+        reader.failures = {("slow", 0): DeadlineError("60 s")}
         readers.start_soon(fail, engine)
         await settled()
         for offset in range(MIB, ref.size_bytes, MIB):
@@ -236,43 +219,11 @@ async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory_while
 async def test_a_failing_object_fails_no_other_file() -> None:
     """Semantics D6."""
     bad, good = listed("bad", MIB), listed("good", MIB)
-    reader = ScriptedReader()
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
         reader.failures = {("bad", start): UnavailableError("503") for start in range(0, MIB, 4 * KIB)}
         with pytest.raises(UnavailableError):
             await engine.read(1, bad, 0, 64 * KIB)
         assert await engine.read(2, good, 0, MIB) == content(good)
-
-
-async def test_more_open_files_than_parts_of_memory_are_all_read_right() -> None:
-    files = [listed(f"file-{index}", 300 * KIB + index) for index in range(40)]
-    reader = ScriptedReader()
-
-    async def read_all(engine: ReadEngine, inode: int) -> None:
-        ref = files[inode]
-        whole = b"".join([await engine.read(inode, ref, at, 32 * KIB) for at in range(0, ref.size_bytes, 32 * KIB)])
-        assert whole == content(ref)
-
-    async with running(reader) as engine:
-        async with trio.open_nursery() as readers:
-            for inode in range(len(files)):
-                readers.start_soon(read_all, engine, inode)
-        for inode in range(len(files)):
-            engine.release(inode)
-        assert engine.statistics().pool.held_bytes <= SMALL.memory_limit_bytes // 8
-
-
-async def test_readahead_of_one_file_leaves_a_share_of_the_memory_to_the_next_reader(
-    autojump_clock: MockClock,
-) -> None:
-    ref = listed("a", 2 * MIB)
-    reader = ScriptedReader(delay_s=0.1)
-    async with running(reader) as engine:
-        for offset in range(0, MIB, 16 * KIB):
-            await engine.read(1, ref, offset, 16 * KIB)
-        await trio.sleep(1)
-        # Readahead has three quarters of 1 MiB, of which one reader may have as much, in whole parts.
-        assert max(end for _, end in reader.ranges("a")) == MIB + 512 * KIB
 
 
 async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:
@@ -293,7 +244,7 @@ async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, 
                 assert got == expected[offset : offset + size_bytes]
             except UnavailableError:
                 pass
-        engine.check_invariants()
+        check_books(engine)
         pool = engine.statistics().pool
         assert reader.in_flight_bytes <= pool.reserved_bytes
         assert pool.reserved_bytes + pool.held_bytes <= limit_bytes
@@ -317,8 +268,7 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
     )
 
     async def main() -> None:
-        reader = ScriptedReader(delay_s=0.02)
-        async with running(reader, config) as engine:
+        async with running(config, delay_s=0.02) as (engine, reader):
             async with trio.open_nursery() as tasks:
                 for number in range(readers):
                     tasks.start_soon(
@@ -353,9 +303,8 @@ async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
 
 async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> None:
     ref = listed("shard", 3 * MIB)
-    reader = ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
-    async with running(reader) as engine:
+    async with running() as (engine, reader):
+        reader.holds = lambda _key, _start, _end: True
         async with trio.open_nursery() as readers:
             for offset in range(0, ref.size_bytes, MIB):
                 readers.start_soon(engine.read, 1, ref, offset, MIB)
@@ -366,7 +315,7 @@ async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> N
 
 async def test_a_look_at_the_footer_does_not_end_the_stream_of_its_reader() -> None:
     ref = listed("archive", 64 * MIB)
-    async with running(ScriptedReader()) as engine:
+    async with running() as (engine, _):
         await engine.read(1, ref, ref.size_bytes - 64 * KIB, 64 * KIB)
         assert engine.statistics().streams == 1
         for offset in range(0, ref.size_bytes, MIB):

@@ -10,7 +10,8 @@ from trio.testing import MockClock
 from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
+from tests.readahead.books import check_books
+from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
 from tests.readahead.simulation import SimulatedService
 
 # As in a job: whole files are expected from the first on.
@@ -51,8 +52,8 @@ async def begin_and_leave(engine: ReadEngine, refs: list[ObjectRef], rows: Itera
 
 
 async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends(autojump_clock: MockClock) -> None:
-    refs, reader = shards(6), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = shards(6)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [2])
         assert reader.ranges("shard-03") == []
         await read_all(engine, refs, [3])
@@ -60,15 +61,15 @@ async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends(autoju
         await read_all(engine, refs, [4])
         # Every byte once.
         assert sum(end - start for start, end in reader.ranges("shard-04")) == SIZE_BYTES
-        engine.check_invariants()
+        check_books(engine)
 
 
 @pytest.mark.parametrize("directories", [0, 2])
 async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other_was_begun(
     autojump_clock: MockClock, directories: int
 ) -> None:
-    refs, reader = [None] * directories + shards(4), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = [None] * directories + shards(4)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         first = refs[directories]
         assert first is not None
         await read_until(engine, directories + 1, first)
@@ -78,15 +79,15 @@ async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other
 async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_each_byte_once(
     autojump_clock: MockClock,
 ) -> None:
-    refs, reader = shards(8), ScriptedReader()
+    refs = shards(8)
     ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
-    async with running(reader, replace(ample, max_parts_in_flight=64), Files(refs)) as engine:
+    async with running(replace(ample, max_parts_in_flight=64), Files(refs)) as (engine, reader):
         await read_all(engine, refs, [0, 1], read_s=0)
         # Of 1,000 KiB ahead of the end of the second: two files at least, and some of the third.
         assert [len(reader.ranges(f"shard-0{row}")) for row in (2, 3)] == [7, 7]
         assert reader.ranges("shard-04")
         await read_all(engine, refs, range(2, 8))
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == 8 * SIZE_BYTES
 
 
@@ -94,13 +95,13 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_eac
 async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_another_has_ahead(
     autojump_clock: MockClock, readers: int
 ) -> None:
-    refs, reader = shards(8 * readers), ScriptedReader()
+    refs = shards(8 * readers)
     config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
-    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+    async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, reader):
         async with trio.open_nursery() as nursery:
             for first in range(0, len(refs), 8):
                 nursery.start_soon(read_all, engine, refs, range(first, first + 8))
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == len(refs) * SIZE_BYTES
 
 
@@ -112,9 +113,9 @@ async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
 
     Of 16, those that end their first file first have files ahead released while the others begin their second.
     """
-    refs, reader = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers)], ScriptedReader()
+    refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers)]
     config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
-    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+    async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, reader):
         for step in range(8):
             rows = range(step, len(refs), 8)
             for offset in range(0, SIZE_BYTES, 16 * KIB):
@@ -123,7 +124,7 @@ async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
             await settled()
             for row in rows:
                 engine.release(row + 1)
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) <= (1.05 if readers == 8 else 1.1) * len(refs) * SIZE_BYTES
 
 
@@ -131,9 +132,9 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
     autojump_clock: MockClock,
 ) -> None:
     readers = 8
-    refs, reader = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers + 40)], ScriptedReader()
+    refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers + 40)]
     config = replace(CONFIG, first_window_bytes=1800 * KIB, max_window_bytes=4 * MIB, memory_limit_bytes=32 * MIB)
-    async with running(reader, replace(config, max_parts_in_flight=256), Files(refs)) as engine:
+    async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, _):
         for step in range(2):
             await read_all(engine, refs, range(step, 8 * readers, 8), read_s=0)
         assert engine.statistics().streams > 2 * readers
@@ -142,13 +143,13 @@ async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for
         assert engine.statistics().streams == 4
         await begin_and_leave(engine, refs, elsewhere[8:])
         assert engine.statistics().streams == 0
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autojump_clock: MockClock) -> None:
-    refs, reader = shards(24), ScriptedReader()
+    refs = shards(24)
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
-    async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
+    async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
         engine.begin()
         await settled()
         await read_all(engine, refs, range(12, 18))
@@ -182,22 +183,22 @@ async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_
 
 
 async def test_behind_the_last_file_there_is_nothing(autojump_clock: MockClock) -> None:
-    refs, reader = shards(3), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = shards(3)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [0, 1, 2])
     assert sum(end - start for _, start, end in reader.gets) == 3 * SIZE_BYTES
 
 
 async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:
-    refs, reader = shards(8), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = shards(8)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [6, 3, 0, 5, 2])
     assert {key for key, _, _ in reader.gets} == {f"shard-{row:02}" for row in (6, 3, 0, 5, 2)}
 
 
 async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next(autojump_clock: MockClock) -> None:
-    refs, reader = shards(4), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = shards(4)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [0])
         await read_until(engine, 2, refs[1], end=32 * KIB)
         await read_until(engine, 1, refs[0], end=32 * KIB)
@@ -205,20 +206,20 @@ async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next
 
 
 async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock: MockClock) -> None:
-    refs, reader = shards(40), ScriptedReader()
-    async with running(reader, CONFIG, Files(refs)) as engine:
+    refs = shards(40)
+    async with running(CONFIG, Files(refs)) as (engine, _):
         await read_all(engine, refs, [1, 2])
         assert engine.statistics().streams == 1
         await begin_and_leave(engine, refs, range(38, 8, -2))
         assert engine.statistics().streams == 1
         await begin_and_leave(engine, refs, [7])
         assert engine.statistics().streams == 0
-        engine.check_invariants()
+        check_books(engine)
 
 
 async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(autojump_clock: MockClock) -> None:
-    refs, reader = shards(4), ScriptedReader()
-    async with running(reader, SMALL, Files(refs)) as engine:
+    refs = shards(4)
+    async with running(SMALL, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [0, 1])
     assert reader.ranges("shard-02") == []
 
@@ -226,9 +227,9 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
 async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_begins_one(
     autojump_clock: MockClock,
 ) -> None:
-    refs, reader = [None, *shards(6)], ScriptedReader()
+    refs = [None, *shards(6)]
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
-    async with running(reader, replace(config, expects_every_file=True), Files(refs)) as engine:
+    async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
         engine.begin()
         await settled()
         assert [sum(end - start for start, end in reader.ranges(f"shard-0{row}")) for row in (0, 1)] == [
@@ -239,7 +240,7 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
         for inode, ref in enumerate(refs, 1):
             if ref is not None:
                 await read_until(engine, inode, ref)
-        engine.check_invariants()
+        check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == 6 * SIZE_BYTES
 
 
@@ -247,9 +248,9 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
 async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read_ahead(
     autojump_clock: MockClock, first: str
 ) -> None:
-    refs, reader = shards(3), ScriptedReader()
+    refs = shards(3)
     refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
-    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+    async with running(replace(CONFIG, expects_every_file=True), Files(refs)) as (engine, reader):
         engine.begin()
         await settled()
         assert engine.statistics().streams == 0
@@ -259,11 +260,11 @@ async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read
 async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole(
     autojump_clock: MockClock,
 ) -> None:
-    refs, reader = [listed(name, 12 * MIB) for name in ("first", "second")], ScriptedReader()
+    refs = [listed(name, 12 * MIB) for name in ("first", "second")]
     config = ReadaheadConfig(
         part_size_bytes=2 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
     )
-    async with running(reader, config, Files(refs)) as engine:
+    async with running(config, Files(refs)) as (engine, reader):
         engine.begin()
         await settled()
         sizes = [[end - start for start, end in sorted(reader.ranges(ref.key))] for ref in refs]
@@ -272,9 +273,9 @@ async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_ar
 
 
 async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near(autojump_clock: MockClock) -> None:
-    refs, reader = [listed(name, 20 * MIB) for name in ("first", "second")], ScriptedReader()
+    refs = [listed(name, 20 * MIB) for name in ("first", "second")]
     config = ReadaheadConfig(part_size_bytes=4 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB)
-    async with running(reader, config, Files(refs)) as engine:
+    async with running(config, Files(refs)) as (engine, reader):
         await engine.read(1, refs[0], 0, MIB)
         await settled()
         sizes = [end - start for start, end in sorted(reader.ranges("second"))]
@@ -282,10 +283,9 @@ async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near(aut
 
 
 async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at(autojump_clock: MockClock) -> None:
-    reader = ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
     config = replace(CONFIG, expects_every_file=True)
-    async with running(reader, config, Files([listed("huge", 1 << 60)])) as engine:
+    async with running(config, Files([listed("huge", 1 << 60)])) as (engine, reader):
+        reader.holds = lambda _key, _start, _end: True
         engine.begin()  # in parts of 64 KiB all of it would take longer than anybody waits
         await settled()
         assert reader.gets
@@ -294,10 +294,10 @@ async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at(autojump_
 
 
 async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autojump_clock: MockClock) -> None:
-    refs, reader = shards(3), ScriptedReader()
-    reader.holds = lambda _key, _start, _end: True
+    refs = shards(3)
     config = replace(CONFIG, expects_every_file=True)
-    async with running(reader, config, Files(refs)) as engine, trio.open_nursery() as readers:
+    async with running(config, Files(refs)) as (engine, reader), trio.open_nursery() as readers:
+        reader.holds = lambda _key, _start, _end: True
         readers.start_soon(engine.read, 1, refs[0], 0, 4 * KIB)
         await settled()
         before = list(reader.gets)
@@ -308,8 +308,8 @@ async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autoj
 
 
 async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_clock: MockClock) -> None:
-    refs, reader = shards(40), ScriptedReader()
-    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
+    refs = shards(40)
+    async with running(replace(CONFIG, expects_every_file=True), Files(refs)) as (engine, _):
         engine.begin()
         assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
         await begin_and_leave(engine, refs, range(39, 9, -1))
@@ -318,31 +318,19 @@ async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_c
 
 
 async def test_nothing_is_fetched_where_files_may_be_left_out(autojump_clock: MockClock) -> None:
-    reader = ScriptedReader()
-    async with running(reader, CONFIG, Files(shards(3))) as engine:
+    async with running(CONFIG, Files(shards(3))) as (engine, reader):
         engine.begin()
         await settled()
     assert not reader.gets
-
-
-async def test_what_was_fetched_ahead_is_released_when_sixteen_others_were_begun(autojump_clock: MockClock) -> None:
-    refs, reader = shards(20), ScriptedReader()
-    async with running(reader, replace(CONFIG, expects_every_file=True), Files(refs)) as engine:
-        engine.begin()
-        await begin_and_leave(engine, refs, range(19, 4, -1))
-        assert engine.statistics().streams == 1
-        await begin_and_leave(engine, refs, [4])
-        assert engine.statistics().streams == 0
-        engine.check_invariants()
 
 
 async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more(
     autojump_clock: MockClock,
 ) -> None:
     """A few pages were dropped at its beginning: no sign that all of it is wanted."""
-    refs, reader = [listed(name, 96 * MIB) for name in ("first", "other")], ScriptedReader()
+    refs = [listed(name, 96 * MIB) for name in ("first", "other")]
     config = ReadaheadConfig(first_window_bytes=48 * MIB, memory_limit_bytes=64 * MIB)
-    async with running(reader, config, Files(refs)) as engine:
+    async with running(config, Files(refs)) as (engine, reader):
         for inode, ref in enumerate(refs, start=1):
             for offset in range(0, ref.size_bytes, MIB):
                 await engine.read(inode, ref, offset, MIB)

@@ -9,7 +9,8 @@ from trio.testing import MockClock
 
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, tensors
+from tests.readahead.books import check_books
+from tests.readahead.readers import KIB, MIB, listed, tensors
 from tests.readahead.simulation import Reader, SimulatedService, simulated
 
 PAGE = 4 * KIB
@@ -64,7 +65,7 @@ async def test_a_checkpoint_read_in_the_order_of_its_keys_is_fetched_once(
         for start, end in ranges:
             await cache.touch(start, end)
             await trio.sleep((end - start) / 1e9)
-        engine.check_invariants()
+        check_books(engine)
     assert service.fetched_bytes <= 1.05 * ref.size_bytes
     assert usage.most_bytes <= config.memory_limit_bytes
 
@@ -79,7 +80,7 @@ async def test_what_the_kernel_keeps_is_fetched_once_in_any_order(autojump_clock
         cache = PageCache(engine, ref, MIB)
         for start, end in ranges:
             await cache.touch(start, end)
-        engine.check_invariants()
+        check_books(engine)
     assert service.fetched_bytes <= 1.05 * ref.size_bytes
 
 
@@ -112,22 +113,6 @@ async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_agai
     assert ref.size_bytes <= service.fetched_bytes <= ref.size_bytes + 20 * PAGE
 
 
-@pytest.mark.parametrize("seed", range(8))
-async def test_every_order_of_reads_gets_its_bytes_while_the_kernel_drops_pages(seed: int) -> None:
-    chances = random.Random(seed)
-    ref = listed("file", 4 * MIB)
-    data = content(ref)
-    async with running(ScriptedReader()) as engine:
-        offset = 0
-        for _ in range(400):
-            if chances.random() < 0.2:
-                offset = chances.randrange(ref.size_bytes)
-            size_bytes = chances.choice([PAGE, 16 * KIB, 60 * KIB])
-            assert await engine.read(1, ref, offset, size_bytes) == data[offset : offset + size_bytes]
-            offset = (offset + size_bytes) % ref.size_bytes
-            engine.check_invariants()
-
-
 @pytest.mark.parametrize("goes_on", [False, True])
 async def test_what_a_reader_left_behind_takes_no_readahead_from_others(
     autojump_clock: MockClock, goes_on: bool
@@ -150,7 +135,7 @@ async def test_what_a_reader_left_behind_takes_no_readahead_from_others(
             running_on.start_soon(jump, engine, 16, 64, 2e8)
         await reader.run(engine, 1000)
         running_on.cancel_scope.cancel()
-        engine.check_invariants()
+        check_books(engine)
     # They were kept for as long as nobody needed the memory.
     assert held_bytes > 512 * MIB
     assert reader.read_bytes_per_s > 0.85e9
@@ -165,7 +150,7 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
         for row in random.Random(1).sample(range(ref.size_bytes // (8 * KIB)), 2000):
             await cache.touch(row * 8 * KIB, (row + 1) * 8 * KIB)
         took_s = trio.current_time()
-        engine.check_invariants()
+        check_books(engine)
         # One that comes to the end is not done.
         await engine.read(1, ref, ref.size_bytes - PAGE, PAGE)
         assert engine.statistics().pool.held_bytes > 100 * MIB
@@ -185,7 +170,7 @@ async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(a
             for at in range(page, page + chances.choice([1, 2])):
                 await engine.read(1, ref, at * PAGE, PAGE)
         took_s = trio.current_time()
-        engine.check_invariants()
+        check_books(engine)
     # Page by page, as maps are faulted that were read at random: the second page comes with the first.
     assert len(service.gets) <= 510
     assert took_s <= 510 * 0.021
@@ -200,7 +185,7 @@ async def test_the_rest_of_a_file_takes_no_readahead_from_others(autojump_clock:
             await engine.read(1, rows, row * PAGE, PAGE)
         held_bytes = engine.statistics().pool.held_bytes
         await reader.run(engine, 1000)
-        engine.check_invariants()
+        check_books(engine)
     assert held_bytes > 700 * MIB
     assert reader.read_bytes_per_s > 0.85e9
 

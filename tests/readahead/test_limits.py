@@ -15,10 +15,6 @@ def test_the_defaults_are_valid_and_leave_room_beside_one_whole_window() -> None
     assert config.memory_limit_bytes >= 2 * config.max_window_bytes
 
 
-def test_a_limit_of_64_mib_is_enough() -> None:
-    assert ReadaheadConfig(memory_limit_bytes=64 * MIB).part_size_bytes == 8 * MIB
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

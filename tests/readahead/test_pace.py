@@ -118,19 +118,6 @@ def test_time_spent_waiting_is_not_the_readers() -> None:
     assert limit_of(waiting) > limit_of(fed) >= 11 * PART
 
 
-def test_reads_that_wait_at_the_same_time_are_one_wait() -> None:
-    pace = ReaderPace(service())
-    for part in range(200):
-        now_s = part * 0.21
-        pace.waits(now_s)
-        pace.waits(now_s + 0.1)
-        pace.goes_on(now_s + 0.15)
-        pace.goes_on(now_s + 0.2)
-        pace.came(part * PART, PART, now_s + 0.2)
-    # 8 MiB in each 10 ms of its own.
-    assert limit_of(pace) >= 11 * PART
-
-
 def test_after_a_wait_the_margin_is_larger_for_a_while() -> None:
     pace = ReaderPace(service())
     now_s = read_on(pace, 300, 0.01)
@@ -151,15 +138,6 @@ def test_a_reader_that_becomes_slow_gives_its_window_back_bit_by_bit() -> None:
         limits.append(limit_of(pace))
     assert all(after > 0.85 * before for before, after in pairwise(limits))
     assert limits[-1] < 2 * PART
-
-
-def test_a_reader_that_pauses_between_bursts_keeps_what_a_burst_takes() -> None:
-    pace = ReaderPace(service())
-    now_s = 0.0
-    for burst in range(20):
-        now_s = read_on(pace, 20, 0.01, began_s=now_s, first=20 * burst) + 5.0
-    # 12 parts are read in one GET's time within a burst.
-    assert limit_of(pace) >= 12 * PART
 
 
 def test_bursts_shorter_than_a_get_need_no_more_than_a_burst() -> None:

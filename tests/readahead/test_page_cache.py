@@ -96,14 +96,6 @@ def test_it_knows_exactly_what_was_opened(inodes: list[int]) -> None:
     assert {inode for inode in range(1, 3000) if delivered.has(inode)} == opened
 
 
-def test_a_few_files_that_the_kernel_has_dropped_mean_nothing() -> None:
-    delivered = Delivered()
-    delivered.add(1)
-    for _ in range(7):
-        delivered.missed()
-    assert delivered.has(1)
-
-
 def test_when_the_kernel_drops_more_than_it_keeps_nothing_is_taken_for_cached_until_that_changes() -> None:
     delivered = Delivered()
     delivered.add(1)

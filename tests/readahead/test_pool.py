@@ -10,6 +10,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
+from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, listed
 
 PART = 64 * KIB
@@ -42,17 +43,15 @@ def a_pool(config: ReadaheadConfig = CONFIG) -> tuple[PartPool, FileParts]:
     return pool, pool.open(1, listed("a", 100 * MIB))
 
 
-def test_memory_is_reserved_before_the_fetch_and_held_after_it() -> None:
-    pool, file = a_pool()
-    part = demanded(pool, file, 0)
-    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (PART, 0)
-    pool.land(part, bytes(PART))
-    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, PART)
-    assert file.at(0) is part
-
-
 def expected(pool: PartPool, inode: int) -> Part | None:
     return pool.try_expect(inode, listed(f"expected-{inode}", PART), PART)
+
+
+def expected_and_landed(pool: PartPool, inode: int) -> Part:
+    part = expected(pool, inode)
+    assert part is not None
+    pool.land(part, bytes(PART))
+    return part
 
 
 def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
@@ -66,10 +65,8 @@ def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_t
     pool, file = a_pool()
     read = [held(pool, file, index) for index in range(8)]
     for inode in range(10, 14):
-        part = expected(pool, inode)
-        assert part is not None
-        pool.land(part, bytes(PART))
-    pool.check_invariants()
+        expected_and_landed(pool, inode)
+    check_books(pool)
     for index in range(20, 28):
         held(pool, file, index)
     assert all(part.data is not None for part in read)
@@ -79,40 +76,10 @@ def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_t
 def test_files_that_will_be_opened_and_parts_ahead_share_three_quarters_of_the_memory() -> None:
     pool, file = a_pool()
     for inode in range(10, 13):
-        part = expected(pool, inode)
-        assert part is not None
-        pool.land(part, bytes(PART))
+        expected_and_landed(pool, inode)
     for index in range(9):
         held(pool, file, index)
     assert (ahead(pool, file, 20), expected(pool, 30)) == (None, None)
-
-
-def test_a_file_that_is_opened_keeps_what_was_fetched_of_it_as_its_own() -> None:
-    pool, _ = a_pool()
-    landed, flying = expected(pool, 10), expected(pool, 11)
-    assert landed is not None
-    assert flying is not None
-    pool.land(landed, bytes(PART))
-    files = [pool.open(part.file.inode, part.file.ref) for part in (landed, flying)]
-    pool.land(flying, bytes(PART))
-    pool.check_invariants()
-    assert [file.at(0) for file in files] == [landed, flying]
-    statistics = pool.statistics()
-    assert (statistics.held_bytes, statistics.expected_bytes, statistics.spent_bytes) == (2 * PART, 0, 0)
-
-
-def test_a_file_that_will_not_be_opened_leaves_nothing_behind() -> None:
-    pool, _ = a_pool()
-    landed, flying = expected(pool, 10), expected(pool, 11)
-    assert landed is not None
-    assert flying is not None
-    pool.land(landed, bytes(PART))
-    for inode in (10, 11, 12):
-        pool.drop_expected(inode)
-    assert pool.statistics().held_bytes == 0
-    pool.land(flying, bytes(PART))
-    pool.check_invariants()
-    assert pool.statistics().spent_bytes == PART
 
 
 def guessed(pool: PartPool, inode: int) -> Part | None:
@@ -130,7 +97,7 @@ def guessed_and_landed(pool: PartPool, inodes: range) -> list[Part]:
     landed = [part for part in parts if part is not None]
     for part in landed:
         pool.land(part, bytes(PART))
-    pool.check_invariants()
+    check_books(pool)
     return landed
 
 
@@ -143,7 +110,7 @@ def test_guesses_take_what_expected_files_leave_and_give_it_back_the_newest_firs
     assert [part.data is not None for part in parts] == [True, True, False]
     assert guessed(pool, 21) is None
     assert pool.statistics().expected_bytes == LIMIT // 4
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_a_guess_that_is_on_its_way_gives_way_to_nobody() -> None:
@@ -165,9 +132,7 @@ def test_no_guess_is_given_up_for_a_file_that_fits_not_even_then() -> None:
 
 def test_what_somebody_waits_for_evicts_guesses_before_expected_files() -> None:
     pool, file = a_pool()
-    known = expected(pool, 10)
-    assert known is not None
-    pool.land(known, bytes(PART))
+    known = expected_and_landed(pool, 10)
     parts = guessed_and_landed(pool, range(11, 14))
     for index in range(15):
         held(pool, file, index)
@@ -189,7 +154,7 @@ def test_a_guess_that_an_order_comes_to_is_expected_from_then_on(has_landed: boo
     guessed_and_landed(pool, range(11, 14))
     assert [expected(pool, inode) is not None for inode in range(20, 24)] == [True, True, True, False]
     assert part.data is not None
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_files_of_orders_that_are_forgotten_are_found_if_opened_and_give_way_otherwise() -> None:
@@ -199,25 +164,12 @@ def test_files_of_orders_that_are_forgotten_are_found_if_opened_and_give_way_oth
         assert part is not None
         pool.land(part, bytes(PART))
     pool.demote_expected()
-    pool.check_invariants()
+    check_books(pool)
     assert parts[3] is not None
     pool.land(parts[3], bytes(PART))
     assert pool.open(10, listed("expected-10", PART)).at(0) is parts[0]
     assert [expected(pool, inode) is not None for inode in range(20, 25)] == [True] * 4 + [False]
-    pool.check_invariants()
-
-
-def test_guesses_that_are_wrong_leave_and_expected_files_stay() -> None:
-    pool, _ = a_pool()
-    known = expected(pool, 10)
-    assert known is not None
-    pool.land(known, bytes(PART))
-    guessed_and_landed(pool, range(11, 14))
-    drop_guesses(pool)
-    pool.check_invariants()
-    assert pool.statistics().held_bytes == PART
-    assert pool.is_expected(10)
-    assert pool.file(11) is None
+    check_books(pool)
 
 
 def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() -> None:
@@ -233,24 +185,6 @@ def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_op
     assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).max_expected_parts == 16384
 
 
-def test_a_failed_part_leaves_nothing_behind() -> None:
-    pool, file = a_pool()
-    part = demanded(pool, file, 0)
-    error = UnavailableError("gone")
-    pool.fail(part, error)
-    assert part.arrived.is_set()
-    assert part.error is error
-    assert file.at(0) is None
-    assert pool.statistics().reserved_bytes == 0
-
-
-def test_readahead_leaves_the_last_quarter_of_the_memory_to_demands() -> None:
-    pool, file = a_pool()
-    granted = [ahead(pool, file, index) for index in range(16)]
-    assert [part is not None for part in granted] == [True] * 12 + [False] * 4
-    assert all(demanded(pool, file, index).room is None for index in range(12, 16))
-
-
 def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
     pool, file = a_pool(
         ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=4)
@@ -260,17 +194,6 @@ def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> No
     assert granted[0] is not None
     pool.land(granted[0], bytes(PART))
     assert ahead(pool, file, 3) is not None
-
-
-def test_two_active_files_have_a_third_of_the_ahead_connections_each() -> None:
-    pool, file = a_pool(
-        ReadaheadConfig(part_size_bytes=PART, first_part_bytes=PART, memory_limit_bytes=LIMIT, max_parts_in_flight=8)
-    )
-    other = pool.open(2, listed("b", MIB))
-    pool.enter(file)
-    pool.enter(other)
-    assert [ahead(pool, file, index) is not None for index in range(3)] == [True, True, False]
-    assert ahead(pool, other, 0) is not None
 
 
 def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
@@ -308,7 +231,7 @@ def test_parts_that_a_reader_left_make_room_for_others_but_not_for_its_own_reada
     # There is room for four beside the twelve; then the oldest go.
     assert [part.data is None for part in left] == [True] * 8 + [False] * 4
     assert pool.statistics().unread_dropped_bytes == 8 * PART
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_will_come_to_it() -> None:
@@ -320,7 +243,7 @@ def test_a_part_that_was_left_is_as_good_as_any_when_a_reader_will_come_to_it() 
             pool.rank(part, is_left=is_left)
     assert file.left_bytes == 0
     assert ahead(pool, other, 0) is None
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_what_else_came_with_a_read_at_random_goes_first() -> None:
@@ -331,29 +254,17 @@ def test_what_else_came_with_a_read_at_random_goes_first() -> None:
     assert (pool.statistics().spent_bytes, file.left_bytes) == (PART, 0)
 
 
-def test_of_the_parts_that_were_left_the_one_read_last_goes_last() -> None:
-    pool, file = a_pool()
-    other = pool.open(2, listed("b", 100 * MIB))
-    parts = [held(pool, file, index) for index in range(12)]
-    for part in parts:
-        pool.rank(part, is_left=True)
-    pool.touch(parts[0])
-    assert all(ahead(pool, other, index) is not None for index in range(12))
-    assert [part.data is None for part in parts] == [False] + [True] * 8 + [False] * 3
-    pool.check_invariants()
-
-
 def test_a_part_that_was_left_on_its_way_lands_among_those_that_were_left() -> None:
     pool, file = a_pool()
     part = ahead(pool, file, 0)
     assert part is not None
     pool.rank(part, is_left=True)
-    pool.check_invariants()
+    check_books(pool)
     pool.land(part, bytes(PART))
     assert file.left_bytes == PART
     pool.spend(part)
     assert (file.left_bytes, pool.statistics().spent_bytes) == (0, PART)
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_a_part_that_a_reader_came_to_again_is_not_the_oldest_any_more() -> None:
@@ -394,7 +305,7 @@ def test_spent_parts_of_tiny_files_are_few_however_little_they_take() -> None:
         part.unread_bytes = inode % 2 * 10  # of every second one nothing was read
         pool.spend(part)
         pool.close(file)
-        pool.check_invariants()
+        check_books(pool)
     found = [inode for inode in range(1, 1001) if pool.file(inode) is not None]
     assert found == list(range(1001 - LIMIT // (64 * KIB), 1001))
 
@@ -407,7 +318,7 @@ def test_a_demand_without_room_waits_its_turn_and_readahead_does_not_overtake_it
     assert first.room is not None
     assert second.room is not None
     assert ahead(pool, file, 30) is None
-    pool.check_invariants()
+    check_books(pool)
     pool.land(flying[0], bytes(PART))
     assert first.room.is_set()
     assert not second.room.is_set()
@@ -459,19 +370,13 @@ def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     assert pool.open(1, listed("a", 100 * MIB)).at(0) is part
 
 
-def test_a_closed_file_without_parts_is_forgotten() -> None:
-    pool, file = a_pool()
-    pool.close(file)
-    assert pool.open(1, listed("a", 100 * MIB)) is not file
-
-
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
     pool, file = a_pool()
     part = demanded(pool, file, 0)
     pool.close(file)
     pool.land(part, bytes(PART))
     assert pool.statistics().spent_bytes == PART
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_another_version_under_the_same_inode_never_sees_the_parts_of_the_first() -> None:
@@ -484,7 +389,7 @@ def test_another_version_under_the_same_inode_never_sees_the_parts_of_the_first(
     pool.land(flying, bytes(PART))
     assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, 0)
     pool.close(file)
-    pool.check_invariants()
+    check_books(pool)
 
 
 def test_the_parts_of_an_idle_file_make_room_for_the_readahead_of_others() -> None:
@@ -531,35 +436,9 @@ def test_each_stalled_file_leaves_connections_to_the_next() -> None:
     for inode in range(5):
         file = pool.open(inode, listed(f"file-{inode}", 100 * PART))
         started.append(sum(demanded(pool, file, index).room is None for index in range(64)))
-        pool.check_invariants()
+        check_books(pool)
     assert started == [48, 12, 3, 1, 0]
     assert pool.statistics().parts_waiting == 4 * 64
-
-
-def test_what_waits_for_its_own_files_connections_starts_when_one_ends() -> None:
-    pool = connected(64)
-    file = pool.open(1, listed("a", 100 * PART))
-    parts = [demanded(pool, file, index) for index in range(50)]
-    rooms = [part.room for part in parts[48:]]
-    assert all(room is not None and not room.is_set() for room in rooms)
-    pool.land(parts[0], bytes(PART))
-    assert [room.is_set() for room in rooms if room is not None] == [True, False]
-    pool.fail(parts[1], UnavailableError("x"))
-    assert [room.is_set() for room in rooms if room is not None] == [True, True]
-    pool.check_invariants()
-
-
-def test_a_stalled_file_keeps_nobody_from_reading_ahead() -> None:
-    """Semantics D6."""
-    pool = connected(64)
-    stalled, healthy = (pool.open(inode, listed(f"file-{inode}", 100 * PART)) for inode in (1, 2))
-    for index in range(64):
-        demanded(pool, stalled, index)
-    assert ahead(pool, stalled, 90) is None
-    started = [ahead(pool, healthy, index) is not None for index in range(16)]
-    assert sum(started) == 12
-    assert demanded(pool, healthy, 50).room is None
-    pool.check_invariants()
 
 
 def test_files_take_turns_at_a_single_connection() -> None:
@@ -573,7 +452,7 @@ def test_files_take_turns_at_a_single_connection() -> None:
             break
         order.append(flying[0])
         pool.land(parts.pop(flying[0]), bytes(PART))
-        pool.check_invariants()
+        check_books(pool)
     assert order == [(0, 0), (0, 1), (1, 0), (2, 0), (0, 2), (1, 1), (2, 1), (1, 2), (2, 2)]
 
 
@@ -701,7 +580,7 @@ class AnyUseOfThePool(RuleBasedStateMachine):
     def the_books_are_right(self) -> None:
         if not hasattr(self, "pool"):
             return
-        self.pool.check_invariants()
+        check_books(self.pool)
         pool = self.pool.statistics()
         assert pool.reserved_bytes + pool.held_bytes <= self.limit_bytes
         running = [part for part in self.flying if part.room is None or part.room.is_set()]

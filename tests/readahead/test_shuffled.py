@@ -157,9 +157,7 @@ def test_an_empty_table_has_nothing_to_fetch() -> None:
 
 
 @given(
-    row_count=st.integers(1, 60),
-    max_held_files=st.integers(1, 60),
-    opens=st.lists(st.integers(0, 59), max_size=200),
+    row_count=st.integers(1, 60), max_held_files=st.integers(1, 60), opens=st.lists(st.integers(0, 59), max_size=200)
 )
 def test_never_more_is_held_than_may_be_nor_fetched_than_four_times_what_was_opened(
     row_count: int, max_held_files: int, opens: list[int]

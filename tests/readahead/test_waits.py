@@ -5,7 +5,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.waits import Rest, Waits
+from fastfuse.readahead.pace import Rest, Waits
 
 # Each read: how long it waits, and how much less the rest takes once it was read.
 reads = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 0.5)), min_size=1, max_size=60)
