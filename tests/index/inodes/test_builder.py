@@ -182,16 +182,6 @@ def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
     assert table.etag(inode) == etag
 
 
-def test_directory_time_is_the_newest_below_it() -> None:
-    table, _ = build({b"a/b/longest-name": 1, b"a/x": 1, b"c": 1, b"empty/": 0})
-    newest = 1000 + len(b"a/b/longest-name")
-    by_name = dict(table.children(ROOT))
-    assert table.attributes(ROOT).mtime_ns == newest
-    assert by_name[b"a"].mtime_ns == newest
-    assert by_name[b"c"].mtime_ns == 1001
-    assert by_name[b"empty"].mtime_ns == 0
-
-
 def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
     """N2, N3, N4"""
     _, refusals = build(
