@@ -166,18 +166,6 @@ def test_an_order_goes_on_with_the_next_worker() -> None:
         assert here.mount.stop() == 0
 
 
-def test_files_that_a_refresh_has_brought_can_be_announced() -> None:
-    """L6"""
-    with place({"a": b""}, *METRICS) as here:
-        counted = Counted(here)
-        assert hint(here, b"new\n").returncode == 0
-        assert counted() == (0, 1)
-        here.objects.put("new", b"")
-        assert run_fastfuse("refresh", str(here.path)).returncode == 0
-        assert hint(here, b"new\n").returncode == 0
-        assert counted() == (1, 1)
-
-
 def test_a_mount_that_is_made_again_takes_hints_again() -> None:
     with place({"a": b""}, *METRICS) as here:
         counted = Counted(here)

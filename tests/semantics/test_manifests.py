@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
+from tests.mounting import mounted, run_fastfuse
 
 KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]
 
@@ -139,40 +139,3 @@ def test_the_parts_of_three_hosts_are_everything_once(stored: dict[str, MemoryOb
         assert [sorted(part) for part in parts] == [sorted(whole)[at::3] for at in range(3)]
         assert parts[0] | parts[1] | parts[2] == whole
         assert [host.stop() for host in hosts] == [0, 0, 0]
-
-
-def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: LoopbackServer) -> None:
-    environment = {**ENVIRONMENT, "FASTFUSE_SHARD": "4/4", "FASTFUSE_SHARD_BY": "bytes"}
-    with mounted("s3://two", server.endpoint_url, environment=environment) as mount:
-        assert os.listdir(mount.path) == []
-        assert mount.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "code", "message"),
-    [
-        (manifest("absent", "0/00"), ("ManifestFile",), 4, "1 of the 2 keys in s3://lists/m do not exist (m:1:31: "),
-        (b'[{"prefix": "s3://one/"},\n 1]', ("ManifestFile",), 2, "s3://lists/m:2:2: this is not a string"),
-        (b"{}\n[]", ("AugmentedManifestFile",), 2, "s3://lists/m:2:1: this is not the beginning of a JSON object"),
-        (
-            b'{"a": 1}\n{"b": 2}',
-            ("AugmentedManifestFile", "--attribute-name", "a"),
-            2,
-            "s3://lists/m:2:1: the line has no attribute 'a'",
-        ),
-    ],
-)
-def test_a_source_that_is_wrong_is_one_sentence(
-    stored: dict[str, MemoryObjects],
-    server: LoopbackServer,
-    content: bytes,
-    options: tuple[str, ...],
-    code: int,
-    message: str,
-) -> None:
-    stored["lists"].put("m", content)
-    connection = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
-    done = run_fastfuse("index", "s3://lists/m", "--summary", "--source-type", *options, *connection)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
