@@ -36,14 +36,6 @@ def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
     assert rates["fastfuse_fetched_bytes"] == 0.0
 
 
-def test_looks_closer_together_than_half_a_second_are_one(clock: list[float]) -> None:
-    recent = Recent(Counters())
-    for _ in range(1000):
-        recent.look()
-        clock[0] += 0.01
-    assert 19 <= len(recent._looks) <= 20
-
-
 def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)
