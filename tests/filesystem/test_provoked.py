@@ -21,7 +21,7 @@ from fastfuse.filesystem.control import RECORD, ask, entry_of
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, figures_of, judge
 from fastfuse.metrics import Counters
-from fastfuse.testing import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import Delay, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import Action
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted
@@ -124,11 +124,6 @@ def forget_pages(paths: Sequence[Path]) -> None:
         os.close(fd)
 
 
-def test_a_few_reads_tell_nothing(place: Place) -> None:
-    with place.gives("too little to judge"), place.faulty(Delay(0.5)):
-        in_order(place.next_files(1)[0])
-
-
 def test_one_reader_of_large_files(place: Place) -> None:
     with place.gives("too few readers"), place.faulty(Delay(0.1)):
         at_once(in_order, place.next_files(2), readers=1)
@@ -142,16 +137,6 @@ def test_readers_that_are_as_fast_as_the_service(place: Place) -> None:
 def test_reads_here_and_there(place: Place) -> None:
     with place.gives("random reads"), place.faulty(Delay(0.02)):
         at_once(here_and_there, place.next_files(2), readers=2)
-
-
-def test_a_service_that_throttles(place: Place) -> None:
-    with place.gives("throttled"), place.faulty(SLOW_DOWN, times=ENOUGH):
-        at_once(in_order, place.next_files(3), readers=1)
-
-
-def test_a_service_that_fails(place: Place) -> None:
-    with place.gives("requests failed"), place.faulty(INTERNAL_ERROR, times=ENOUGH):
-        at_once(in_order, place.next_files(3), readers=1)
 
 
 def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:

@@ -744,6 +744,7 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
         assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == len(_LARGE)
         [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
         assert level in line
+        assert "read_ahead_kb cannot be written (No such file or directory); let root write 1024 there" in line
 
 
 def test_a_kernel_that_cannot_map_what_is_read_past_the_page_cache_is_named(
