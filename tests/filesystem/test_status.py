@@ -112,14 +112,6 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
     assert status["counters"]['fastfuse_errors{errno="EIO"}'] == 0
 
 
-def test_a_board_shows_what_was_written_last() -> None:
-    board = Board()
-    assert board.read() == {}
-    board.show({"trouble": None})
-    board.show({"trouble": {"since": 1.5}})
-    assert board.read() == {"trouble": {"since": 1.5}}
-
-
 def test_what_a_writer_left_half_is_nothing_until_the_next_one_writes() -> None:
     board = Board()
     board.show({"a": 1})

@@ -96,15 +96,6 @@ def stopping(here: Place, number: signal.Signals = signal.SIGTERM) -> None:
     assert here.mount.notified() == "STOPPING=1"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_mount(number: signal.Signals) -> None:
-    """L2, L5"""
-    with place(DATA) as here:
-        assert (here.path / "other").read_bytes() == b"other"
-        assert here.mount.stop(number) == 0
-        assert find_mount(here.path) is None
-
-
 def test_two_signals_at_once_end_an_idle_mount_in_good_order() -> None:
     """L2, L5"""
     with place(DATA, "--grace-s", "60") as here:
@@ -133,10 +124,10 @@ def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> N
 
 
 def test_an_open_file_that_nobody_reads_does_not_delay_the_end() -> None:
-    """L2"""
+    """L2, L5"""
     with place(DATA, "--grace-s", "3600") as here, opened(here.path / "file") as file:
         assert os.read(file, 10) == DATA["file"][:10]
-        assert here.mount.stop() == 0
+        assert here.mount.stop(signal.SIGINT) == 0
         assert find_mount(here.path) is None
         with pytest.raises(OSError, match="not connected"):
             os.pread(file, 10, 2 * MIB)
