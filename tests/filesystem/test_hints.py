@@ -228,11 +228,6 @@ async def test_a_stranger_is_told_so_and_nothing_is_taken_of_it() -> None:
         assert worker.orders == []
 
 
-async def test_everybody_may_announce_where_everybody_may_read() -> None:
-    async with working("a", trusted_uids=None) as worker:
-        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
-
-
 async def test_one_connection_too_many_waits_until_another_ends() -> None:
     async with working("a") as worker:
         clients = [await worker.served() for _ in range(hints._MAX_CONNECTIONS)]

@@ -66,19 +66,6 @@ def test_the_index_file_may_change_or_go_while_it_is_mounted(server: LoopbackSer
         assert mount.stop() == 0
 
 
-def test_an_object_that_is_not_the_one_of_the_index_is_stale_with_a_hint_in_the_log(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
-    make(server, tmp_path / "x.index")
-    objects.put("train/a", b"A")
-    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
-        with pytest.raises(OSError, match="Stale file handle"):
-            (mount.path / "a").read_bytes()
-        assert "'train/a' was replaced or deleted since it was listed" in mount.log
-        assert "fastfuse refresh" in mount.log
-        assert mount.stop() == 0
-
-
 def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
     directory = path.parent / "mount"
     directory.mkdir(exist_ok=True)

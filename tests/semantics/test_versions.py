@@ -77,6 +77,7 @@ def test_an_object_that_changed_since_the_listing_is_stale() -> None:
                 assert caught.value.errno == errno.ESTALE
             assert os.stat(here.path / name).st_size == 100_000
         assert (here.path / "kept").read_bytes() == b"kept"
+        assert "'plain replaced' was replaced or deleted since it was listed" in here.mount.log
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["through the page cache", "direct"])

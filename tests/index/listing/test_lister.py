@@ -470,12 +470,6 @@ async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_c
     assert paths(listing.table) == [key.removeprefix("data/") for key in KEYS]
 
 
-async def test_empty_pages_in_between_lead_to_the_same_table(large_server: LoopbackServer) -> None:
-    rule = FaultRule(action=ShortPage(0), operation="ListObjectsV2", bucket="bucket", skip=10, times=2)
-    large_server.faults.add(rule)
-    assert columns((await listed(large_server)).table) == columns(await serial_table(large_server))
-
-
 async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:
     keys = [b"data/%d/\xff%d" % (number % 3, number) for number in range(30)] + [key.encode() for key in KEYS]
     listing = await list_source(PagedStore(keys, 4), S3Uri("b", "data/"))
