@@ -1,4 +1,4 @@
-"""Readers that wrap another one to count, delay, block or fail its reads."""
+"""Readers that wrap another one to count, delay or fail its reads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import trio
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["BlockingReader", "CountingReader", "FailingReader", "SlowReader"]
+__all__ = ["CountingReader", "FailingReader", "SlowReader"]
 
 
 @dataclass
@@ -42,35 +42,6 @@ class SlowReader:
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         await trio.sleep(self.delay_s)
-        return await self.inner.get(ref, start, end)
-
-    async def aclose(self) -> None:
-        await self.inner.aclose()
-
-
-@dataclass
-class BlockingReader:
-    """Holds the reads that `blocks` chooses (all, unless told) until `release` is set.
-
-    `blocked` counts those that wait now; `cancelled` those that were cancelled while they did.
-    """
-
-    inner: RangeReader
-    blocks: Callable[[ObjectRef, int, int], bool] = lambda ref, start, end: True
-    release: trio.Event = field(default_factory=trio.Event)
-    blocked: int = 0
-    cancelled: int = 0
-
-    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        if self.blocks(ref, start, end):
-            self.blocked += 1
-            try:
-                await self.release.wait()
-            except trio.Cancelled:
-                self.cancelled += 1
-                raise
-            finally:
-                self.blocked -= 1
         return await self.inner.get(ref, start, end)
 
     async def aclose(self) -> None:

@@ -30,10 +30,10 @@ def test_every_candidate_reads_everything_and_is_accounted_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "results" / "out"
-    candidates = ["raw", "fuse-only", "fastfuse", "fastfuse-512MiB", "rclone"]
+    candidates = ["raw", "fuse-only", "fastfuse", "fastfuse-512MiB", "rclone-unchecked"]
     workloads = {"sequential-4": 6 << 20, "small-16-shuffled": 400 * 39_000}
     figures = measure(
-        output, "--profiles", "fast", "--workloads", ",".join(workloads), "--candidates", ",".join(candidates)
+        output, "--profiles", "fast-tls", "--workloads", ",".join(workloads), "--candidates", ",".join(candidates)
     )
     assert set(figures) == {(workload, candidate) for workload in workloads for candidate in candidates}
     assert {workload: run["size_bytes"] for (workload, _), run in figures.items()} == workloads
@@ -44,14 +44,6 @@ def test_every_candidate_reads_everything_and_is_accounted_for(
         # Whose kernel remembers nothing fetches each byte at least once; who has no store asks for nothing.
         assert run["fetched_bytes"] == 0 if candidate == "fuse-only" else run["fetched_bytes"] >= run["size_bytes"]
     assert capsys.readouterr().out.startswith(output.with_suffix(".md").read_text())
-
-
-@pytest.mark.fuse
-def test_everybody_can_be_read_over_tls(tmp_path: Path) -> None:
-    candidates = ["raw", "fuse-only", "fastfuse", "rclone-unchecked"]
-    options = ["--profiles", "fast-tls", "--workloads", "sequential-1", "--candidates", ",".join(candidates)]
-    figures = measure(tmp_path / "out", *options)
-    assert {name: run["size_bytes"] for (_, name), run in figures.items()} == dict.fromkeys(candidates, 4 << 20)
 
 
 @pytest.mark.fuse

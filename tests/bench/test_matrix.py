@@ -1,14 +1,6 @@
 from bench.candidates import CANDIDATES
 from bench.command import chosen, default_matrix
 from bench.server import PROFILES
-from bench.workloads import WORKLOADS
-
-
-def test_the_headline_cells_have_medians_of_five() -> None:
-    headline = {(cell.profile.name, cell.workload.name): cell for cell in default_matrix() if cell.runs == 5}
-    assert set(headline) == {(profile, f"sequential-{n}") for profile in ("s3", "fast-tls") for n in (1, 4)}
-    for cell in headline.values():
-        assert {"raw", "fastfuse", "rclone", "rclone-unchecked"} <= set(cell.candidates)
 
 
 def test_everybody_and_every_kind_of_server_has_its_turn() -> None:
@@ -36,7 +28,3 @@ def test_records_are_not_read_from_those_that_make_up_bytes() -> None:
     (cell,) = chosen(["s3"], ["records-4"], list(CANDIDATES))
     assert {"fuse-only", "local"}.isdisjoint(cell.candidates)
     assert {"raw", "fastfuse"} <= set(cell.candidates)
-
-
-def test_every_name_in_it_exists() -> None:
-    assert {cell.workload.name for cell in default_matrix()} <= set(WORKLOADS)

@@ -27,25 +27,29 @@ def test_the_best_rclone_is_the_one_to_beat(unchecked: float, is_met: bool) -> N
     assert verdict.text.endswith(f"rclone-unchecked {unchecked}")
 
 
-@pytest.mark.parametrize(("over_bytes", "is_met"), [(0, True), (1, False)])
-def test_the_highest_peak_of_memory_counts(over_bytes: int, is_met: bool) -> None:
-    peaks = (1, 576 * MIB + over_bytes, 1)
-    runs = [run("s3", "open-64", "fastfuse-512MiB", peak_bytes=peak) for peak in peaks]
-    assert judged(*runs, about="64 files open").is_met == is_met
+ONE, FOUR, FIRST = ("s3", "sequential-1"), ("s3", "sequential-4"), ("s3", "first-byte")
+# The highest peak of memory counts, and one request in a second epoch is one too many.
+HELD = {
+    "64 files open": [run("s3", "open-64", "fastfuse-512MiB", peak_bytes=peak) for peak in (1, 576 * MIB, 1)],
+    "first byte": [run(*FIRST, "fastfuse", first_byte_s=0.039), run(*FIRST, "raw", span_s=0.030)],
+    "requests": [run("s3", "warm-4", "fastfuse", requests=0) for _ in range(2)],
+    "fastfuse-512MiB 900": [run(*FOUR, "fastfuse"), run(*FOUR, "fastfuse-512MiB", mb_per_s=900)],
+    "raw client": [run(*ONE, "fastfuse", cpu_s=1.5, readers_cpu_s=5.0), run(*ONE, "raw", cpu_s=1.0)],
+    "bytes fetched": [run("s3", "random-4-256k", "fastfuse", fetched_bytes=1.14e9)],
+}
+MISSED = {
+    "64 files open": [run("s3", "open-64", "fastfuse-512MiB", peak_bytes=peak) for peak in (1, 576 * MIB + 1, 1)],
+    "first byte": [run(*FIRST, "fastfuse", first_byte_s=0.039), run(*FIRST, "raw", span_s=0.029)],
+    "requests": [run("s3", "warm-4", "fastfuse", requests=requests) for requests in (0, 0, 1)],
+    "fastfuse-512MiB 890": [run(*FOUR, "fastfuse"), run(*FOUR, "fastfuse-512MiB", mb_per_s=890)],
+    "raw client": [run(*ONE, "fastfuse", cpu_s=1.6, readers_cpu_s=5.0), run(*ONE, "raw", cpu_s=1.0)],
+    "bytes fetched": [run("s3", "random-4-256k", "fastfuse", fetched_bytes=1.16e9)],
+}
 
 
-def test_a_memory_limited_mount_is_compared_with_itself_unlimited() -> None:
-    cell = ("s3", "sequential-4")
-    runs = [run(*cell, "fastfuse", mb_per_s=1000), run(*cell, "fastfuse-512MiB", mb_per_s=890)]
-    verdict = judged(*runs, about="fastfuse-512MiB 890")
-    assert (round(verdict.value, 2), verdict.is_met) == (0.89, False)
-
-
-def test_the_first_byte_is_compared_with_a_bare_get() -> None:
-    cell = ("s3", "first-byte")
-    runs = [run(*cell, "fastfuse", first_byte_s=0.039), run(*cell, "raw", span_s=0.030)]
-    assert judged(*runs, about="first byte").is_met
-    assert not judged(runs[0], run(*cell, "raw", span_s=0.029), about="first byte").is_met
+def test_each_target_is_met_up_to_its_bound() -> None:
+    assert {about: judged(*runs, about=about).is_met for about, runs in HELD.items()} == dict.fromkeys(HELD, True)
+    assert {about: judged(*runs, about=about).is_met for about, runs in MISSED.items()} == dict.fromkeys(MISSED, False)
 
 
 @pytest.mark.parametrize(("workload", "readers", "read_bytes", "least"), [
@@ -62,11 +66,6 @@ def test_reads_one_by_one_are_compared_with_what_the_delay_allows(
         assert (round(verdict.value, 2), verdict.is_met) == (round(share, 2), is_met)
 
 
-def test_bytes_that_nobody_asked_for_are_counted() -> None:
-    runs = [run("s3", "random-4-256k", "fastfuse", fetched_bytes=1.16e9)]
-    assert not judged(*runs, about="bytes fetched").is_met
-
-
 @pytest.mark.parametrize(
     ("like_s3", "fast", "share"), [(4040, 2999, 1.01), (3960, 2999, 0.9998), (2000, 3030, 1.01), (3960, 2000, 0.99)]
 )
@@ -76,19 +75,6 @@ def test_with_hints_either_a_rate_or_a_ratio_is_enough(like_s3: float, fast: flo
     verdict = judged(*runs, about="with hints")
     assert verdict.value == pytest.approx(share, abs=1e-3)
     assert verdict.is_met == (share >= 1)
-
-
-def test_one_request_in_a_second_epoch_is_one_too_many() -> None:
-    runs = [run("s3", "warm-4", "fastfuse", requests=requests) for requests in (0, 0, 1)]
-    assert not judged(*runs, about="requests").is_met
-    assert judged(*runs[:2], about="requests").is_met
-
-
-def test_the_daemons_cpu_time_is_compared_with_the_raw_clients() -> None:
-    cell = ("fast-tls", "sequential-4")
-    runs = [run(*cell, "fastfuse", cpu_s=1.6, readers_cpu_s=5.0), run(*cell, "raw", cpu_s=1.0)]
-    verdict = judged(*runs, about="raw client")
-    assert (verdict.value, verdict.is_met) == (1.6, False)
 
 
 def test_the_verdicts_of_a_topic_are_together() -> None:

@@ -27,9 +27,3 @@ def test_a_record_is_its_length_and_payload_each_with_a_masked_checksum(payload:
     assert length_checksum == masked_crc32c(record[:8])
     assert record[12:-4] == payload
     assert struct.unpack("<I", record[-4:]) == (masked_crc32c(payload),)
-
-
-def test_the_checksum_is_the_one_that_rfc_3720_gives_for_32_zeros() -> None:
-    # 8a9136aa, appendix B.4; masked by hand.
-    rotated = (0x8A9136AA >> 15 | 0x8A9136AA << 17) % 2**32
-    assert frame(bytes(32))[-4:] == struct.pack("<I", (rotated + 0xA282EAD8) % 2**32)

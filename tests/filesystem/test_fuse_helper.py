@@ -165,33 +165,28 @@ def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
     assert pod.helper.poll() is None
 
 
-def test_the_death_of_a_worker_and_an_abort_are_survived(pod: Pod, server: LoopbackServer) -> None:
+def test_a_served_place_is_nobody_elses_and_survives_the_death_of_a_worker_and_an_abort(
+    pod: Pod, server: LoopbackServer
+) -> None:
+    stranger = ["setpriv", "--reuid=61236", "--clear-groups", "--", sys.executable, "-m", "fastfuse"]
+    words = ["mount", "s3://bucket/data", "--fuse-socket", str(pod.socket_path)]
     with _served(pod, server) as mount:
+        requests = len(server.requests)
+        # Refused before its listing.
+        done = run_fastfuse(*words)
+        assert (done.returncode, f"{pod.place} is served by another process" in done.stderr) == (5, True)
+        done = subprocess.run(
+            [*stranger, *words], env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+        )
+        assert done.returncode == 5
+        assert f"no helper can be reached at --fuse-socket {pod.socket_path}: Permission denied" in done.stderr
+        assert len(server.requests) == requests
         os.kill(mount.worker(), signal.SIGKILL)
         assert pod.read("large") == _sum(_DATA)
         abort_connection(pod.place)
         wait_until(lambda: pod.read("a") == _sum(b"first"))
         assert "mounting" in mount.log
         assert mount.stop() == 0
-
-
-def test_another_process_is_refused_before_its_listing(pod: Pod, server: LoopbackServer) -> None:
-    with _served(pod, server):
-        requests = len(server.requests)
-        done = run_fastfuse("mount", "s3://bucket/data", "--fuse-socket", str(pod.socket_path))
-        assert (done.returncode, f"{pod.place} is served by another process" in done.stderr) == (5, True)
-        assert len(server.requests) == requests
-        assert pod.read("a") == _sum(b"first")
-
-
-def test_other_users_cannot_ask_the_helper(pod: Pod) -> None:
-    command = ["setpriv", "--reuid=61236", "--clear-groups", "--", sys.executable, "-m", "fastfuse", "mount", "s3://b"]
-    done = subprocess.run(
-        [*command, "--fuse-socket", str(pod.socket_path)],
-        env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
-    assert done.returncode == 5
-    assert f"no helper can be reached at --fuse-socket {pod.socket_path}: Permission denied" in done.stderr
 
 
 def test_a_helper_that_is_stopped_takes_the_mount_with_it(pod: Pod, server: LoopbackServer) -> None:

@@ -133,14 +133,6 @@ async def test_what_is_no_file_is_counted_and_passed_over(path: bytes) -> None:
         assert worker.counted() == (2, 1)
 
 
-async def test_many_paths_are_handed_on_in_batches() -> None:
-    keys = [f"{number:05}" for number in range(3000)]
-    async with working(*keys) as worker:
-        order = await hand_over(worker, b"".join(key.encode() + b"\0" for key in keys))
-        assert worker.names(order) == keys
-        assert max(order.batches) == hints._BATCH_PATHS
-
-
 async def test_a_path_that_comes_in_pieces_is_one() -> None:
     async with working("a", "d/b") as worker, await worker.served() as client:
         for byte in b"d/b\0a\0":
@@ -185,14 +177,6 @@ async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engin
         assert not worker.orders[0].withdrawn.is_set()
         await client.aclose()
         await worker.orders[0].withdrawn.wait()
-
-
-async def test_an_order_whose_sender_waits_stands() -> None:
-    async with working("a") as worker, await worker.served() as client:
-        await client.send_all(b"a\0")
-        await until(lambda: worker.counted() == (1, 0))
-        await trio.testing.wait_all_tasks_blocked()
-        assert not worker.orders[0].withdrawn.is_set()
 
 
 async def test_an_order_that_was_taken_whole_stands_until_there_is_another() -> None:
@@ -242,11 +226,6 @@ async def test_a_stranger_is_told_so_and_nothing_is_taken_of_it() -> None:
         assert await client.receive_some(10) == REFUSED
         assert await client.receive_some(1) == b""
         assert worker.orders == []
-
-
-async def test_everybody_may_announce_where_everybody_may_read() -> None:
-    async with working("a", trusted_uids=None) as worker:
-        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
 
 
 async def test_one_connection_too_many_waits_until_another_ends() -> None:

@@ -25,15 +25,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return clock
 
 
-def test_each_event_is_one_datagram_with_its_assignment(manager: socket.socket) -> None:
-    notifier = Notifier(manager.getsockname())
-    notifier.ready()
-    notifier.status("listing, 1000 objects so far")
-    notifier.stopping()
-    received = [manager.recv(1024) for _ in range(3)]
-    assert received == [b"READY=1", b"STATUS=listing, 1000 objects so far", b"STOPPING=1"]
-
-
 def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(manager: socket.socket, clock: list[float]) -> None:
     notifier = Notifier(manager.getsockname())
     notifier.is_alive()

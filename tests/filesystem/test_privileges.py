@@ -181,8 +181,19 @@ def listing_with_rights(
     server.faults.remove(rule)
 
 
+# Who sends notices stays.
+_NOTICES_PAUSE = """
+import signal
+from fastfuse.filesystem.session import Session
+Session.notify = lambda self, notices: signal.pause()
+"""
+
+
 @pytest.mark.fuse
-def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackServer) -> None:
+def test_every_process_of_a_mount_has_the_rights_that_it_needs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, _NOTICES_PAUSE)
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         endpoint, worker = mount.children()
         assert (mount.path / "a").read_bytes() == b"a"
@@ -194,6 +205,8 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(server: LoopbackS
             lister_fd = os.pidfd_open(lister)
             kill(finder)
             wait_for_end(lister_fd)
+        mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: rights_of_children(mount).count(NOBODYS) == 3)  # endpoint, worker, and who sends notices
 
 
 @pytest.fixture
@@ -211,14 +224,7 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, ordinary_place: Path
 ) -> None:
     """It is started with one capability, to read files, so that it has something to give up."""
-    with_change(
-        monkeypatch,
-        """
-        import signal
-        from fastfuse.filesystem.session import Session
-        Session.notify = lambda self, notices: signal.pause()
-        """,
-    )
+    with_change(monkeypatch, _NOTICES_PAUSE)
     changed = mounting.mount_command
     monkeypatch.setattr(
         mounting, "mount_command", lambda *words: in_namespace(as_nobody(changed(*words)), DEV_FUSE_FOR_ALL)
@@ -244,23 +250,6 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: rights_of_children(mount).count(nobodys) == 3)  # endpoint, worker, and who sends notices
         assert mount.stop() == 0
-
-
-@pytest.mark.fuse
-def test_who_sends_notices_is_nobody(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_change(
-        monkeypatch,
-        """
-        import signal
-        from fastfuse.filesystem.session import Session
-        Session.notify = lambda self, notices: signal.pause()
-        """,
-    )
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        worker = mount.worker()
-        mount.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: rights_of_children(mount).count(NOBODYS) == 2)
-        assert worker in mount.children()
 
 
 def test_root_that_may_not_end_other_users_processes_stays_root_without_capabilities() -> None:
@@ -355,28 +344,3 @@ def test_nobody_loads_nothing_for_any_kind_of_source(
             assert mount.stop() == 0
             assert names == {"a"}
             assert "nobody wants" not in mount.log, mount.log
-
-
-def test_nobody_dies_with_its_parent() -> None:
-    reading_fd, writing_fd = os.pipe()
-
-    def grandchild() -> None:
-        become_nobody()
-        os.write(writing_fd, b"%d" % os.getpid())
-        signal.pause()
-
-    def child() -> None:
-        fork_child(grandchild)
-        signal.pause()
-
-    parent = fork_child(child)
-    pid = int(os.read(reading_fd, 20))
-    fd = os.pidfd_open(pid)
-    kill(parent)
-    wait_child(parent)
-    try:
-        wait_for_end(fd)
-    finally:
-        kill(pid)
-        os.close(reading_fd)
-        os.close(writing_fd)

@@ -54,16 +54,6 @@ def test_all_cores_but_one_write_up_to_four(cores: int, threads: int) -> None:
     assert threads_for(cores) == threads
 
 
-async def test_a_large_reply_reaches_the_kernel_whole_and_as_that_of_its_request(connection: Connection) -> None:
-    kernel, session = connection
-    large = LargeReplies()
-    with large.written_by(2, session.fileno()):
-        for request in (7, 1 << 63):
-            answer_as_libfuse(session, request, large.hand_over(LARGE))
-            large.settle()
-            assert kernel.recv(1 << 20) == reply_to(request, LARGE)
-
-
 async def test_only_the_thread_s_reply_reaches_the_kernel_and_then_libfuse_has_its_connection_again(
     connection: Connection,
 ) -> None:
@@ -78,16 +68,6 @@ async def test_only_the_thread_s_reply_reaches_the_kernel_and_then_libfuse_has_i
         assert {kernel.recv(1 << 20), kernel.recv(1 << 20)} == {reply_to(1, LARGE), reply_to(2, b"small")}
 
 
-async def test_a_reply_does_not_wait_for_another_request(connection: Connection) -> None:
-    kernel, session = connection
-    large = LargeReplies()
-    with large.written_by(1, session.fileno()):
-        answer_as_libfuse(session, 1, large.hand_over(LARGE))
-        with trio.fail_after(PATIENCE_S):
-            await trio.lowlevel.wait_readable(kernel)
-        assert kernel.recv(1 << 20) == reply_to(1, LARGE)
-
-
 async def test_nothing_that_was_handed_over_is_lost_at_the_end(connection: Connection) -> None:
     kernel, session = connection
     large = LargeReplies()
@@ -97,14 +77,6 @@ async def test_nothing_that_was_handed_over_is_lost_at_the_end(connection: Conne
     assert large.hand_over(LARGE) is LARGE
     answer_as_libfuse(session, 2, b"small")
     assert kernel.recv(1 << 20) == reply_to(2, b"small")
-
-
-async def test_a_small_reply_is_left_to_libfuse(connection: Connection) -> None:
-    _, session = connection
-    large = LargeReplies()
-    small = LARGE[:-1]
-    with large.written_by(1, session.fileno()):
-        assert large.hand_over(small) is small
 
 
 async def test_without_threads_everything_is_left_to_libfuse(connection: Connection) -> None:

@@ -36,14 +36,6 @@ def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
     assert rates["fastfuse_fetched_bytes"] == 0.0
 
 
-def test_looks_closer_together_than_half_a_second_are_one(clock: list[float]) -> None:
-    recent = Recent(Counters())
-    for _ in range(1000):
-        recent.look()
-        clock[0] += 0.01
-    assert 19 <= len(recent._looks) <= 20
-
-
 def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)
@@ -118,14 +110,6 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
     assert status["trouble"] == trouble
     assert status["errors"] == [[1.0, "a read failed"]]
     assert status["counters"]['fastfuse_errors{errno="EIO"}'] == 0
-
-
-def test_a_board_shows_what_was_written_last() -> None:
-    board = Board()
-    assert board.read() == {}
-    board.show({"trouble": None})
-    board.show({"trouble": {"since": 1.5}})
-    assert board.read() == {"trouble": {"since": 1.5}}
 
 
 def test_what_a_writer_left_half_is_nothing_until_the_next_one_writes() -> None:

@@ -118,25 +118,6 @@ def test_five_deaths_without_a_request_between_them_end_the_mount(server: Loopba
         assert "Traceback" not in mount.log
 
 
-def test_a_request_that_kills_every_worker_ends_the_mount(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    change = """
-    from fastfuse.filesystem import operations
-    async def panic(self, *_):
-        raise BaseException("as Rust panics")  # no Exception, so that it passes everything
-    operations.MountOperations.listxattr = operations._answered(panic)
-    """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        assert (mount.path / "b").read_bytes() == b"b"
-        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
-            os.listxattr(mount.path / "b")  # the kernel asks each worker again
-        assert mount.wait() == 1
-        assert "the worker died 5 times in a minute without serving anything" in mount.log
-        assert find_mount(mount.path) is None
-
-
 @pytest.mark.parametrize("how", ["closed", "stopped"])
 def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
     """L4"""
@@ -230,18 +211,6 @@ def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(
         assert "starting another" not in mount.log
 
 
-def test_many_deaths_with_requests_between_them_are_survived(server: LoopbackServer) -> None:
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        for _ in range(6):
-            before = mount.worker()
-            kill(before)
-            # Blocks until the next worker answers.
-            assert os.listxattr(mount.path / "b")
-            assert mount.worker() != before
-        assert mount.log.count("starting another") == 6
-        assert mount.stop() == 0
-
-
 def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -289,13 +258,6 @@ def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: Loopback
         assert find_mount(mount.path) is None
 
 
-def test_a_connection_that_was_aborted_is_replaced_by_a_new_mount(server: LoopbackServer) -> None:
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        for _ in range(2):
-            abort_and_wait(mount)
-        assert mount.stop() == 0
-
-
 def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         stalled = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
@@ -314,16 +276,6 @@ def test_a_forced_unmount_ends_the_daemon(server: LoopbackServer) -> None:
         subprocess.run(["umount", "-f", mount.path], check=True)
         assert mount.wait() == 0
         assert mount.log.count("was unmounted") == 1
-
-
-def test_a_forced_unmount_of_a_busy_mount_fails_its_files_and_the_daemon_mounts_again(server: LoopbackServer) -> None:
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        held = os.open(mount.path, os.O_PATH)
-        forced = subprocess.run(["umount", "-f", mount.path], check=False, capture_output=True)
-        assert forced.returncode != 0
-        wait_until(lambda: readable(mount.path / "b", b"b"))
-        os.close(held)
-        assert mount.stop() == 0
 
 
 @pytest.fixture
@@ -384,16 +336,6 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_killed_lister_is_told_with_what_probably_killed_it(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path
-) -> None:
-    with listing(server, tmp_path) as (process, [lister]):
-        kill(lister)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
-
-
 def scraped(port: int, name: str) -> float:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
@@ -404,21 +346,6 @@ def scraped(port: int, name: str) -> float:
     match = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
     assert match is not None
     return float(match[1])
-
-
-def test_the_metrics_endpoint_survives_a_worker_and_counts_its_respawn(server: LoopbackServer) -> None:
-    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
-        port = mount.metrics_port()
-        assert (mount.path / "a").read_bytes() == _DATA
-        assert scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA)
-        assert scraped(port, "fastfuse_worker_respawns_total") == 0
-        kill(mount.worker())
-        assert (mount.path / "b").read_bytes() == b"b"
-        assert scraped(port, "fastfuse_worker_respawns_total") == 1
-        # A small file that a thread read is counted within a second.
-        wait_until(lambda: scraped(port, "fastfuse_fetched_bytes_total") == len(_DATA) + 1)
-        assert scraped(port, "fastfuse_objects_listed_total") == 2
-        assert mount.stop() == 0
 
 
 def test_the_mount_survives_its_metrics_endpoint(server: LoopbackServer) -> None:
@@ -566,6 +493,7 @@ def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_th
         deadly.write_text("now")
         with remembered(mount.path / "a"):
             assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
+            assert mount.log.count("died; another one does") == 4
             # One that fails before that loses nothing either.
             with faulty(server, ACCESS_DENIED):
                 assert run_fastfuse("refresh", str(mount.path)).returncode == 3
@@ -575,9 +503,8 @@ def test_changes_that_a_process_did_not_live_to_tell_the_kernel_are_told_with_th
         assert mount.stop() == 0
 
 
-@pytest.mark.parametrize(("deaths", "exit_code"), [(4, 0), (5, 1)])
 def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up_to_five_in_all(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deaths: int, exit_code: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """L6"""
     senders = tmp_path / "senders"
@@ -588,7 +515,7 @@ def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up
     senders_fd = os.open({str(senders)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     def die(self, notices):
         os.write(senders_fd, b"x")
-        if os.fstat(senders_fd).st_size <= {deaths}:
+        if os.fstat(senders_fd).st_size <= 4:
             os.kill(os.getpid(), signal.SIGKILL)
         notify(self, notices)
     Session.notify = die
@@ -597,11 +524,10 @@ def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up
     with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
         assert os.listdir(mount.path) == ["a"]
         held.put("data/b", b"b")
-        assert run_fastfuse("refresh", str(mount.path)).returncode == exit_code
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert senders.read_text() == "x" * 5
         assert mount.log.count("died; another one does") == 4
-        if not exit_code:
-            assert sorted(os.listdir(mount.path)) == ["a", "b"]
+        assert sorted(os.listdir(mount.path)) == ["a", "b"]
         assert mount.stop() == 0
 
 
@@ -613,32 +539,6 @@ def faulty(server: LoopbackServer, action: Action) -> Iterator[None]:
         yield
     finally:
         server.faults.remove(rule)
-
-
-def sockets(pid: int) -> set[str]:
-    links = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    return {link for link in links if link.startswith("socket:")}
-
-
-def test_a_refresh_is_answered_although_a_worker_was_started_while_it_was_waited_for(server: LoopbackServer) -> None:
-    """L3, L6"""
-    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
-        before = mount.worker()
-        with faulty(server, Stall(10)):
-            asked = server.statistics().requests["ListObjectsV2"]
-            client = threads.submit(run_fastfuse, "refresh", str(mount.path))
-            server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-            kill(before)
-            assert os.listxattr(mount.path / "b")
-            lister, worker = mount.children()
-            assert worker != before
-            # The worker has its own end of one and accepts on another, the lister has none at all.
-            assert len(sockets(mount.process.pid) & sockets(worker)) == 1
-            assert not sockets(mount.process.pid) & sockets(lister)
-            memory = [os.readlink(fd) for fd in Path(f"/proc/{worker}/fd").iterdir()]
-            assert not [link for link in memory if "fastfuse-notices" in link]
-        assert client.result(60).returncode == 0
-        assert mount.stop() == 0
 
 
 def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,22 +556,11 @@ def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, m
         assert mount.stop() == 0
 
 
-def test_a_mount_whose_starter_ignores_the_end_of_children_notices_that_of_its_worker(
+def test_a_mount_that_is_started_without_standard_streams_serves(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_change(monkeypatch, "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        kill(mount.worker())
-        assert (mount.path / "b").read_bytes() == b"b"
-        assert mount.stop() == 0
-
-
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
-def test_a_mount_that_is_started_without_standard_streams_serves(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, closed: str
-) -> None:
     def command(*arguments: str) -> list[str]:
-        return ["sh", "-c", f'exec "$@" {closed}', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
+        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
 
     monkeypatch.setattr(mounting, "mount_command", command)
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
@@ -773,7 +662,7 @@ def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stu
     stuck.wait_for_end()
 
 
-@pytest.mark.parametrize(("io", "epochs_served"), [("auto", 1), ("cached", 1), ("direct", 2)])
+@pytest.mark.parametrize(("io", "epochs_served"), [("auto", 1), ("direct", 2)])
 def test_large_files_stay_in_the_page_cache_unless_they_are_to_be_read_past_it(
     server: LoopbackServer, io: str, epochs_served: int
 ) -> None:
@@ -814,8 +703,11 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
         for _ in range(2):
             assert (mount.path / "file").read_bytes() == _LARGE
         assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == len(_LARGE)
+        # Looked at once a second.
+        wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_kernel_readahead_bytes") == 128 << 10)
         [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
         assert level in line
+        assert "read_ahead_kb cannot be written (No such file or directory); let root write 1024 there" in line
 
 
 def test_a_kernel_that_cannot_map_what_is_read_past_the_page_cache_is_named(

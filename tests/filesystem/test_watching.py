@@ -4,7 +4,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -217,8 +216,3 @@ async def test_more_than_so_many_may_not_watch(monkeypatch: pytest.MonkeyPatch) 
     async with watched(serving()) as (_, client):
         with pytest.raises(MountError, match="the reads are not shown"):
             heard(await client.receive_some())
-
-
-def test_the_name_of_a_process() -> None:
-    assert process_name(1) == Path("/proc/1/comm").read_text().rstrip("\n")
-    assert process_name(0) == process_name(1 << 22) == ""

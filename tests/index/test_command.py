@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 
@@ -64,19 +63,6 @@ def test_the_index_file_may_change_or_go_while_it_is_mounted(server: LoopbackSer
         os.truncate(tmp_path / "x.index", 0)
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
         (tmp_path / "x.index").unlink()
-        assert mount.stop() == 0
-
-
-def test_an_object_that_is_not_the_one_of_the_index_is_stale_with_a_hint_in_the_log(
-    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
-) -> None:
-    make(server, tmp_path / "x.index")
-    objects.put("train/a", b"A")
-    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
-        with pytest.raises(OSError, match="Stale file handle"):
-            (mount.path / "a").read_bytes()
-        assert "'train/a' was replaced or deleted since it was listed" in mount.log
-        assert "fastfuse refresh" in mount.log
         assert mount.stop() == 0
 
 
@@ -169,14 +155,6 @@ def test_without_a_cache_nothing_is_kept(server: LoopbackServer, tmp_path: Path)
     assert len(os.listdir(tmp_path / "cache" / "fastfuse" / "index")) == 1
 
 
-def test_a_cache_that_cannot_be_written_keeps_nobody_from_mounting(server: LoopbackServer, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    environment = {**KEPT, "XDG_CACHE_HOME": str(tmp_path / "file")}
-    with mounted("s3://bucket/train", server.endpoint_url, environment=environment) as mount:
-        assert "the listing is not kept" in mount.log
-        assert mount.stop() == 0
-
-
 def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         moto_server.put(f"indexed/{name}", name.encode())
@@ -212,18 +190,3 @@ def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: Loopb
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr
-
-
-@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
-def test_an_inventory_is_mounted(server: LoopbackServer, objects: MemoryObjects, file_format: str) -> None:
-    stored = [found for found in map(objects.view().lookup, map(str.encode, OBJECTS)) if found is not None]
-    rows = [Row(e.key.decode(), e.size_bytes, e.modified_s * 1000, e.etag.strip('"')) for e in stored]
-    data = (csv_file if file_format == "CSV" else parquet_file)(rows)
-    objects.put("report/data", data)
-    objects.put("report/manifest.json", manifest({"report/data": data}, file_format))
-    before = lists(server)
-    options = ["--inventory", "s3://bucket/report/manifest.json"]
-    with mounted("s3://bucket/train", server.endpoint_url, *options) as mount:
-        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
-        assert mount.stop() == 0
-    assert lists(server) == before

@@ -9,7 +9,6 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import ObjectRef
-from tests.fakes import CountingReader
 from tests.index.indexes import MD5
 from tests.store import MemoryStore
 
@@ -26,13 +25,11 @@ def table_of(made: dict[bytes, bytes], *, files: list[bytes] = FILES) -> InodeTa
 
 
 class Here:
-    """A reader over a store, and the table of the moment."""
+    """A reader, and the table of the moment."""
 
     def __init__(self, made: dict[bytes, bytes]) -> None:
         self.table = table_of(made)
-        self.store = MemoryStore()
-        self.below = CountingReader(self.store)
-        self.reader = MadeReader(self.below, lambda: self.table)
+        self.reader = MadeReader(MemoryStore(), lambda: self.table)
 
     def inode(self, path: bytes) -> int:
         inode = self.table.find(path)
@@ -41,21 +38,6 @@ class Here:
 
     def ref(self, path: bytes) -> ObjectRef:
         return self.table.ref(self.inode(path))
-
-    async def read(self, path: bytes) -> bytes:
-        ref = self.ref(path)
-        return bytes(await self.reader.get(ref, 0, ref.size_bytes))
-
-
-async def test_a_made_file_is_read_from_the_table_and_an_object_from_the_reader_below() -> None:
-    here = Here({b"m": b"0123456789", b"b/n": b"abc"})
-    assert await here.read(b"m") == b"0123456789"
-    assert await here.read(b"b/n") == b"abc"
-    assert await here.reader.get(here.ref(b"m"), 2, 5) == b"234"
-    assert here.below.calls == []
-    ref = here.store.put("a", b"object")
-    assert await here.reader.get(ref, 1, 4) == b"bje"
-    assert here.below.calls == [("a", 1, 4)]
 
 
 @pytest.mark.parametrize("bounds", [(0, 0), (-1, 2), (3, 2), (0, 11)])

@@ -3,19 +3,18 @@
 import fcntl
 import mmap
 import os
-import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, RequestRecord
-from tests.mounting import Mount, mount_command, mounted, run_fastfuse
+from fastfuse.testing import LoopbackServer, MemoryObjects, RequestRecord
+from tests.mounting import Mount, mounted
 
-__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "page_cache", "place", "refused"]
+__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "page_cache", "place"]
 
 BUCKET = "bucket"
 
@@ -49,17 +48,6 @@ def place(
     held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
     with LoopbackServer({BUCKET: held}) as server, mounted(uri, server.endpoint_url, *options) as mount:
         yield Place(held, server, mount)
-
-
-def refused(
-    objects: Mapping[str, bytes], *options: str, uri: str = f"s3://{BUCKET}", faults: Iterable[FaultRule] = ()
-) -> subprocess.CompletedProcess[str]:
-    """How `fastfuse mount` ends that cannot mount."""
-    with (
-        LoopbackServer({BUCKET: MemoryObjects(objects)}, faults=faults) as server,
-        tempfile.TemporaryDirectory() as directory,
-    ):
-        return run_fastfuse(*mount_command(uri, Path(directory), server.endpoint_url, *options)[3:])
 
 
 def block_bytes(seed: int, size_bytes: int) -> bytes:

@@ -5,7 +5,6 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -112,22 +111,3 @@ def test_a_buffer_that_is_too_small_for_an_attribute_is_refused(here: Place) -> 
     assert libc.getxattr(path, b"user.s3.bucket", None, 0) == 6
     assert libc.getxattr(path, b"user.s3.bucket", ctypes.create_string_buffer(5), 5) == -1
     assert ctypes.get_errno() == errno.ERANGE
-
-
-def tree(path: Path) -> dict[str, tuple[int, int]]:
-    return {
-        str(found.relative_to(path)): (found.stat().st_ino, found.stat().st_size) for found in sorted(path.rglob("*"))
-    }
-
-
-def test_the_view_does_not_change_while_it_is_mounted() -> None:
-    """L6"""
-    held = objects()
-    with place(held) as other:
-        before = tree(other.path)
-        held.put("data/new", b"new")
-        held.put("data/one", b"longer than it was")
-        held.delete("data/sector")
-        assert tree(other.path) == before
-        assert not (other.path / "data" / "new").exists()
-        assert sum(record.operation == "ListObjectsV2" for record in other.server.requests) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.hints import HintedSampler, order
+from fastfuse.hints import order
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, abort_connection, run_fastfuse
@@ -59,13 +59,6 @@ def test_the_files_of_an_order_arrive_in_the_mount(here: Place) -> None:
     counted = Counted(here)
     with order([*NAMES, "absent", "3", here.path / "3" / "0003"], here.path):
         wait_until(lambda: counted() == (2001, 2))
-
-
-def test_an_epoch_that_a_sampler_draws_arrives_in_the_mount(here: Place) -> None:
-    counted = Counted(here)
-    sampler = HintedSampler(range(2000), NAMES, here.path)
-    assert list(sampler) == list(range(2000))
-    wait_until(lambda: counted() == (2000, 0))
 
 
 @pytest.mark.parametrize("end", ["\n", "\0"])
@@ -166,18 +159,6 @@ def test_an_order_goes_on_with_the_next_worker() -> None:
         assert here.mount.stop() == 0
 
 
-def test_files_that_a_refresh_has_brought_can_be_announced() -> None:
-    """L6"""
-    with place({"a": b""}, *METRICS) as here:
-        counted = Counted(here)
-        assert hint(here, b"new\n").returncode == 0
-        assert counted() == (0, 1)
-        here.objects.put("new", b"")
-        assert run_fastfuse("refresh", str(here.path)).returncode == 0
-        assert hint(here, b"new\n").returncode == 0
-        assert counted() == (1, 1)
-
-
 def test_a_mount_that_is_made_again_takes_hints_again() -> None:
     with place({"a": b""}, *METRICS) as here:
         counted = Counted(here)
@@ -194,13 +175,3 @@ def test_orders_that_stay_open_do_not_keep_a_mount_from_ending() -> None:
         with order(["a"], here.path):
             wait_until(lambda: counted() == (1, 0))
             assert here.mount.stop() == 0
-
-
-def test_a_folder_of_the_mount_that_is_bound_somewhere_else_takes_hints(here: Place, tmp_path: Path) -> None:
-    subprocess.run(["mount", "--bind", here.path / "3", tmp_path], check=True)
-    try:
-        counted = Counted(here)
-        with order(["0003", tmp_path / "0013", "3/0003"], tmp_path):
-            wait_until(lambda: counted() == (2, 1))
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)

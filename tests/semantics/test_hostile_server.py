@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests import mounting
-from tests.mounting import ENVIRONMENT
+from tests.mounting import ENVIRONMENT, mounted
 from tests.s3.hostile import BUCKET, DATA, Peer, Request, create_certificates, good, good_reply, page_of, serving
 from tests.s3.hostile_rows import ROWS, Ending
 from tests.semantics.places import direct_read
-from tests.semantics.short_deadline import shorten_deadline
 
 _WORST = (
     "chunks: of one byte for ever",
@@ -41,11 +39,8 @@ _MOST_MEMORY_BYTES = (256 + 64) << 20
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("transport", ["plain", "tls"])
-async def test_a_mount_outlives_a_hostile_server(
-    transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_mount_outlives_a_hostile_server(transport: str, tmp_path: Path) -> None:
     """D1 D5 D6"""
-    shorten_deadline(monkeypatch)
     certificates = create_certificates(tmp_path) if transport == "tls" else None
     more = {"AWS_SESSION_TOKEN": _TOKEN}
     if certificates is not None:
@@ -68,7 +63,7 @@ async def _answer(peer: Peer, request: Request) -> None:
 def _read_everything(endpoint_url: str, environment: dict[str, str]) -> None:
     """Read the bad files all at once, and the good one before, meanwhile and afterwards."""
     with (
-        mounting.mounted(f"s3://{BUCKET}", endpoint_url, environment=environment) as mount,
+        mounted(f"s3://{BUCKET}", endpoint_url, "--read-deadline-s", "3", environment=environment) as mount,
         ThreadPoolExecutor(len(_BAD)) as readers,
     ):
         worker, good_path = mount.worker(), mount.path / "good"

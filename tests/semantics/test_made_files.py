@@ -101,17 +101,6 @@ def test_a_made_file_whose_bytes_change_is_another_file_after_a_refresh(tmp_path
         assert [record.key for record in gets(here.server)] == ["a"]  # of which L8 reads a byte
 
 
-def test_a_damaged_index_of_a_made_file_is_refused(tmp_path: Path) -> None:
-    write_index(tmp_path / "index", {"a": b"object"}, {"m": b"made"})
-    data = (tmp_path / "index").read_bytes()
-    (tmp_path / "index").write_bytes(data.replace(b"made" + bytes(60), b"fake" + bytes(60)))
-    (tmp_path / "mount").mkdir()
-    place = (SOURCE, str(tmp_path / "mount"))
-    done = run_fastfuse("mount", *place, *AS_MANIFEST, "--index", str(tmp_path / "index"), "--no-sign-request")
-    assert done.returncode == 2
-    assert "is damaged" in done.stderr
-
-
 def test_the_summary_of_an_index_counts_made_files_beside_the_objects(tmp_path: Path) -> None:
     write_index(tmp_path / "index", {"a": b"object", "b": b"1234"}, {"m": b"made"})
     options = ("index", SOURCE, *AS_MANIFEST, "--index", str(tmp_path / "index"), "--no-sign-request")

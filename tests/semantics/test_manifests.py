@@ -3,13 +3,12 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
+from tests.mounting import mounted, run_fastfuse
 
 KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]
 
@@ -93,16 +92,8 @@ def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
 ) -> None:
     first: dict[str, object] = {"label": 1, "source-ref": "s3://two/x/picture", "text-ref": "s3://one/set/0/00"}
     stored["lists"].put("images.jsonl", lines(first, {**first, "label": 2, "source-ref": "s3://two/y"}))
-    options = ("--source-type", "AugmentedManifestFile", "--attribute-name", "source-ref", "--attribute-name", "label")
+    options = ("--source-type", "AugmentedManifestFile")
     with mounted("s3://lists/images.jsonl", server.endpoint_url, *options) as mount:
-        # All that is kept lies in one bucket.
-        assert tree(mount.path) == {
-            "x/picture": b"pixels",
-            "y": b"",
-            "images.jsonl": b'{"source-ref":"s3://two/x/picture","label":1}\n{"source-ref":"s3://two/y","label":2}\n',
-        }
-        assert mount.stop() == 0
-    with mounted("s3://lists/images.jsonl", server.endpoint_url, *options[:2]) as mount:
         assert {path: data for path, data in tree(mount.path).items() if path != "images.jsonl"} == {
             "two/x/picture": b"pixels",
             "two/y": b"",
@@ -119,60 +110,16 @@ def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
         assert mount.stop() == 0
 
 
-def test_the_parts_of_three_hosts_are_everything_once(stored: dict[str, MemoryObjects], server: LoopbackServer) -> None:
-    with ExitStack() as stack:
-        hosts = [
-            stack.enter_context(mounted("s3://one/set", server.endpoint_url, "--shard", f"{at + 1}/3"))
-            for at in range(3)
-        ]
-        parts = [tree(host.path) for host in hosts]
-        whole = {key.removeprefix("set/"): key.encode() * 3 for key in KEYS}
-        assert [sorted(part) for part in parts] == [sorted(whole)[at::3] for at in range(3)]
-        assert parts[0] | parts[1] | parts[2] == whole
+def test_the_part_of_a_host_is_dealt_anew_at_a_refresh(
+    stored: dict[str, MemoryObjects], server: LoopbackServer
+) -> None:
+    whole = {key.removeprefix("set/"): key.encode() * 3 for key in KEYS}
+    with mounted("s3://one/set", server.endpoint_url, "--shard", "2/3") as mount:
+        assert tree(mount.path) == {key: whole[key] for key in sorted(whole)[1::3]}
         stored["one"].put("set/new", b"new")
         stored["one"].delete("set/0/00")
-        for host in hosts:
-            refresh(host.path)
-        parts = [tree(host.path) for host in hosts]
         whole["new"] = b"new"
         del whole["0/00"]
-        assert [sorted(part) for part in parts] == [sorted(whole)[at::3] for at in range(3)]
-        assert parts[0] | parts[1] | parts[2] == whole
-        assert [host.stop() for host in hosts] == [0, 0, 0]
-
-
-def test_more_hosts_than_objects_leave_some_with_an_empty_directory(server: LoopbackServer) -> None:
-    environment = {**ENVIRONMENT, "FASTFUSE_SHARD": "4/4", "FASTFUSE_SHARD_BY": "bytes"}
-    with mounted("s3://two", server.endpoint_url, environment=environment) as mount:
-        assert os.listdir(mount.path) == []
+        refresh(mount.path)
+        assert tree(mount.path) == {key: whole[key] for key in sorted(whole)[1::3]}
         assert mount.stop() == 0
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "code", "message"),
-    [
-        (manifest("absent", "0/00"), ("ManifestFile",), 4, "1 of the 2 keys in s3://lists/m do not exist (m:1:31: "),
-        (b'[{"prefix": "s3://one/"},\n 1]', ("ManifestFile",), 2, "s3://lists/m:2:2: this is not a string"),
-        (b"{}\n[]", ("AugmentedManifestFile",), 2, "s3://lists/m:2:1: this is not the beginning of a JSON object"),
-        (
-            b'{"a": 1}\n{"b": 2}',
-            ("AugmentedManifestFile", "--attribute-name", "a"),
-            2,
-            "s3://lists/m:2:1: the line has no attribute 'a'",
-        ),
-    ],
-)
-def test_a_source_that_is_wrong_is_one_sentence(
-    stored: dict[str, MemoryObjects],
-    server: LoopbackServer,
-    content: bytes,
-    options: tuple[str, ...],
-    code: int,
-    message: str,
-) -> None:
-    stored["lists"].put("m", content)
-    connection = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
-    done = run_fastfuse("index", "s3://lists/m", "--summary", "--source-type", *options, *connection)
-    assert done.returncode == code
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from fastfuse.filesystem.control import ask_status, entry_of
 from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place
+from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
 
 # Not `urlopen`: a proxy of the environment would be asked.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -48,21 +48,6 @@ def settle(here: Place) -> None:
     assert not (here.path / next(_absent_names)).exists()
 
 
-def workload(here: Place) -> None:
-    """Each of the outcomes that a reader can cause, once."""
-    here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="denied"))
-    here.objects.put("changed", b"changed")
-    assert (here.path / "small").read_bytes() == b"0123456789"
-    assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
-    assert (here.path / "empty").read_bytes() == b""
-    for name in ("denied", "changed"):
-        try:
-            direct_read(here.path / name, 4096)
-        except OSError:
-            continue
-        raise AssertionError(f"{name} could be read")
-
-
 def objects() -> MemoryObjects:
     return MemoryObjects(
         {
@@ -74,33 +59,6 @@ def objects() -> MemoryObjects:
             "changed": b"to be changed",
         }
     )
-
-
-def test_the_metrics_of_a_workload_are_exact() -> None:
-    """D2, D5"""
-    with place(objects(), "--metrics-listen", "127.0.0.1:0") as here:
-        port = here.mount.metrics_port()
-        start = Scrape(port)
-        assert start["objects_listed_total",] == 6
-        assert start["table_files",] == 5
-        workload(here)
-        settle(here)
-        end = Scrape(port)
-        assert end["fetch_requests_total", "ok"] == 2
-        assert [end["fetch_requests_total", outcome] for outcome in ("denied", "changed")] == [1, 1]
-        others = ("unavailable", "deadline", "bad_reply", "cancelled", "other")
-        assert sum(end["fetch_requests_total", other] for other in others) == 0
-        assert end["fetched_bytes_total",] == 100_010
-        assert end["read_served_bytes_total",] == 100_010
-        assert end["errors_total", "EACCES"] == 1
-        assert end["errors_total", "ESTALE"] == 1
-        assert sum(end["errors_total", other] for other in ("EIO", "EROFS", "ESHUTDOWN", "other")) == 0
-        assert end["waiting_reads",] == 0
-        assert end["handler_failures_total",] == 0
-        assert end["worker_respawns_total",] == 0
-        assert end["draining",] == 0
-        # A thread leaves what is refused to Python, which asks again.
-        assert len(gets(here.server)) in {4, 5, 6}
 
 
 def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None:
@@ -284,17 +242,6 @@ def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds() -> N
         wait_until(lambda: health(port) == (200, "ok\n"))
 
 
-def test_a_second_epoch_is_read_from_the_page_cache_without_a_request() -> None:
-    """D1"""
-    with page_cache(is_dropped=False), place(objects(), "--metrics-listen", "0") as here:
-        port = here.mount.metrics_port()
-        for _ in range(3):
-            assert (here.path / "folder" / "large").read_bytes() == block_bytes(1, 100_000)
-        assert len(gets(here.server)) == 1
-        # A small file that a thread read is counted within a second.
-        wait_until(lambda: Scrape(port)["read_served_bytes_total",] == 100_000)
-
-
 def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing() -> None:
     with page_cache(is_dropped=False), place(objects(), "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
@@ -338,14 +285,3 @@ def test_what_the_kernel_has_dropped_is_not_held() -> None:
         with page_cache(is_dropped=True):
             wait_until(is_nothing_held)
         assert (here.path / "large").read_bytes() == block_bytes(1, 9 << 20)
-
-
-def test_metrics_name_no_key_and_no_bucket() -> None:
-    """D5"""
-    with place({"very-special-key": b"x"}, "--metrics-listen", "0") as here:
-        port = here.mount.metrics_port()
-        (here.path / "very-special-key").read_bytes()
-        with OPENER.open(f"http://127.0.0.1:{port}/") as reply:
-            text = reply.read().decode()
-        assert "very-special-key" not in text
-        assert 'bucket="' not in text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.filesystem.control import ask_status, entry_of
 from tests.semantics.places import Place, place
 
 _MS_REMOUNT = 32  # <sys/mount.h>
@@ -107,6 +108,19 @@ def test_the_kernel_opens_for_writing_by_itself_and_the_first_change_is_refused(
     finally:
         os.close(descriptor)
     assert (writable.path / "file").stat().st_size == 4
+
+
+def test_what_is_refused_is_counted_and_not_logged(writable: Place) -> None:
+    """R1"""
+
+    def counted() -> int:
+        found: int = ask_status(entry_of(writable.path))["counters"]['fastfuse_errors{errno="EROFS"}']
+        return found
+
+    before, log = counted(), writable.mount.log
+    with pytest.raises(OSError, match="Read-only"):
+        os.mkdir(writable.path / "new")
+    assert (counted(), writable.mount.log) == (before + 1, log)
 
 
 def test_access_tells_that_nothing_can_be_written(here: Place) -> None:

@@ -92,20 +92,6 @@ def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:
         assert here.server.statistics().requests["GetObject"] == before + 1
 
 
-def test_a_request_in_flight_when_the_worker_dies_is_answered_by_the_next_one() -> None:
-    """L3"""
-    with ThreadPoolExecutor(4) as threads, place({"file": block_bytes(1, MIB)}) as here:
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
-        readers = [threads.submit(direct_read, here.path / "file", 65536, number << 16) for number in range(4)]
-        here.server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 0)
-        kill_worker(here.mount)
-        # The next worker asks for the same.
-        here.server.wait_until(lambda statistics: statistics.requests["GetObject"] > 1)
-        assert not any(reader.done() for reader in readers)
-        here.server.faults.remove(rule)
-        assert b"".join(reader.result(PATIENCE_S) for reader in readers) == block_bytes(1, MIB)[: 4 << 16]
-
-
 def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
     """L3"""
     names = [f"{number:04}" for number in range(1000)]
@@ -120,26 +106,6 @@ def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
         assert here.mount.stop() == 0
 
 
-def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
-    """L3, L2"""
-    data = block_bytes(1, 9 * MIB)
-    with place({"file": data, "other": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
-        kill_worker(here.mount)
-        assert direct_read(here.path / "file", 4096) == data[:4096]
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="other"))
-        read = threads.submit(direct_read, here.path / "other", 4096, 8 * MIB)
-        wait_until(lambda: here.server.faults.hits(rule) > 0)
-        assert here.mount.notified().startswith("STATUS=")
-        here.mount.process.send_signal(signal.SIGTERM)
-        assert here.mount.notified() == "STOPPING=1"
-        with pytest.raises(OSError, match="shutdown") as caught:
-            direct_read(here.path / "file", 4096)
-        assert caught.value.errno == errno.ESHUTDOWN
-        here.server.faults.remove(rule)
-        assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
-        assert here.mount.wait() == 0
-
-
 def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_answered() -> None:
     """L3, L2"""
     data = block_bytes(1, 9 * MIB)
@@ -151,6 +117,10 @@ def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_an
         here.mount.process.send_signal(signal.SIGTERM)
         assert here.mount.notified() == "STOPPING=1"
         kill_worker(here.mount)
+        # The next worker stops, too.
+        with pytest.raises(OSError, match="shutdown") as caught:
+            direct_read(here.path / "file", 4096)
+        assert caught.value.errno == errno.ESHUTDOWN
         here.server.faults.remove(rule)
         assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
         assert here.mount.wait() == 0

@@ -72,13 +72,6 @@ def test_gets_run_ahead_of_a_reader_in_the_order_of_the_listing() -> None:
         assert ahead <= set(NAMES[51:153])
 
 
-def test_gets_do_not_run_ahead_of_a_reader_that_jumps() -> None:
-    with place(DATA) as here:
-        names = [*NAMES[0:400:7], *NAMES[3:400:7]]
-        read(here, names)
-        assert_fetched(here, names)
-
-
 def test_files_of_an_announced_order_are_fetched_before_anything_is_read_and_once() -> None:
     names = random.Random(0).sample(NAMES, COUNT)
     with place(DATA) as here, order(names, here.path):
@@ -114,24 +107,3 @@ def test_a_small_file_is_read_with_one_request_of_the_kernel() -> None:
         os.kill(here.mount.worker(), signal.SIGKILL)
         assert asked_for(here, second) <= len(second) + 1 + FORGOTTEN
         assert set(keys(here)) == {*first, *second, NAMES[1]}
-
-
-def test_a_wrong_order_costs_a_bounded_number_of_gets_and_no_byte() -> None:
-    names = random.Random(0).sample(NAMES, COUNT)
-    right, wrong = names[:50], names[50:]
-    with place(DATA) as here, order(wrong, here.path):
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 256)
-        read(here, right)
-        assert len(gets(here.server)) <= 256 + 50 + 8
-        assert_kept(here, right)
-
-
-def test_in_training_the_files_that_a_shuffled_reader_has_not_come_to_are_fetched_and_each_once() -> None:
-    names = random.Random(0).sample(NAMES, COUNT)
-    with place(DATA, "--training") as here:
-        read(here, names[:40])
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 120)
-        assert len(gets(here.server)) <= 5 * 40
-        read(here, names[40:])
-        assert_fetched(here, NAMES)
-        assert_kept(here, names[::-1])

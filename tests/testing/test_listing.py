@@ -52,14 +52,6 @@ def test_pages_of_any_length_show_what_the_model_lists(
     assert all(len(page) == limit for page in pages[:-1])
 
 
-def test_a_page_of_no_entries_is_truncated_and_its_token_resumes_there() -> None:
-    view = _view({b"a", b"b"})
-    empty = select_page(view, ListQuery(start_after=b"a"), 0)
-    assert (empty.key_count, empty.truncated) == (0, True)
-    rest = select_page(view, ListQuery(token=encode_token(empty.resume_after, 2)), 5)
-    assert rest.runs == [(1, 2)]
-
-
 def test_max_keys_zero_ends_the_listing() -> None:
     page = select_page(_view({b"a"}), ListQuery(max_keys=0), 1000)
     assert (page.key_count, page.truncated) == (0, False)

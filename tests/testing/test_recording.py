@@ -31,20 +31,6 @@ def test_the_log_keeps_the_last_records_and_counts_all() -> None:
     assert log.statistics().requests == {"GetObject": 3}
 
 
-def test_a_log_of_no_length_counts_only() -> None:
-    log = RequestLog(limit=0)
-    log.finish(log.begin(_record("a")), missing_bytes=0)
-    assert log.records() == ()
-    assert log.statistics().requests == {"GetObject": 1}
-
-
-def test_bytes_that_the_client_did_not_take_are_taken_off() -> None:
-    log = RequestLog(limit=5)
-    log.finish(log.begin(_record("a", sent_bytes=10)), missing_bytes=4)
-    assert log.records()[0].sent_bytes == 6
-    assert log.statistics().sent_bytes == 6
-
-
 def test_the_peak_is_of_requests_in_flight_at_one_time() -> None:
     log = RequestLog(limit=5)
     first, second = log.begin(_record("a")), log.begin(_record("b"))

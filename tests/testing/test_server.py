@@ -8,12 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
 
 from fastfuse.testing import (
-    EXPIRED_TOKEN,
-    INTERNAL_ERROR,
-    SLOW_DOWN,
     Delay,
     FaultRule,
     Limit,
@@ -23,14 +19,13 @@ from fastfuse.testing import (
     Pace,
     Reset,
     ServerConfig,
-    ShortPage,
     Stall,
     SyntheticObjects,
     Truncate,
     synthetic_bytes,
 )
 from tests.descriptors import open_descriptors
-from tests.testing.clients import boto_client, error_of, http_get
+from tests.testing.clients import boto_client, http_get
 
 _DATA = bytes(range(256)) * 400
 
@@ -52,35 +47,10 @@ def client(server: LoopbackServer) -> Iterator[Any]:
         yield client
 
 
-def test_an_object_is_got_whole_and_in_parts(client: Any) -> None:  # noqa: ANN401
-    assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
-    assert client.get_object(Bucket="data", Key="key", Range="bytes=1000-1999")["Body"].read() == _DATA[1000:2000]
-
-
 def test_a_synthetic_object_is_what_the_pure_function_says(client: Any) -> None:  # noqa: ANN401
     start = (49 << 30) + 12345
     body = client.get_object(Bucket="made", Key="0001/1500", Range=f"bytes={start}-{start + (20 << 20) - 1}")["Body"]
     assert body.read() == synthetic_bytes("0001/1500", start, start + (20 << 20))
-
-
-def test_boto3_lists_synthetic_keys_as_they_are_numbered(client: Any) -> None:  # noqa: ANN401
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket="made", Prefix="0001/", StartAfter="0001/1200")
-    keys = [found["Key"] for page in pages for found in page["Contents"]]
-    assert keys == [f"0001/{number:04d}" for number in range(1201, 2000)]
-    listed = client.list_objects_v2(Bucket="made", Prefix=keys[0])["Contents"][0]
-    assert client.head_object(Bucket="made", Key=keys[0])["ETag"] == listed["ETag"]
-
-
-def test_hostile_keys_survive_a_listing_and_a_get() -> None:
-    keys = ["a//b", "..", "../x", "a/./b", "\x01\x1f\x7f", "a\nb", "%41", "a+b c", "?x=1#y", "/", "//", "😀/", "\ufffe"]
-    with (
-        LoopbackServer({"data": MemoryObjects({key: key.encode() for key in keys})}) as server,
-        boto_client(server.endpoint_url) as client,
-    ):
-        listed = [found["Key"] for found in client.list_objects_v2(Bucket="data")["Contents"]]
-        assert listed == sorted(keys, key=str.encode)
-        for key in keys:
-            assert client.get_object(Bucket="data", Key=key)["Body"].read() == key.encode()
 
 
 def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer) -> None:
@@ -118,29 +88,6 @@ def test_a_connection_is_closed_after_the_reply_where_the_client_asks(server: Lo
         client.sendall(b"HEAD /data/key HTTP/1.1\r\nConnection: close\r\n\r\n")
         reply = b"".join(iter(lambda: client.recv(65536), b""))
     assert reply.endswith(b"Connection: close\r\n\r\n")
-
-
-@pytest.mark.parametrize(
-    ("action", "expected"),
-    [
-        (SLOW_DOWN, (503, "SlowDown")),
-        (INTERNAL_ERROR, (500, "InternalError")),
-        (EXPIRED_TOKEN, (400, "ExpiredToken")),
-    ],
-)
-def test_a_burst_of_errors_reaches_boto3_and_ends(
-    server: LoopbackServer,
-    client: Any,  # noqa: ANN401
-    action: Any,  # noqa: ANN401
-    expected: tuple[int, str],
-) -> None:
-    rule = server.faults.add(FaultRule(action=action, operation="GetObject", key="k*", times=2))
-    for _ in range(2):
-        with pytest.raises(ClientError) as caught:
-            client.get_object(Bucket="data", Key="key")
-        assert error_of(caught.value) == expected
-    assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
-    assert server.faults.hits(rule) == 2
 
 
 def test_a_reset_comes_in_the_middle_of_the_body(server: LoopbackServer) -> None:
@@ -197,23 +144,6 @@ def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
         assert waits_s[2] == 1.25
         assert len(waits_s) == 3 + 50
         assert 0.5 < waits_s[-1] <= 1.0
-
-
-def test_an_empty_truncated_page_is_followed_by_boto3(server: LoopbackServer, client: Any) -> None:  # noqa: ANN401
-    server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", times=2))
-    pages = list(client.get_paginator("list_objects_v2").paginate(Bucket="data"))
-    assert [page["KeyCount"] for page in pages] == [0, 0, 1]
-
-
-def test_boto3_follows_a_bucket_to_its_region() -> None:
-    config = ServerConfig(regions={"data": "eu-west-1"})
-    with (
-        LoopbackServer({"data": MemoryObjects({"key": _DATA})}, config) as server,
-        boto_client(server.endpoint_url) as client,
-    ):
-        assert client.get_object(Bucket="data", Key="key")["Body"].read() == _DATA
-        assert [record.status for record in server.requests][-1] == 200
-        assert server.requests[0].status in (301, 400)
 
 
 def test_many_connections_are_served_at_once(server: LoopbackServer) -> None:

@@ -7,12 +7,7 @@ import pytest
 
 from fastfuse.testing.buckets import FileSpan, MemoryObjects
 from fastfuse.testing.faults import (
-    ACCESS_DENIED,
-    EXPIRED_TOKEN,
     Action,
-    Replace,
-    ShortPage,
-    WrongEtag,
     WrongLength,
     WrongRange,
 )
@@ -26,8 +21,6 @@ _SIGNED = "AWS4-HMAC-SHA256 Credential=AKID/20240101/us-east-1/s3/aws4_request, 
 
 def _service(config: ServerConfig | None = None) -> Service:
     objects = MemoryObjects({"a/b": _DATA, "a//b": b"slashes", "/lead": b"lead", "a/../b": b"dots", "%2F +": b"odd"})
-    objects.put("cold", _DATA, storage_class="GLACIER")
-    objects.put("cool", _DATA, storage_class="GLACIER_IR")
     objects.put(b"\xff\x00\n", b"bytes")
     return Service(
         {"data": objects, "my": MemoryObjects(), "my.data": MemoryObjects({"k": b"dotted"})}, config or ServerConfig()
@@ -102,23 +95,10 @@ def test_a_bucket_in_the_host_that_does_not_exist_is_named_in_the_error() -> Non
     assert b"<BucketName>none</BucketName>" in _body(reply)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "status", "data", "content_range"),
-    [
-        ("bytes=2-4", 206, b"234", "bytes 2-4/10"),
-        ("bytes=8-", 206, b"89", "bytes 8-9/10"),
-        ("bytes=-1", 206, b"9", "bytes 9-9/10"),
-        ("bytes=4-2", 200, _DATA, None),
-        ("bytes=1-2,4-5", 200, _DATA, None),
-        ("bytes=-", 200, _DATA, None),
-        ("lines=1-2", 200, _DATA, None),
-    ],
-)
-def test_a_range_is_served_or_ignored_as_on_s3(
-    wanted: str, status: int, data: bytes, content_range: str | None
-) -> None:
+@pytest.mark.parametrize("wanted", ["bytes=4-2", "bytes=1-2,4-5", "bytes=-", "lines=1-2"])
+def test_a_range_that_makes_no_sense_is_ignored_as_on_s3(wanted: str) -> None:
     reply = _answer("/data/a/b", range=wanted)
-    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (status, data, content_range)
+    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (200, _DATA, None)
 
 
 @pytest.mark.parametrize("wanted", ["bytes=10-", "bytes=10-20", "bytes=-0"])
@@ -133,11 +113,6 @@ def test_a_head_of_a_range_tells_its_length_and_sends_nothing() -> None:
     assert (reply.status, reply.end - reply.start, reply.body_bytes) == (206, 3, 0)
 
 
-def test_an_error_to_a_head_has_no_body() -> None:
-    reply = _answer("/data/none", method="HEAD")
-    assert (reply.status, reply.end, reply.body_bytes) == (404, 0, 0)
-
-
 def test_if_match_takes_any_of_several_etags_quoted_or_not() -> None:
     etag = _answer("/data/a/b").headers["ETag"]
     assert _answer("/data/a/b", if_match=f'"x", {etag}').status == 200
@@ -146,36 +121,9 @@ def test_if_match_takes_any_of_several_etags_quoted_or_not() -> None:
     assert _error(_answer("/data/a/b", if_match='"x"')) == (412, "PreconditionFailed")
 
 
-def test_an_archived_object_is_listed_and_headed_but_not_got() -> None:
-    assert _error(_answer("/data/cold")) == (403, "InvalidObjectState")
-    assert _answer("/data/cold", method="HEAD").headers["x-amz-storage-class"] == "GLACIER"
-    assert _body(_answer("/data/cool")) == _DATA
-    assert b"<StorageClass>GLACIER</StorageClass>" in _body(_answer("/data?list-type=2&prefix=cold"))
-
-
-def test_a_listing_in_bare_xml_and_in_url_encoding_is_as_asked_unless_the_server_cannot() -> None:
-    assert b"<Key>&#x" not in _body(_answer("/data?list-type=2&encoding-type=url"))
-    assert b"<Key>%25%2F+%2B" not in _body(_answer("/data?list-type=2&encoding-type=url"))
-    assert b"<Key>%252F+%2B</Key>" in _body(_answer("/data?list-type=2&encoding-type=url"))
-    assert b"<Key>%2F +</Key>" in _body(_answer("/data?list-type=2"))
-    plain = _body(_answer("/data?list-type=2&encoding-type=url", config=ServerConfig(encode_keys=False)))
-    assert b"<Key>%2F +</Key>" in plain
-    assert b"EncodingType" not in plain
-
-
 @pytest.mark.parametrize("query", ["max-keys=x", "max-keys=-1", "encoding-type=base64", "continuation-token=nonsense"])
 def test_a_parameter_of_a_listing_that_makes_no_sense_is_400(query: str) -> None:
     assert _error(_answer(f"/data?list-type=2&{query}")) == (400, "InvalidArgument")
-
-
-def test_pages_are_no_longer_than_the_server_or_a_fault_allows() -> None:
-    short = ServerConfig(page_keys_max=3)
-    assert _body(_answer("/data?list-type=2", config=short)).count(b"<Key>") == 3
-    assert b"<MaxKeys>1000</MaxKeys>" in _body(_answer("/data?list-type=2", config=short))
-    empty = _body(_answer("/data?list-type=2", ShortPage(0), config=short))
-    assert b"<KeyCount>0</KeyCount>" in empty
-    assert b"<IsTruncated>true</IsTruncated>" in empty
-    assert b"<NextContinuationToken>" in empty
 
 
 def test_a_bucket_tells_its_region() -> None:
@@ -183,20 +131,6 @@ def test_a_bucket_tells_its_region() -> None:
     assert b">eu-west-1</LocationConstraint>" in _body(_answer("/data?location", config=config))
     assert b"></LocationConstraint>" in _body(_answer("/my.data?location", config=config))
     assert _answer("/data", method="HEAD", config=config).headers["x-amz-bucket-region"] == "eu-west-1"
-
-
-def test_a_request_signed_for_another_region_is_told_the_right_one() -> None:
-    config = ServerConfig(regions={"data": "eu-west-1"})
-    redirect = _answer("/data/a/b", config=config, authorization=_SIGNED)
-    assert _error(redirect) == (301, "PermanentRedirect")
-    assert redirect.headers["x-amz-bucket-region"] == "eu-west-1"
-    assert b"<Endpoint>data.s3.eu-west-1.amazonaws.com</Endpoint>" in _body(redirect)
-    config = ServerConfig(regions={"data": "eu-west-1"}, wrong_region="malformed")
-    malformed = _answer("/data/a/b", config=config, authorization=_SIGNED)
-    assert _error(malformed) == (400, "AuthorizationHeaderMalformed")
-    assert b"<Region>eu-west-1</Region>" in _body(malformed)
-    assert _answer("/data?location", config=config, authorization=_SIGNED).status == 200
-    assert _answer("/data/a/b", config=config, authorization=_SIGNED.replace("us-east-1", "eu-west-1")).status == 200
 
 
 def test_a_server_for_one_key_refuses_all_others_and_anonymous_requests_where_it_is_told_to() -> None:
@@ -208,51 +142,18 @@ def test_a_server_for_one_key_refuses_all_others_and_anonymous_requests_where_it
     assert _answer("/data/a/b", authorization=other).status == 200
 
 
-@pytest.mark.parametrize(
-    ("range_reply", "status", "data", "content_range"),
-    [("200-whole", 200, _DATA, None), ("200-part", 200, b"23", "bytes 2-3/10")],
-)
-def test_an_odd_server_answers_a_range_in_its_own_way(
-    range_reply: str, status: int, data: bytes, content_range: str | None
-) -> None:
-    config = ServerConfig(range_reply="200-whole" if range_reply == "200-whole" else "200-part")
-    reply = _answer("/data/a/b", config=config, range="bytes=2-3")
-    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (status, data, content_range)
+def test_an_odd_server_answers_a_range_with_200_and_the_part() -> None:
+    reply = _answer("/data/a/b", config=ServerConfig(range_reply="200-part"), range="bytes=2-3")
+    assert (reply.status, _body(reply), reply.headers.get("Content-Range")) == (200, b"23", "bytes 2-3/10")
 
 
-_MODIFIED = "Mon, 01 Jan 2024 00:00:00 GMT"
 _BEFORE = "Sun, 31 Dec 2023 23:59:59 GMT"
-
-
-def test_an_object_that_is_younger_than_the_request_allows_is_refused() -> None:
-    assert _answer("/data/a/b").headers["Last-Modified"] == _MODIFIED
-    assert _answer("/data/a/b", if_unmodified_since=_MODIFIED).status == 200
-    assert _error(_answer("/data/a/b", if_unmodified_since=_BEFORE)) == (412, "PreconditionFailed")
-    assert _error(_answer("/data/a/b", Replace(b"new"), if_unmodified_since=_MODIFIED)) == (412, "PreconditionFailed")
 
 
 def test_if_match_goes_before_a_time_and_what_is_no_time_is_ignored() -> None:
     etag = _answer("/data/a/b").headers["ETag"]
     assert _answer("/data/a/b", if_match=etag, if_unmodified_since=_BEFORE).status == 200
     assert _answer("/data/a/b", if_unmodified_since="yesterday").status == 200
-
-
-def test_an_odd_server_ignores_conditions() -> None:
-    config = ServerConfig(honour_conditions=False)
-    assert _answer("/data/a/b", config=config, if_match='"x"').status == 200
-    assert _answer("/data/a/b", config=config, if_unmodified_since=_BEFORE).status == 200
-
-
-@pytest.mark.parametrize("action", [ACCESS_DENIED, EXPIRED_TOKEN])
-def test_a_fault_answers_in_place_of_the_service(action: Action) -> None:
-    assert _error(_answer("/data/a/b", action)) in [(403, "AccessDenied"), (400, "ExpiredToken")]
-    assert _answer("/data/a/b", action, method="HEAD").status in (403, 400)
-
-
-def test_a_wrong_etag_is_sent_with_the_right_bytes() -> None:
-    right = _answer("/data/a/b").headers["ETag"]
-    reply = _answer("/data/a/b", WrongEtag('"wrong"'), if_match=right)
-    assert (reply.status, reply.headers["ETag"], _body(reply)) == (200, '"wrong"', _DATA)
 
 
 def test_a_lie_about_a_range_or_a_length_changes_the_header_and_not_the_bytes() -> None:
@@ -262,15 +163,6 @@ def test_a_lie_about_a_range_or_a_length_changes_the_header_and_not_the_bytes() 
     reply = _answer("/data/a/b", WrongRange(1), WrongLength(5), range="bytes=1-2")
     assert reply.headers["Content-Range"] == f"bytes 2-3/{total}"
     assert (reply.extra_length_bytes, _body(reply), reply.body_bytes) == (5, _body(honest), 2)
-
-
-def test_a_replaced_object_has_other_bytes_and_fails_the_old_if_match() -> None:
-    old = _answer("/data/a/b").headers["ETag"]
-    assert _error(_answer("/data/a/b", Replace(b"new"), if_match=old)) == (412, "PreconditionFailed")
-    reply = _answer("/data/a/b", Replace(b"new"))
-    assert _body(reply) == b"new"
-    assert reply.headers["ETag"] != old
-    assert reply.headers["Last-Modified"] != _answer("/data/a/b").headers["Last-Modified"]
 
 
 @pytest.mark.parametrize(

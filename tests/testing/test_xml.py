@@ -1,7 +1,6 @@
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,14 +12,6 @@ def test_an_url_encoded_key_is_plain_ascii_and_decodes_to_itself(key: bytes) -> 
     encoded = text(key, True)
     assert escape(encoded) == encoded
     assert unquote_plus(encoded.decode("ascii"), errors="surrogateescape").encode(errors="surrogateescape") == key
-
-
-@pytest.mark.parametrize(
-    ("key", "encoded"),
-    [(b"a/b-c_d.e", b"a/b-c_d.e"), (b"a b+c", b"a+b%2Bc"), (b"100%", b"100%25"), ("é".encode(), b"%C3%A9")],
-)
-def test_url_encoding_is_that_of_s3(key: bytes, encoded: bytes) -> None:
-    assert text(key, True) == encoded
 
 
 @given(st.text(alphabet=st.characters(min_codepoint=32, exclude_categories=["Cs", "Cn"], exclude_characters="￾￿")))

@@ -1,4 +1,4 @@
-from bench.modes.figures import ChannelFigures, Figures, median, median_stages, verdicts
+from bench.modes.figures import ChannelFigures, Figures, verdicts
 
 MIB = 1 << 20
 
@@ -11,18 +11,6 @@ def figures(workload: str, candidate: str, **values: float) -> Figures:
 
 def judged(*runs: Figures, channels: tuple[ChannelFigures, ...] = ()) -> dict[str, tuple[float, bool]]:
     return {each.text: (round(each.value, 3), each.is_met) for each in verdicts(runs, channels)}
-
-
-def test_a_median_is_of_one_candidate_on_one_workload() -> None:
-    runs = [figures("small", "Pipe", total_s=value) for value in (3.0, 9.0, 4.0)]
-    runs += [figures("small", "File", total_s=1.0), figures("tfrecords", "Pipe", total_s=2.0)]
-    assert median(runs, "small", "Pipe", "total_s") == 4.0
-    assert median(runs, "small", "FastFile", "total_s") is None
-
-
-def test_a_stage_that_one_run_lacks_is_the_median_of_the_others() -> None:
-    runs = [figures("small", "Pipe", stages=stages) for stages in ({"index": 1.0}, {"index": 3.0, "mount": 5.0})]  # type: ignore[arg-type]
-    assert median_stages(runs, "small", "Pipe") == {"index": 2.0, "mount": 5.0}
 
 
 def test_nothing_measured_is_no_verdict() -> None:

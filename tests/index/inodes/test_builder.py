@@ -182,16 +182,6 @@ def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
     assert table.etag(inode) == etag
 
 
-def test_directory_time_is_the_newest_below_it() -> None:
-    table, _ = build({b"a/b/longest-name": 1, b"a/x": 1, b"c": 1, b"empty/": 0})
-    newest = 1000 + len(b"a/b/longest-name")
-    by_name = dict(table.children(ROOT))
-    assert table.attributes(ROOT).mtime_ns == newest
-    assert by_name[b"a"].mtime_ns == newest
-    assert by_name[b"c"].mtime_ns == 1001
-    assert by_name[b"empty"].mtime_ns == 0
-
-
 def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
     """N2, N3, N4"""
     _, refusals = build(
@@ -256,25 +246,3 @@ def test_a_key_listed_twice_is_one_file() -> None:
     check_table(table)
     assert paths(table) == {b"a": 1, b"d": None, b"d/b": 2}
     assert refusals.total == 0
-
-
-def test_a_table_of_several_buckets_has_them_as_its_first_directories() -> None:
-    builder = TableBuilder("", "")
-    md5 = '"' + "0" * 32 + '"'
-    builder.add([b"one/a", b"two/b/c"], [1, 2], [0, 0], [md5, md5], ["STANDARD"] * 2)
-    builder.add_made(b"list", b"", 0)
-    builder.add_made(b".fastfuse/made", b"", 0)
-    table, _ = builder.build()
-    check_table(table)
-    assert table.buckets() == ["one", "two"]
-    inodes = [table.inode(row) for row in range(len(table))]
-    refs = {table.path(inode): table.ref(inode) for inode in inodes if not table.is_directory(inode)}
-    assert {path: (ref.bucket, ref.key) for path, ref in refs.items()} == {
-        "one/a": ("one", "a"),
-        "two/b/c": ("two", "b/c"),
-        "list": ("", "list"),
-        ".fastfuse/made": ("", ".fastfuse/made"),
-    }
-    directories = {table.path(inode): table.bucket_and_key(inode) for inode in inodes if table.is_directory(inode)}
-    assert directories["two/b/"] == ("two", "b/")
-    assert (directories["two/"], directories[""]) == (("two", ""), ("", ""))

@@ -161,26 +161,6 @@ def test_a_listing_goes_on_where_it_stopped_in_the_table_before(
         old = new
 
 
-@given(st.lists(_objects, min_size=2, max_size=2), st.data())
-def test_a_listing_across_a_refresh_has_every_name_of_both_tables_exactly_once(
-    generations: list[Objects], data: st.DataObject
-) -> None:
-    """N6"""
-    before, after = map(table_of, generations)
-    new, _ = take_over(before, after)
-    were = {path: attributes for path, attributes in walk(before).items() if attributes.is_directory}
-    for path, attributes in were.items():
-        new_inode = walk(new).get(path)
-        if new_inode is None or not new_inode.is_directory:
-            continue
-        children = list(before.children(attributes.inode))
-        reached = data.draw(st.integers(0, len(children)))
-        position = new.position_after(attributes.inode, children[reached - 1][1].inode) if reached else 0
-        seen = [name for name, _ in children[:reached]] + [name for name, _ in new.children(attributes.inode, position)]
-        assert len(seen) == len(set(seen))
-        assert {name for name, _ in children} & {name for name, _ in new.children(attributes.inode)} <= set(seen)
-
-
 def test_a_child_of_another_directory_or_of_none_has_no_place_in_a_listing() -> None:
     objects = {f"{folder}/{name}": Version() for folder in "abc" for name in "xyz"}
     old = table_of({**objects, "e": Version()})

@@ -125,18 +125,6 @@ def test_a_made_file_whose_name_is_none_is_left_out_like_a_listed_one(path: byte
     assert refusals.counts == {reason: 1}
 
 
-def test_a_made_file_keeps_its_number_while_its_bytes_stay_wherever_they_lie() -> None:
-    before, _ = build([[b"x"]], {b"m": b"stays", b"n": b"goes"})
-    after, _ = build([[b"x"]], {b"a": b"comes first", b"m": b"stays", b"n": b"gone"})
-    table, changes = take_over(before, after)
-    check_table(table)
-    assert table.lookup(ROOT, b"m") == before.lookup(ROOT, b"m")
-    assert table.lookup(ROOT, b"n") != before.lookup(ROOT, b"n")
-    assert files(table) == files(after)
-    assert (changes.added, changes.replaced, changes.removed) == (1, 1, 0)
-    assert sorted(changes.stale_names) == [(ROOT, b"a"), (ROOT, b"n")]
-
-
 def test_an_object_that_takes_the_place_of_a_made_file_is_another_one() -> None:
     before, _ = build([[b"x"]], {b"m": b"1234567"}, mtime_ns=3)
     after, _ = build([[b"m", b"x"]], {})

@@ -164,11 +164,6 @@ def test_a_pretty_printed_page_is_understood_in_any_namespace(namespace: str) ->
     )
 
 
-def test_common_prefixes_are_decoded_like_keys() -> None:
-    body = body_of([], more="<CommonPrefixes><Prefix>a+b%2F%C3%A9/</Prefix></CommonPrefixes>")
-    assert parse_page(body).common_prefixes == ["a b/é/".encode()]
-
-
 def test_without_an_encoding_type_percent_and_plus_are_ordinary_characters() -> None:
     assert parse_page(body_of([Row("a%20b+c")], is_url=False)).keys == [b"a%20b+c"]
 
@@ -225,24 +220,6 @@ def test_a_document_type_is_refused_in_other_encodings_too(encoding: str) -> Non
 def test_what_is_no_listing_is_refused(body: bytes) -> None:
     with pytest.raises(ServiceError, match="LIST reply"):
         parse_page(body)
-
-
-@given(st.binary())
-def test_garbage_is_refused_and_never_an_accident(body: bytes) -> None:
-    with pytest.raises(ServiceError):
-        parse_page(body)
-
-
-@given(st.data())
-def test_a_page_with_a_damaged_byte_is_read_or_refused(data: st.DataObject) -> None:
-    body = bytearray(body_of([Row("a/b c"), Row("a/ü&<")], is_url=data.draw(st.booleans()), truncated=True, token="t"))
-    body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        page = parse_page(bytes(body))
-    except ServiceError:
-        return
-    columns = (page.keys, page.sizes, page.mtimes_ns, page.etags, page.storage_classes)
-    assert len({len(column) for column in columns}) == 1
 
 
 @pytest.mark.parametrize("size", [str(1 << 63), "9" * 19, "9" * 5000, "-1", "1.5", "", "x"])
