@@ -114,9 +114,7 @@ class Warming:
 
     def __post_init__(self) -> None:
         self._begins_s = 0.0
-        self._room = Room(
-            most_gets=self.most_gets, most_fetches=self.most_gets, memory_bytes=self.memory_bytes // 2
-        )
+        self._room = Room(most_gets=self.most_gets, most_fetches=self.most_gets, memory_bytes=self.memory_bytes // 2)
 
     async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:
         """Fetch what is missing of `refs`, have it written, and count what is not kept then."""
