@@ -19,6 +19,7 @@ from fastfuse.errors import (
     ConfigurationError,
     MissingObjectError,
     ObjectArchivedError,
+    ObjectChangedError,
     ObjectDeniedError,
     ServiceError,
     UnavailableError,
@@ -285,6 +286,32 @@ async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_i
         watch.go_on(connection, began_s)
         assert not watch._waiting
         connection.close()
+
+
+async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next_reply() -> None:
+    def serve(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            begun = b"<Error>".ljust(64 << 10)  # as much as the client reads of it
+            rest = RANGE_HEAD + b"wrongwrong"
+            head = f"HTTP/1.1 404 Not Found\r\nContent-Length: {len(begun) + len(rest)}\r\n\r\n"
+            connection.sendall(head.encode() + begun)
+            if connection.recv(10_000):
+                connection.sendall(rest)
+                return
+        with listener.accept()[0] as connection:
+            connection.recv(10_000)
+            connection.sendall(RANGE_HEAD + DATA[:10])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
+        async with aclosing(client_of(config)) as reader:
+            with pytest.raises(ObjectChangedError):
+                await reader.get(REF, 0, 10)
+            assert await reader.get(REF, 0, 10) == DATA[:10]
+        thread.join()
 
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000])

@@ -45,6 +45,15 @@ def test_a_reply_that_has_no_body_has_none_whatever_it_says(status: int, header:
     assert (head.body_bytes, head.is_chunked) == (0, False)
 
 
+# The hostile table has a row for each of the lines below the first one.
+@pytest.mark.parametrize(
+    "line", [b"", b"HTTP/1.1 20", b"HTTP/1.1 2000", b"HTTP/1.1 099 OK", b" HTTP/1.1 200", b"HTTP/2 200"]
+)
+def test_what_is_no_status_line_is_refused(line: bytes) -> None:
+    with pytest.raises(BadReplyHeadError):
+        parse_head(line)
+
+
 def test_a_header_that_decides_nothing_may_come_twice() -> None:
     assert parse_head(b"HTTP/1.1 200 OK\r\nVary: a\r\nVary: b").status == 200
 
