@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
@@ -79,19 +80,12 @@ class Source:
         table: InodeTable | None = None,
         claim: DiskClaim | None = None,
         tell: Callable[[DownloadReport], None] = lambda _: None,
-        deadline_s: float = 60.0,
-        verify: bool = False,
+        **options: Any,  # noqa: ANN401 - those of ConnectionConfig
     ) -> DownloadReport:
-        connection = ConnectionConfig(
-            endpoint_url=self.server.endpoint_url,
-            region="us-east-1",
-            sign_request=False,
-            force_path_style=True,
-            deadline_s=deadline_s,
-            verify=verify,
-        )
+        options |= {"endpoint_url": self.server.endpoint_url, "region": "us-east-1", "force_path_style": True}
+        connection = ConnectionConfig(sign_request=False, **options)
         fd = snapshot_fd(self.table() if table is None else table)
-        settings = replace(settings_for(directory, claim=claim), is_verified=verify)
+        settings = replace(settings_for(directory, claim=claim), is_verified=connection.verify)
         try:
             return download_channel(fd, connection, settings, tell)
         finally:

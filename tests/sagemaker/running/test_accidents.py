@@ -166,8 +166,7 @@ def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, t
     assert server.requests == ()
 
 
-@pytest.mark.parametrize("next_mode", ["FastFile", "File", "Pipe"])
-@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
+@pytest.mark.parametrize(("mode", "next_mode"), [("FastFile", "File"), ("FastFile", "Pipe"), ("Pipe", "FastFile")])
 def test_what_is_left_where_everything_was_killed_at_once_is_cleared_by_the_next_run_in_any_mode(
     server: LoopbackServer, mode: str, next_mode: str, tmp_path: Path
 ) -> None:
