@@ -26,13 +26,12 @@ def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.segment"))
 
 
-def each_segment(change: Callable[[bytearray], object]) -> Callable[[Path], AbstractContextManager[None]]:
-    def change_all(directory: Path) -> AbstractContextManager[None]:
+def each_segment(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+    def change_all(directory: Path) -> None:
         for path in segments(directory):
             data = bytearray(path.read_bytes())
             change(data)
             path.write_bytes(data)
-        return nullcontext()
 
     return change_all
 
@@ -50,39 +49,35 @@ def lose(data: bytearray) -> None:
     data[:] = bytes(len(data))
 
 
-def swap(directory: Path) -> AbstractContextManager[None]:
+def swap(directory: Path) -> None:
     first, second = segments(directory)[:2]
     first.rename(directory / "x")
     second.rename(first)
     (directory / "x").rename(second)
-    return nullcontext()
 
 
-def unlink_segments(directory: Path) -> AbstractContextManager[None]:
+def unlink_segments(directory: Path) -> None:
     for path in segments(directory):
         path.unlink()
-    return nullcontext()
 
 
-def index_is(change: Callable[[bytes], bytes]) -> Callable[[Path], AbstractContextManager[None]]:
-    def write(directory: Path) -> AbstractContextManager[None]:
+def index_is(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
         path = directory / "index.db"
         fd = os.open(path, os.O_RDWR)  # the same file, for those who have it open
         data = change(path.read_bytes())
         os.ftruncate(fd, 0)
         os.pwrite(fd, data, 0)
         os.close(fd)
-        return nullcontext()
 
     return write
 
 
-def rows_are(change: str) -> Callable[[Path], AbstractContextManager[None]]:
-    def write(directory: Path) -> AbstractContextManager[None]:
+def rows_are(change: str) -> Callable[[Path], None]:
+    def write(directory: Path) -> None:
         other = sqlite3.connect(directory / "index.db", isolation_level=None)
         other.execute(f"UPDATE extents SET {change}")
         other.close()
-        return nullcontext()
 
     return write
 
@@ -95,17 +90,15 @@ def locked_index(directory: Path) -> Iterator[None]:
     other.close()
 
 
-def removed(directory: Path) -> AbstractContextManager[None]:
+def removed(directory: Path) -> None:
     shutil.rmtree(directory)
-    return nullcontext()
 
 
-def full(directory: Path) -> AbstractContextManager[None]:
+def full(directory: Path) -> None:
     fd = os.open(directory.parent / "others", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         fill(fd)
     os.close(fd)
-    return nullcontext()
 
 
 def fill(fd: int) -> None:
@@ -125,7 +118,8 @@ def failing(name: str) -> Callable[[Path], AbstractContextManager[None]]:
 @dataclass(frozen=True)
 class Fault:
     name: str
-    happens: Callable[[Path], AbstractContextManager[None]]
+    # It lasts as long as the context that this returns, or for good.
+    happens: Callable[[Path], AbstractContextManager[None] | None]
     # The failure counted while the tier is open, and by those who open it later; None: it depends.
     live: str | None
     later: str | None
@@ -176,7 +170,8 @@ async def read(directory: Path, counters: Counters, *, step: int = 1, fault: Fau
     async with tier(store, settings_of(directory, size_bytes=20 * MIB), counters) as reader:
         for key in [*DATA][::2] if fault is not None else ():
             await reader.get(store.ref(key), 0, len(DATA[key]))
-        with nullcontext() if fault is None else await trio.to_thread.run_sync(fault.happens, directory):
+        happening = None if fault is None else await trio.to_thread.run_sync(fault.happens, directory)
+        with happening or nullcontext():
             for key in 2 * [*DATA][::step]:
                 assert bytes(await reader.get(store.ref(key), 0, len(DATA[key]))) == DATA[key]
 
@@ -203,7 +198,7 @@ async def test_a_tier_that_had_a_fault_is_used_again(
 ) -> None:
     await read(directory, Counters(), step=2)
     counters = Counters()
-    with fault.happens(directory):
+    with fault.happens(directory) or nullcontext():
         await read(directory, counters)
     if fault.later is not None:
         assert [*told(counters)] == [fault.later]
