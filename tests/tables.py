@@ -1,11 +1,11 @@
-"""Checks the invariants of an inode table."""
+"""Checks the invariants of an inode table, and shows what is in one."""
 
 import numpy as np
 
 from fastfuse.index.inodes.columns import Kind, are_objects, exact_sum
-from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
 
-__all__ = ["check_table"]
+__all__ = ["check_table", "files_of", "walk"]
 
 
 def check_table(table: InodeTable) -> None:
@@ -46,3 +46,22 @@ def check_table(table: InodeTable) -> None:
     assert len(set(inodes)) == count
     assert max(inodes) < table.next_inode
     assert [table.row(inode) for inode in inodes] == list(range(count))
+
+
+def files_of(table: InodeTable) -> dict[str, int]:
+    """The inode of each file by its path, in the order of rows."""
+    inodes = map(table.inode, range(len(table)))
+    return {table.path(inode): inode for inode in inodes if not table.is_directory(inode)}
+
+
+def walk(table: InodeTable) -> dict[bytes, Attributes]:
+    """Every path with its attributes, as directories list them; the root is the empty path."""
+    found, waiting = {b"": table.attributes(ROOT)}, [(b"", ROOT)]
+    while waiting:
+        path, directory = waiting.pop()
+        for name, attributes in table.children(directory):
+            below = path + b"/" + name if path else name
+            found[below] = attributes
+            if attributes.is_directory:
+                waiting.append((below, attributes.inode))
+    return found

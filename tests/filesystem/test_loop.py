@@ -40,20 +40,6 @@ async def test_what_is_there_is_not_waited_for(pipe: tuple[int, int]) -> None:
         await wait.wait_readable(reading)
 
 
-@pytest.mark.usefixtures("endless_turns")
-async def test_what_is_not_there_is_waited_for(pipe: tuple[int, int]) -> None:
-    reading, writing = pipe
-    os.write(writing, b"x")
-    wait = RequestWait(LargeReplies())
-    await wait.wait_readable(reading)
-    os.read(reading, 1)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait.wait_readable, reading)
-        await trio.testing.wait_all_tasks_blocked()
-        os.write(writing, b"x")
-    assert os.read(reading, 1) == b"x"
-
-
 async def test_when_its_turn_is_over_other_tasks_go_on(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_TURN_S", 0.0)
     reading, writing = pipe

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.filesystem import mountpoint
+from fastfuse.filesystem.control import ask_status, entry_of
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.testing.faults import Action
@@ -703,8 +704,7 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
         for _ in range(2):
             assert (mount.path / "file").read_bytes() == _LARGE
         assert scraped(mount.metrics_port(), "fastfuse_read_served_bytes_total") == len(_LARGE)
-        # Looked at once a second.
-        wait_until(lambda: scraped(mount.metrics_port(), "fastfuse_kernel_readahead_bytes") == 128 << 10)
+        assert ask_status(entry_of(mount.path))["counters"]["fastfuse_kernel_readahead_bytes"] == 128 << 10
         [line] = [line for line in mount.log.splitlines() if "reads ahead only 128 KiB" in line]
         assert level in line
         assert "read_ahead_kb cannot be written (No such file or directory); let root write 1024 there" in line

@@ -19,7 +19,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.tables import check_table
+from tests.tables import check_table, files_of
 
 MANIFEST = S3Uri("lists", "m.json")
 AUGMENTED = S3Uri("lists", "m.jsonl")
@@ -57,9 +57,7 @@ def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path 
 def keys(snapshot: Snapshot) -> list[str]:
     table = snapshot.table
     check_table(table)
-    inodes = [table.inode(row) for row in range(len(table))]
-    found = [table.key(inode) for inode in inodes if not table.is_directory(inode) and not table.is_made(inode)]
-    return sorted(found, key=str.encode)
+    return sorted((table.key(inode) for inode in files_of(table).values() if not table.is_made(inode)), key=str.encode)
 
 
 def requests(server: LoopbackServer, operation: str) -> int:

@@ -47,12 +47,6 @@ def client(server: LoopbackServer) -> Iterator[Any]:
         yield client
 
 
-def test_a_synthetic_object_is_what_the_pure_function_says(client: Any) -> None:  # noqa: ANN401
-    start = (49 << 30) + 12345
-    body = client.get_object(Bucket="made", Key="0001/1500", Range=f"bytes={start}-{start + (20 << 20) - 1}")["Body"]
-    assert body.read() == synthetic_bytes("0001/1500", start, start + (20 << 20))
-
-
 def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer) -> None:
     http_get(server.endpoint_url, "/data/key", {"Range": "bytes=10-19", "If-Match": "*", "User-Agent": "me"})
     http_get(server.endpoint_url, "/data?list-type=2&prefix=a%20b")

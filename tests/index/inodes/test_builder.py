@@ -12,7 +12,7 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
 from tests.index.indexes import MD5
-from tests.tables import check_table
+from tests.tables import check_table, walk
 
 Objects = dict[bytes, int]
 
@@ -45,16 +45,8 @@ def build(
 
 def paths(table: InodeTable) -> dict[bytes, int | None]:
     """Every path below the root: size of files, None for directories."""
-    found: dict[bytes, int | None] = {}
-
-    def walk(directory: int, path: bytes) -> None:
-        for name, attributes in table.children(directory):
-            found[path + name] = None if attributes.is_directory else attributes.size_bytes
-            if attributes.is_directory:
-                walk(attributes.inode, path + name + b"/")
-
-    walk(ROOT, b"")
-    return found
+    found = walk(table).items()
+    return {path: None if one.is_directory else one.size_bytes for path, one in found if path}
 
 
 def files(table: InodeTable) -> list[int]:

@@ -15,7 +15,7 @@ from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot
 from tests.index.indexes import MD5
-from tests.tables import check_table
+from tests.tables import check_table, walk
 
 
 @dataclass(frozen=True)
@@ -42,22 +42,8 @@ def table_of(objects: Objects) -> InodeTable:
     return builder.build()[0]
 
 
-def walk(table: InodeTable) -> dict[str, Attributes]:
-    """Every path with its attributes; the root is the empty path."""
-    found = {"": table.attributes(ROOT)}
-    waiting = [("", ROOT)]
-    while waiting:
-        path, directory = waiting.pop()
-        for name, attributes in table.children(directory):
-            below = f"{path}/{name.decode()}" if path else name.decode()
-            found[below] = attributes
-            if attributes.is_directory:
-                waiting.append((below, attributes.inode))
-    return found
-
-
-def versions_of(table: InodeTable, objects: Objects) -> dict[str, Version]:
-    return {path: objects[path] for path, attributes in walk(table).items() if not attributes.is_directory}
+def versions_of(table: InodeTable, objects: Objects) -> dict[bytes, Version]:
+    return {path: objects[path.decode()] for path, attributes in walk(table).items() if not attributes.is_directory}
 
 
 _versions = st.builds(
@@ -93,14 +79,14 @@ def test_what_stays_keeps_its_number_and_no_number_is_used_twice(generations: li
 
 
 def check_what_is_stale(
-    changes: Changes, were: dict[str, Attributes], are: dict[str, Attributes], stay: set[str]
+    changes: Changes, were: dict[bytes, Attributes], are: dict[bytes, Attributes], stay: set[bytes]
 ) -> None:
     """A name is stale where its directory stays and it does not."""
     expected = set()
     for path in (were.keys() | are.keys()) - stay:
-        parent, _, name = path.rpartition("/")
+        parent, _, name = path.rpartition(b"/")
         if parent in stay:
-            expected.add((were[parent].inode, name.encode()))
+            expected.add((were[parent].inode, name))
     assert set(changes.stale_names) == expected
     assert len(changes.stale_names) == len(expected)
     stale = {path for path in stay if were[path].is_directory and were[path].mtime_ns != are[path].mtime_ns}
@@ -165,7 +151,7 @@ def test_a_child_of_another_directory_or_of_none_has_no_place_in_a_listing() -> 
     objects = {f"{folder}/{name}": Version() for folder in "abc" for name in "xyz"}
     old = table_of({**objects, "e": Version()})
     new, _ = take_over(old, table_of({key: version for key, version in objects.items() if key != "c/y"}))
-    places = {path: attributes.inode for path, attributes in walk(old).items()}
+    places = {path.decode(): attributes.inode for path, attributes in walk(old).items()}
     for directory, child in (("a", places["c/y"]), ("c", places["a/x"]), ("a", ROOT), ("a", 1 << 50)):
         for table in (old, new):
             with pytest.raises(StaleInodeError):

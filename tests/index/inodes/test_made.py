@@ -9,7 +9,7 @@ from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
 from tests.index.indexes import MD5
-from tests.tables import check_table
+from tests.tables import check_table, walk
 
 _names = st.sampled_from([b"a", b"a!", b"a-c", b"b", b"c", b".fastfuse"])
 _paths = st.lists(_names, min_size=1, max_size=3).map(b"/".join)
@@ -38,16 +38,11 @@ def find(table: InodeTable, path: bytes) -> int:
 def files(table: InodeTable) -> dict[bytes, bytes | None]:
     """The path of every file; what it holds if it is made."""
     found: dict[bytes, bytes | None] = {}
-    waiting = [(b"", ROOT)]
-    while waiting:
-        path, directory = waiting.pop()
-        for name, attributes in table.children(directory):
-            if attributes.is_directory:
-                waiting.append((path + name + b"/", attributes.inode))
-            else:
-                is_made = table.is_made(attributes.inode)
-                found[path + name] = bytes(table.made(attributes.inode)) if is_made else None
-                assert attributes.size_bytes == (len(found[path + name] or b"") if is_made else 7)
+    for path, attributes in walk(table).items():
+        if not attributes.is_directory:
+            content = bytes(table.made(attributes.inode)) if table.is_made(attributes.inode) else None
+            assert attributes.size_bytes == (7 if content is None else len(content))
+            found[path] = content
     return found
 
 

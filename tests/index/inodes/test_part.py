@@ -10,7 +10,7 @@ from fastfuse.index.inodes.selection import key_order, take_part
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import ObjectRef
 from tests.index.indexes import MD5
-from tests.tables import check_table
+from tests.tables import check_table, files_of
 
 SEGMENTS = st.text(alphabet="ab!-/0é", min_size=1, max_size=5)
 KEYS = st.lists(st.lists(SEGMENTS, min_size=1, max_size=3).map("/".join), max_size=25)
@@ -33,13 +33,10 @@ def table_of(keys: list[str], made: Sequence[str] = (), order: Sequence[int] | N
 
 def files(table: InodeTable) -> dict[str, tuple[ObjectRef, bytes]]:
     """Everything that is said of each file, by its path."""
-    found = {}
-    for row in range(len(table)):
-        inode = table.inode(row)
-        if not table.is_directory(inode):
-            content = bytes(table.made(inode)) if table.is_made(inode) else b""
-            found[table.path(inode)] = (table.ref(inode), content)
-    return found
+    found = files_of(table).items()
+    return {
+        path: (table.ref(inode), bytes(table.made(inode)) if table.is_made(inode) else b"") for path, inode in found
+    }
 
 
 def keys_of(table: InodeTable, rows: Sequence[int]) -> list[str]:

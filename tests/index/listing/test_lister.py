@@ -39,7 +39,7 @@ from fastfuse.testing.faults import Action
 from fastfuse.testing.synthetic import Layout
 from tests.index.indexes import columns
 from tests.store import MemoryStore
-from tests.tables import check_table
+from tests.tables import check_table, files_of
 
 
 @dataclass
@@ -119,14 +119,6 @@ class ScriptedSource:
         raise AssertionError("the lister does not own the source")
 
 
-def paths(table: InodeTable) -> list[str]:
-    return sorted(
-        table.key(inode).removeprefix(table.metadata.key_prefix)
-        for inode in range(ROOT, len(table) + 1)
-        if not table.is_directory(inode)
-    )
-
-
 KEYS = [f"data/{number // 7}/{number:03}" for number in range(40)]
 
 
@@ -194,7 +186,7 @@ async def test_pages_of_any_length_show_what_the_uri_names_n1(
         )
         check_table(listing.table)
         assert (listing.table.metadata.bucket, listing.table.metadata.key_prefix) == ("b", prefix)
-        assert paths(listing.table) == sorted(key.removeprefix(prefix) for key in shown)
+        assert sorted(files_of(listing.table)) == sorted(key.removeprefix(prefix) for key in shown)
         assert listing.refusals.total == len(named - shown)
         assert listing.request_count == len(store.requests)
         assert seen[-1] == len(named)
@@ -208,7 +200,7 @@ async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_on
                 return page_body([], truncated=is_first, token="t" if is_first else "")
             return page_body([b"a.bin"])
 
-    assert paths((await list_source(Source([]), S3Uri("b", "a.bin"))).table) == ["a.bin"]
+    assert [*files_of((await list_source(Source([]), S3Uri("b", "a.bin"))).table)] == ["a.bin"]
 
 
 @pytest.mark.parametrize(("token", "start_after"), [("t", ""), ("", "p/a")], ids=["token", "last key"])
@@ -319,7 +311,7 @@ GOOD_KEYS = [b"p/twice/good", b"p/ok"]
 
 async def test_keys_left_out_are_counted_and_logged_exactly_n2_n4(caplog: pytest.LogCaptureFixture) -> None:
     listing = await list_source(PagedStore(sorted([*ODD_KEYS, *GOOD_KEYS])), S3Uri("b", "p/"))
-    assert paths(listing.table) == ["ok", "twice/good"]
+    assert sorted(files_of(listing.table)) == ["ok", "twice/good"]
     assert listing.refusals.total == len(ODD_KEYS)
     assert {record.getMessage() for record in caplog.records} == {
         f"left out: key {key!r} has {reason}" for key, reason in ODD_KEYS.items()
@@ -401,7 +393,7 @@ async def serial_table(server: LoopbackServer) -> InodeTable:
 async def test_hostile_keys_arrive_over_http_in_pages_of_three(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", skip=1, times=1))
     listing = await listed(server, "hostile/")
-    assert paths(listing.table) == sorted(key.removeprefix("hostile/") for key in _HOSTILE)
+    assert sorted(files_of(listing.table)) == sorted(key.removeprefix("hostile/") for key in _HOSTILE)
     assert listing.request_count == 6  # the second page twice, by its token and by its last key
 
 
@@ -467,7 +459,7 @@ async def test_a_listing_can_do_without_folder_names(is_silent: bool, autojump_c
         listing = await list_source(
             WithoutFolders([key.encode() for key in KEYS], 3, is_silent=is_silent), S3Uri("b", "data/")
         )
-    assert paths(listing.table) == [key.removeprefix("data/") for key in KEYS]
+    assert sorted(files_of(listing.table)) == [key.removeprefix("data/") for key in KEYS]
 
 
 async def test_keys_that_are_not_utf8_are_listed_by_tokens() -> None:

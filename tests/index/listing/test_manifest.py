@@ -24,7 +24,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
-from tests.tables import check_table
+from tests.tables import check_table, files_of
 
 SOURCE = S3Uri("lists", "folder/train.manifest")
 
@@ -75,9 +75,7 @@ def augmented(*lines: Mapping[str, object]) -> Objects:
 def paths(table: InodeTable) -> dict[str, str]:
     """The URI of each file by its path, "" for a made one."""
     check_table(table)
-    inodes = [table.inode(row) for row in range(len(table))]
-    files = [inode for inode in inodes if not table.is_directory(inode)]
-    refs = {table.path(inode): table.ref(inode) for inode in files}
+    refs = {path: table.ref(inode) for path, inode in files_of(table).items()}
     return {path: f"s3://{ref.bucket}/{ref.key}" if ref.bucket else "" for path, ref in refs.items()}
 
 
