@@ -1,7 +1,6 @@
-"""Verdicts are provoked by workloads that have the fault, through a real mount.
+"""Each verdict is provoked by a workload that has that fault, through a real mount.
 
-Those that are a count of the service's replies or a setting are in `test_verdict` alone; "small files without hints" is
-in `test_summary`.
+One is not: "small files without hints" is in `test_summary`.
 """
 
 import mmap
@@ -10,7 +9,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ from fastfuse.filesystem.control import RECORD, ask, entry_of
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, figures_of, judge
 from fastfuse.metrics import Counters
-from fastfuse.testing import Delay, FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.testing.faults import Action
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted
@@ -71,8 +70,8 @@ class Place:
         wait_until(lambda: judge(figures()).name == verdict, lambda: f"{judge(figures())} of {figures()}")
 
     @contextmanager
-    def faulty(self, action: Action) -> Iterator[None]:
-        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject"))
+    def faulty(self, action: Action, times: int | None = None) -> Iterator[None]:
+        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject", times=times))
         yield
         self.server.faults.remove(rule)
 
@@ -125,6 +124,11 @@ def forget_pages(paths: Sequence[Path]) -> None:
         os.close(fd)
 
 
+def test_a_few_reads_tell_nothing(place: Place) -> None:
+    with place.gives("too little to judge"), place.faulty(Delay(0.5)):
+        in_order(place.next_files(1)[0])
+
+
 def test_one_reader_of_large_files(place: Place) -> None:
     with place.gives("too few readers"), place.faulty(Delay(0.1)):
         at_once(in_order, place.next_files(2), readers=1)
@@ -140,6 +144,25 @@ def test_reads_here_and_there(place: Place) -> None:
         at_once(here_and_there, place.next_files(2), readers=2)
 
 
+def test_a_service_that_throttles(place: Place) -> None:
+    with place.gives("throttled"), place.faulty(SLOW_DOWN, times=ENOUGH):
+        at_once(in_order, place.next_files(3), readers=1)
+
+
+def test_a_service_that_fails(place: Place) -> None:
+    with place.gives("requests failed"), place.faulty(INTERNAL_ERROR, times=ENOUGH):
+        at_once(in_order, place.next_files(3), readers=1)
+
+
+def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
+    kernel = Path("/sys/class/bdi", entry_of(place.mount.path).device, "read_ahead_kb")
+    before = kernel.read_text()
+    kernel.write_text("128")
+    with place.gives("readahead not permitted"), place.faulty(Delay(0.1)):
+        at_once(in_order, place.next_files(2), readers=1)
+    kernel.write_text(before)
+
+
 def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
     forget_pages(place.files)
     with place.gives("memory target too small"), place.faulty(Delay(0.05)):
@@ -151,6 +174,37 @@ def test_a_second_epoch_that_comes_from_s3_again(place: Place) -> None:
         for paths in (place.files, place.files[: FILES // 2]):
             forget_pages(paths)
             at_once(in_order, paths, readers=6)
+
+
+@contextmanager
+def limited(pid: int) -> Iterator[Callable[[str], object]]:
+    """Give a process and its children a control group with a limit of CPU, which what is yielded sets."""
+    name = f"fastfuse-test-{pid}"
+    if (first := Path("/sys/fs/cgroup/cpu")).is_dir():  # version 1
+        group, limit, period, none = first / name, "cpu.cfs_quota_us", "", "-1"
+    else:
+        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+cpu")
+        group, limit, period, none = Path("/sys/fs/cgroup", name), "cpu.max", " 100000", "max"
+    group.mkdir()
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for member in (str(pid), *children):
+        (group / "cgroup.procs").write_text(member)
+    try:
+        yield lambda quota_us: (group / limit).write_text(f"{quota_us or none}{period}")
+    finally:
+        for member in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it has ended
+                (group.parent / "cgroup.procs").write_text(member)
+        group.rmdir()
+
+
+def test_a_mount_that_gets_little_of_a_cpu(place: Place) -> None:
+    forget_pages(place.files)
+    with limited(place.mount.process.pid) as limit:
+        limit("10000")  # a tenth of a CPU
+        with place.gives("CPU limit"):
+            at_once(in_order, place.files[12:], readers=4)
+        limit("")
 
 
 def test_a_script_that_computes(place: Place) -> None:
