@@ -148,7 +148,7 @@ class _Lister:
 
     async def _one_object(self, path: str, folder: str, *, allow_empty: bool) -> TableBuilder:
         """List the one object `path`, below which nothing lies; raise if there is no object of this name."""
-        page = await self._first_page(path, delimiter="/")
+        page = await self._page_of_object(path)
         if path.encode() in page.keys:
             row = page.keys.index(path.encode())
             others = [name for name in page.common_prefixes + page.keys if name != path.encode()]
@@ -163,6 +163,18 @@ class _Lister:
         if not allow_empty:
             raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
         return TableBuilder(self._source.bucket, folder)
+
+    async def _page_of_object(self, path: str) -> Page:
+        """Return the page with the object `path`, else the first with an entry. In key order it would be on that."""
+        first = page = await self._first_page(path, delimiter="/")
+        while path.encode() not in page.keys:
+            if not page.is_truncated:
+                return first
+            last = max(page.common_prefixes + page.keys, default=b"")
+            page = await self._page(path, delimiter="/", after=page)
+            if last < min(page.common_prefixes + page.keys, default=b""):
+                return first
+        return page
 
     async def _neighbours(self) -> list[bytes]:
         """Return names that begin with the source's path and do not lie in its folder, if there are any."""

@@ -165,6 +165,7 @@ def named_by(keys: Sequence[str], path: str, *, as_key_names: bool) -> tuple[str
     st.booleans(),
 )
 @example({"a-/x", "a/b"}, False, "a", [], 1, "last keys", False).via("a page of one common prefix, without a token")
+@example({"a/b", "a/b-"}, False, "a/b", [], 1, "no order", False).via("an object behind a longer name")
 async def test_pages_of_any_length_show_what_the_uri_names_n1(
     names: set[str], has_many: bool, path: str, first_pages: list[int], page_keys: int, service: str, as_key_names: bool
 ) -> None:
