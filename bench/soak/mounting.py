@@ -80,11 +80,15 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+# Connections to S3, and segments of the local tier, of which at most 256 are open.
+_KEPT = {"TCP connection", "segment"}
+
+
 def holdings(mount: SoakMount) -> dict[str, float]:
-    """Return what may not grow while nobody reads; connections to S3 are kept for the next reads, so are left out."""
+    """Return what may not grow while nobody reads, without what is kept for the next reads."""
     tree = process_tree(mount.pid)
     kinds: Counter[str] = Counter(
-        f"descriptors: {kind}" for pid in tree for kind in _descriptor_kinds(pid) if kind != "TCP connection"
+        f"descriptors: {kind}" for pid in tree for kind in _descriptor_kinds(pid) if kind not in _KEPT
     )
     return {
         **kinds,
@@ -139,7 +143,7 @@ def _descriptor_kinds(pid: int) -> Iterator[str]:
                 if kind == "socket":
                     yield "TCP connection" if rest.strip("[]") in tcp else "socket"
                 else:
-                    yield kind if kind == "pipe" else target
+                    yield kind if kind == "pipe" else "segment" if ".segment" in target else target
 
 
 def _tcp_inodes(pid: int) -> set[str]:
