@@ -110,7 +110,7 @@ class Prefetcher:
     _reader: RangeReader
     _config: ReadaheadConfig
     _fetches: Fetches
-    # What somebody else reads is left to it.
+    # Files that somebody else reads are left to it.
     _claims: Claims | None
 
     def __post_init__(self) -> None:

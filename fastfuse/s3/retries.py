@@ -115,7 +115,7 @@ class Retries:
         self._waiting = 0
         self._began_s = 0.0
         self._was_told = False
-        # Of this trouble: the number of failures of each kind, and the names of what was requested.
+        # The failures of this trouble by kind, and the names of what was requested.
         self._failures = Counter[str]()
         self._names: set[str] = set()
 

@@ -38,7 +38,7 @@ class LocalDirectory:
     path: str
     # ``FileSystemId``; empty for a directory that has a path on the host.
     file_system: str = ""
-    # Where the file system is mounted on this host; empty until `located` has told.
+    # The place where the file system is mounted on this host; empty until `located` has told.
     mounted_at: str = ""
     # ``FileSystemAccessMode`` ``rw``.
     is_writable: bool = False

@@ -314,7 +314,7 @@ def settle(root: Directory) -> None:
         os.fsync(root.fd)
 
 
-# Of each place: the device, and bytes.
+# The record of each place: the device, and bytes.
 _FIELDS = 2
 _FIELD_BYTES = 8
 _MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many

@@ -1,4 +1,4 @@
-"""What lies below a channel's directory before the first byte is fetched, and the way of each file to its place.
+"""The files below a channel's directory: those that are there before a byte is fetched, and how each gets its place.
 
 A survey finds the files that are there already, and checks that the rest fits beside the claims of other channels. A
 file is written in a private directory, and renamed once it is whole. The functions are for threads. Nothing waits for
@@ -390,8 +390,8 @@ def check_room(places: Places, survey: Survey, halves_bytes: int, claim: DiskCla
     claim.put(device, needed_bytes)
     with disk_errors(root.path):
         found = os.statvfs(root.fd)
-    # In this order, what others write between the two looks is not counted twice; what they wrote since they told last,
-    # a tenth of a second ago, is.
+    # This order counts nothing twice that others write between the two looks; what they wrote since they told last, a
+    # tenth of a second ago, counts twice.
     free_bytes, others_bytes = found.f_bavail * found.f_frsize, claim.others_bytes
     where = repr(os.fsdecode(root.path))
     if needed_bytes and needed_bytes + others_bytes > free_bytes:

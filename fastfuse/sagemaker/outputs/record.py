@@ -97,7 +97,7 @@ class ChannelAccount:
 
     channel: Channel
     usage: Usage
-    # As `listing_of` describes it. Empty: it was not listed, or is a directory that the script itself reads.
+    # Made by `listing_of`. Empty: it was not listed, or is a directory that the script itself reads.
     listing: Mapping[str, object]
     # The part of a record that `filesystem.recorder` makes.
     samples: Mapping[str, Any] = field(default_factory=dict)

@@ -177,7 +177,7 @@ class _Gzip:
         self._report = report
         threads = len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(threads)
-        # So many keep every thread busy while the oldest block is passed on.
+        # This many keep every thread busy while the oldest block is passed on.
         self._most_ahead = 2 * threads
         self._ahead: deque[Future[bytes]] = deque()
         self._begun = bytearray()

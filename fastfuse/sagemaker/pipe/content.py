@@ -248,7 +248,7 @@ class Gunzip:
 
     def __init__(self) -> None:
         self._member = zlib.decompressobj(_GZIP_ONLY)
-        # Whether a member has begun, and whether one has ended.
+        # True once a member has begun, and once one has ended.
         self._is_within = self._is_past_first = False
 
     def feed(self, chunk: Buffer) -> Iterator[bytes]:
@@ -331,7 +331,7 @@ class Framer:
 
     def __init__(self, scan: Scan) -> None:
         self._size_bytes = scan.size_bytes
-        # Where pieces end, and where data is left out: the magic behind each but the last.
+        # Places where a piece ends, and data that is left out: the magic behind each but the last.
         self._ends = [*scan.magics, scan.size_bytes]
         self._at = 0
         self._piece = -1

@@ -47,7 +47,7 @@ class RunSettings:
     connection: ConnectionConfig
     # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
-    # By name of channel (`divide_memory`).
+    # Bytes by name of channel (`divide_memory`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
     # The local tier of mounted channels, or None.
