@@ -1,7 +1,7 @@
 """``python -m bench.fleet``: what hosts that start at once ask of S3, and when each of them can read.
 
 `simulate` is a model of hosts that share an index and then read small files, a GET each, from a service that allows so
-many requests a second. Its hosts keep the rate and the pauses of the real client (`s3.rate`, `s3.retries`) and the
+many requests a second. Its hosts keep the rate and the pauses of the real client (`s3.rate`, `s3.retry_policy`) and the
 protocol of `index.shared`, on a clock of its own. ``--real`` compares it with real mounts of the loopback server.
 """
 
@@ -28,8 +28,8 @@ from bench.machine import describe
 from bench.mounting import ENVIRONMENT
 from fastfuse.demo.mounting import MountProcess
 from fastfuse.index import saved
-from fastfuse.s3 import retries
 from fastfuse.s3.rate import RequestRate
+from fastfuse.s3.retry_policy import RetryBudget, longest_pause_s
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Pace, ServerConfig
 from fastfuse.testing.faults import SLOW_DOWN
 
@@ -90,7 +90,7 @@ class _Client:
 
     def __init__(self) -> None:
         self.rate = RequestRate()
-        self.budget = retries.RetryBudget()
+        self.budget = RetryBudget()
         self.is_troubled = False
         self.waiting = 0
 
@@ -223,8 +223,7 @@ class _Simulation:
                 return found  # type: ignore[return-value]  # as `act` has it
             self.outcome.refused += 1
             client.failed(self._now_s, failures + 1)
-            longest_s = min(retries.LONGEST_PAUSE_S, retries.FIRST_PAUSE_S * 2 ** (failures + 1))
-            yield max(self._random.uniform(0, longest_s), client.budget.wait_s(self._now_s))
+            yield max(self._random.random() * longest_pause_s(failures + 1), client.budget.wait_s(self._now_s))
         raise AssertionError
 
     def _is_allowed(self) -> bool:

@@ -1,6 +1,6 @@
 """Every kind of failure in every situation: what the reader or the command gets, and what the operator sees.
 
-The expected outcome of a row is derived from the policy (`s3.retries`, `s3.failures`), as docs/SEMANTICS.md shows it.
+The expected outcome of a row is derived from the policy (`s3.retry_policy`, `s3.failures`), shown in docs/SEMANTICS.md.
 """
 
 import errno
@@ -26,13 +26,14 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3 import client as s3_client
-from fastfuse.s3 import retries
+from fastfuse.s3 import retry_policy
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Failure, Kind, read_error, start_error
-from fastfuse.s3.retries import attempts
+from fastfuse.s3.retries import Retries
+from fastfuse.s3.retry_policy import attempts
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
 from fastfuse.sagemaker.pipe.content import File
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
@@ -74,7 +75,7 @@ class Scene:
         self.directory = directory
         self._monkeypatch = monkeypatch
         self.counters = Counters()
-        self.retries = retries.Retries(self.counters)
+        self.retries = Retries(self.counters)
         self.limit(PATIENCE_S)
         self.table = self._table()
 
@@ -174,7 +175,7 @@ CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Scene]:
     # The first pauses fit into the shorter deadline.
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry_policy, "FIRST_PAUSE_S", 0.01)
     caplog.set_level(logging.INFO)
     with LoopbackServer({"bucket": MemoryObjects({"large": LARGE, "small": SMALL})}) as server:
         yield Scene(server, tmp_path, monkeypatch)

@@ -1,72 +1,28 @@
-"""The one retry policy: it decides which failures are tried again, how often, and after which pauses.
-
-The log tells what keeps requests from being answered, and when it is over.
-
-botocore's own retries are off, for uploads too: they stop at a response's headers (a GET cut off in its body is not
-retried) and share a quota that a burst of 503 drains for every file at once.
-"""
+"""Tries requests again by the policy, and tells in the log what keeps them from being answered, and when it is over."""
 
 import logging
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from math import inf
 from typing import Any, TypeVar
 
 import trio
 
 from fastfuse.metrics import Counters
 from fastfuse.repeats import RepeatedFailures
-from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.failures import Failure
+from fastfuse.s3.retry_policy import FailedAttempts, RetryBudget, attempts
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "UNTIL_DEADLINE", "Retries", "RetryBudget", "RetryableError", "attempts"]
+__all__ = ["Retries", "RetryableError"]
 
 _log = logging.getLogger(__name__)
-
-# "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
-
-# All requests of a client together: the burst lets a full set of connections be tried again at once. What 128 requests
-# in an outage make of the pauses above is 50 a second.
-RETRIES_PER_S = 50.0
-RETRY_BURST = 128
-RETRIES_PER_ANSWER = 0.5
-
-# The deadline ends these attempts, not a count: a busy service recovers within it.
-UNTIL_DEADLINE = 1000
-# Three pauses: an address that does not answer, of a mistyped --endpoint-url say, is reported within two seconds.
-_A_FEW = 4
-_ATTEMPTS = {
-    Kind.THROTTLED: UNTIL_DEADLINE,
-    Kind.BUSY: UNTIL_DEADLINE,
-    Kind.BROKEN: UNTIL_DEADLINE,
-    Kind.UNREACHABLE: _A_FEW,
-    # A service that starts may close connections, too. What answers instead is told within two seconds.
-    Kind.NOT_S3: _A_FEW,
-    # New credentials, or a clock that was set, may be there a moment later.
-    Kind.EXPIRED: _A_FEW,
-    Kind.SKEWED: _A_FEW,
-}
 
 # The objects that waited and are counted apart, and the kinds of failures that `Retries.trouble` tells.
 _MOST_NAMES = 10_000
 _MOST_KINDS = 5
 
 T = TypeVar("T")
-
-
-def attempts(kind: Kind, *, is_read: bool, is_mended: bool = False) -> int:
-    """Return how often a request is made in all before a failure of `kind` is final.
-
-    A mount that serves reads outlives an outage of the network; a command that starts does not wait for one. If the
-    reason of the failure `is_mended`, by new credentials say, only the deadline counts.
-    """
-    if is_mended:
-        # A denied object stays denied, whichever credentials a program makes up for each call.
-        return _A_FEW if kind is Kind.DENIED else UNTIL_DEADLINE
-    return UNTIL_DEADLINE if is_read and kind is Kind.UNREACHABLE else _ATTEMPTS.get(kind, 1)
 
 
 class RetryableError(Exception):
@@ -79,26 +35,6 @@ class RetryableError(Exception):
         self.failure = failure
         self.is_mended = is_mended
         self.attempts = attempts(failure.kind, is_read=is_read, is_mended=is_mended)
-
-
-class RetryBudget:
-    """The number of retries per second of all requests together, so that they do not multiply an outage.
-
-    The generic cell rate algorithm (ITU-T I.371): a retry waits until the earlier ones have been spread in time.
-    """
-
-    def __init__(self) -> None:
-        # When the last retry would have been made if none had been made ahead of its time.
-        self._spread_until_s = -inf
-
-    def wait_s(self, now_s: float) -> float:
-        """Return how long the next retry has to wait at least."""
-        self._spread_until_s = max(self._spread_until_s, now_s - RETRY_BURST / RETRIES_PER_S) + 1 / RETRIES_PER_S
-        return max(0.0, self._spread_until_s - now_s)
-
-    def answered(self) -> None:
-        """Note that the service answered a request: it can bear more retries."""
-        self._spread_until_s -= RETRIES_PER_ANSWER / RETRIES_PER_S
 
 
 class Retries:
@@ -159,7 +95,7 @@ class Retries:
         return result
 
     async def _run(self, attempt: Callable[[], Awaitable[T]], name: str, failed: RetryableError | None) -> T:
-        made: Counter[Kind] = Counter()
+        made = FailedAttempts(self._budget)
         began_s = trio.current_time()
         told = 0
         try:
@@ -169,14 +105,11 @@ class Retries:
                         return await attempt()
                     except RetryableError as error:
                         failed = error
-                kind = failed.failure.kind
-                made[kind] += 1
-                now_s = trio.current_time()
-                pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** made.total()))
-                is_final = made[kind] >= failed.attempts
-                if not is_final:
-                    pause_s = max(pause_s, self._budget.wait_s(now_s))
-                if is_final or now_s + pause_s >= trio.current_effective_deadline():
+                now_s, deadline_s = trio.current_time(), trio.current_effective_deadline()
+                pause_s = made.pause_s(
+                    failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s, deadline_s=deadline_s
+                )
+                if pause_s is None:
                     raise failed.error from failed.__cause__
                 if not failed.is_mended:
                     told += 1

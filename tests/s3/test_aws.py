@@ -14,7 +14,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
-from fastfuse.s3.retries import attempts
+from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
 from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.canned import canned_server
@@ -183,7 +183,7 @@ def found(path: str) -> tuple[int, dict[str, str], bytes]:
 
 
 async def test_a_read_outlives_an_outage_in_the_search_for_a_region(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
     refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
 
     async def connect_later(routes: Routes, route: Route) -> Connection:

@@ -1,10 +1,8 @@
-import errno
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 
 import pytest
 import trio
@@ -12,18 +10,9 @@ import trio.testing
 
 from fastfuse.errors import UnavailableError
 from fastfuse.metrics import Counters
-from fastfuse.objects import ObjectRef
-from fastfuse.s3.failures import CODES, STATUSES, Failure, Kind, read_error
-from fastfuse.s3.retries import (
-    LONGEST_PAUSE_S,
-    RETRIES_PER_S,
-    RETRY_BURST,
-    UNTIL_DEADLINE,
-    Retries,
-    RetryableError,
-    RetryBudget,
-    attempts,
-)
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.retries import Retries, RetryableError
+from fastfuse.s3.retry_policy import LONGEST_PAUSE_S, RETRIES_PER_S, RETRY_BURST
 
 BUSY = Failure(kind=Kind.BUSY, detail="500 InternalError", request_id="4442587FB7D0A2F9")
 
@@ -90,53 +79,6 @@ async def test_a_failure_that_is_final_is_raised_without_another_attempt() -> No
     assert made == []
 
 
-def policy_table() -> str:
-    """Generate the table of the retry policy, as docs/SEMANTICS.md shows it."""
-    lines = [
-        "| failure | replies that mean it | a read is tried | a command is tried | the reader gets |",
-        "|---|---|---|---|---|",
-    ]
-    for kind in Kind:
-        codes = [f"`{code}`" for code, its_kind in sorted(CODES.items()) if its_kind is kind]
-        statuses = [str(status) for status, its_kind in sorted(STATUSES.items()) if its_kind is kind]
-        if kind is Kind.BUSY:
-            statuses.append("other 5xx but 501")
-        error = read_error(Failure(kind=kind, detail=""), ObjectRef("bucket", "key", 1, ""))
-        counts = [_shown_count(attempts(kind, is_read=is_read)) for is_read in (True, False)]
-        replies = ", ".join(codes + statuses) or "–"
-        lines.append(f"| {kind.name.lower()} | {replies} | {' | '.join(counts)} | `{errno.errorcode[error.errno]}` |")
-    return "\n".join(lines)
-
-
-def _shown_count(count: int) -> str:
-    return "until its deadline" if count == UNTIL_DEADLINE else "once" if count == 1 else f"{count} times"
-
-
-def test_the_page_shows_the_policy() -> None:
-    page = (Path(__file__).parents[2] / "docs/SEMANTICS.md").read_text()
-    assert f"\n\n{policy_table()}\n\n" in page, f"docs/SEMANTICS.md should have this table:\n{policy_table()}"
-
-
-@pytest.mark.parametrize("kind", Kind)
-def test_what_was_mended_is_tried_again_and_a_denied_object_a_few_times_only(kind: Kind) -> None:
-    expected = 4 if kind is Kind.DENIED else UNTIL_DEADLINE
-    assert attempts(kind, is_read=False, is_mended=True) == expected
-
-
-@pytest.mark.parametrize("is_read", [True, False])
-def test_which_failures_are_tried_again_and_how_often(*, is_read: bool) -> None:
-    again = {kind: attempts(kind, is_read=is_read) for kind in Kind if attempts(kind, is_read=is_read) > 1}
-    assert again == {
-        Kind.THROTTLED: UNTIL_DEADLINE,
-        Kind.BUSY: UNTIL_DEADLINE,
-        Kind.BROKEN: UNTIL_DEADLINE,
-        Kind.UNREACHABLE: UNTIL_DEADLINE if is_read else 4,
-        Kind.NOT_S3: 4,
-        Kind.EXPIRED: 4,
-        Kind.SKEWED: 4,
-    }
-
-
 async def test_kinds_of_failure_are_counted_apart(autojump_clock: trio.testing.MockClock) -> None:
     kinds = [Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED]
 
@@ -146,17 +88,6 @@ async def test_kinds_of_failure_are_counted_apart(autojump_clock: trio.testing.M
         raise RetryableError(UnavailableError("u"), Failure(kind=kinds.pop(), detail="d"))
 
     assert await Retries().run(attempt, name="x") == "done"
-
-
-def test_retries_are_spread_once_a_burst_is_used_up_and_answers_allow_more() -> None:
-    budget = RetryBudget()
-    assert [budget.wait_s(100.0) for _ in range(RETRY_BURST)] == [0.0] * RETRY_BURST
-    waits = [budget.wait_s(100.0) for _ in range(100)]
-    assert waits == pytest.approx([(number + 1) / RETRIES_PER_S for number in range(100)])
-    for _ in range(200):
-        budget.answered()
-    assert budget.wait_s(100.0) == pytest.approx(1 / RETRIES_PER_S)
-    assert budget.wait_s(200.0) == 0
 
 
 async def test_requests_that_all_fail_are_tried_again_at_the_rate_of_the_budget(
@@ -183,7 +114,7 @@ async def test_requests_that_all_fail_are_tried_again_at_the_rate_of_the_budget(
 async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+    monkeypatch.setattr("random.random", lambda: 1.0)
     caplog.set_level("INFO")
     counters = Counters()
     retries = Retries(counters)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3 import retries
+from fastfuse.s3 import retry_policy
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import failure_of_page, failure_of_refusal
 from fastfuse.s3.client import S3Client
@@ -75,7 +75,7 @@ def reset(connection: socket.socket) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry_policy, "FIRST_PAUSE_S", 0.001)
 
 
 async def use(config: ConnectionConfig, ask: Callable[[S3Client], Awaitable[object]]) -> FastfuseError:
