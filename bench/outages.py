@@ -34,7 +34,7 @@ _KIND = Kind("small/", 60_000, 4096, 16_384)
 _FIRST_S = 3.0
 # Reads before an outage, and after it.
 _AROUND_S = 3.0
-# A buffered read of an object that does not answer takes two deadlines of 60 s.
+# More than twice the deadline of a read.
 _PATIENCE_S = 150.0
 
 
@@ -53,7 +53,7 @@ class _Reads:
     def __init__(self, root: Path, readers: int) -> None:
         self._is_over = multiprocessing.RawValue("b", 0)
         keys = _KIND.keys()
-        # Of a buffered read that fails the kernel asks again, so every other reader goes past the page cache.
+        # Every other reader goes past the page cache: of a buffered read that fails the kernel asks again.
         self._pipes = [
             fork_with_pipe(_read_all, root, keys[index::readers], os.O_DIRECT if index % 2 else 0, self._is_over)[1]
             for index in range(readers)

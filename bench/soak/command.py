@@ -38,7 +38,7 @@ _KINDS = [
     Kind("middle/", 48, 1 << 20, 8 << 20),
     Kind("large/", 4, 64 << 20, 192 << 20),
 ]
-# A buffered read of an object that does not answer takes two deadlines of 60 s to fail.
+# More than twice the deadline of a read.
 _STUCK_S = 150.0
 _PERIODS = 10
 # From here on workers that are stopped are left so.

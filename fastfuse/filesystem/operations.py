@@ -17,6 +17,7 @@ import stat
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from math import inf
 from time import perf_counter, time
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ import trio
 from fastfuse.errors import FastfuseError, ObjectChangedError, PoisonedReadError, ReadError, errno_for
 from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.late_reads import LateReads
 from fastfuse.filesystem.session import InitialisedOperations
 from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.inodes.table import Attributes, InodeTable
@@ -142,6 +144,7 @@ class MountOperations(InitialisedOperations):
         # The suspects in hand, each with what tells its end.
         self._suspects_begun: dict[Read, trio.Event] = {}
         self._failures = RepeatedFailures(_log)
+        self._late = LateReads()
         # The last reads that failed, each with its time in seconds since 1970.
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
         # The watchers of the reads; None while there are none.
@@ -160,9 +163,10 @@ class MountOperations(InitialisedOperations):
         """The table that answers now."""
         return self._table
 
-    def serve(self, table: InodeTable, engine: ReadEngine) -> None:
+    def serve(self, table: InodeTable, engine: ReadEngine, read_deadline_s: float = inf) -> None:
         """Answer from `table` and `engine` from now on; a worker's first step."""
         self._engine = engine
+        self._late = LateReads(read_deadline_s)
         self._answer_from(table)
 
     def swap(self, table: InodeTable) -> None:
@@ -265,13 +269,18 @@ class MountOperations(InitialisedOperations):
         began_s = perf_counter()
         in_hand, slot = self._in_hand, -1
         try:
+            if number := self._late.errno_of(Read(inode, offset, size_bytes), began_s):
+                raise pyfuse3.FUSEError(number)
             ref = self._table.ref(inode)
             if in_hand.suspects or in_hand.poisoned:
                 await self._take_suspect(Read(inode, offset, size_bytes), ref)
             slot = in_hand.take(inode, offset, size_bytes)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
+            self._late.answered()
         except ReadError as error:
-            self._tell(error, inode, offset, perf_counter() - began_s)
+            now_s = perf_counter()
+            self._late.failed(Read(inode, offset, size_bytes), errno_for(error), took_s=now_s - began_s, now_s=now_s)
+            self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
             in_hand.put_back(slot)

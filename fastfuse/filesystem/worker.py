@@ -132,7 +132,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)
-        buckets = _serve_table(operations, task.snapshot_fd, engine)
+        buckets = _serve_table(operations, task.snapshot_fd, engine, task.session.config.deadline_s)
         # They read from S3, not from the local tier.
         may_read = cache is None
         small_files = SmallFiles(operations, engine, client, gets, task.session_fd, may_read=may_read)
@@ -153,14 +153,16 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     await gets.aclose()
 
 
-def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:
+def _serve_table(
+    operations: MountOperations, snapshot_fd: int, engine: ReadEngine, read_deadline_s: float
+) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, close that, and return the table's buckets.
 
     No other reference to the table remains, so that its mapping goes when another replaces it.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine)
+    operations.serve(table, engine, read_deadline_s)
     return table.buckets()
 
 

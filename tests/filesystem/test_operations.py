@@ -17,6 +17,7 @@ from fastfuse.errors import (
     ObjectChangedError,
     UnavailableError,
 )
+from fastfuse.filesystem import late_reads
 from fastfuse.filesystem.fuse import interposed, pyfuse3
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.index.inodes.builder import TableBuilder
@@ -277,3 +278,19 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
     monkeypatch.setattr("fastfuse.filesystem.operations.perf_counter", count(100.0, 1.25).__next__)
     assert await errno_of(mounted.operations.read(mounted.file, 0, 1)) == errno.EIO
     assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000
+
+
+async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_a_read_is_answered_d5(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_reads, "_REMEMBERED_S", 3600.0)
+    operations, engine = mounted.operations, mounted.engine
+    operations.serve(mounted.table, engine, read_deadline_s=0.0)  # so every failure is late
+    engine.error = UnavailableError("'file': 503 SlowDown")
+    assert await errno_of(operations.read(mounted.file, 0, 10)) == errno.EIO
+    assert await errno_of(operations.read(mounted.file, 4, 1)) == errno.EIO
+    assert engine.reads == [(mounted.file, 0, 10)]
+    assert caplog.text.count("failed with EIO") == 1
+    engine.error = None
+    assert await operations.read(mounted.archived, 0, 5) == b"x" * 5
+    assert await operations.read(mounted.file, 4, 1) == b"x"

@@ -109,7 +109,7 @@ def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(tr
     with ThreadPoolExecutor(len(names) * 2) as threads:
         buffered = [threads.submit(errno_of, (troubled.path / name).read_bytes) for name in names]
         direct = [threads.submit(errno_of, direct_read, troubled.path / name, 4096, 4096) for name in names]
-        # Twice the deadline, for what the kernel asks again; a default deadline would be twenty times as long.
+        # A default deadline would be twenty times as long.
         answers = [future.result(10 * DEADLINE_S) for future in buffered + direct]
     assert answers == [errno.EIO] * 2 * len(names)
     for name in names:

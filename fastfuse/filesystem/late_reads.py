@@ -1,0 +1,44 @@
+"""Remembers reads that waited for their deadline in vain, so that no reader waits for a second one.
+
+The kernel asks again, at once, for the page that a reader wants of what its readahead did not get.
+"""
+
+from collections import deque
+from math import inf
+from typing import Final
+
+from fastfuse.filesystem.in_hand import Read
+
+__all__ = ["LateReads"]
+
+# The kernel asks again within milliseconds, and a program that tries again is to find a service that is back.
+_REMEMBERED_S: Final = 1.0
+_MOST_READS: Final = 64
+
+
+class LateReads:
+    """The reads that failed late in the last second, unless a read was answered since.
+
+    Pure: each call is told what time it is, in seconds.
+    """
+
+    def __init__(self, deadline_s: float = inf) -> None:
+        # A read that joins a GET of another one comes late to it.
+        self._late_s = deadline_s / 2
+        self._reads: deque[tuple[float, Read, int]] = deque(maxlen=_MOST_READS)
+
+    def failed(self, read: Read, number: int, *, took_s: float, now_s: float) -> None:
+        """Note that `read` failed with the errno `number` after `took_s`."""
+        if took_s >= self._late_s:
+            self._reads.append((now_s, read, number))
+
+    def answered(self) -> None:
+        """Note that a read was answered: the service is back."""
+        if self._reads:
+            self._reads.clear()
+
+    def errno_of(self, read: Read, now_s: float) -> int:
+        """Return what the late read failed with that `read` repeats, at least in part; 0 if there is none."""
+        while self._reads and self._reads[0][0] < now_s - _REMEMBERED_S:
+            self._reads.popleft()
+        return next((number for _, late, number in self._reads if late.overlaps(read)), 0)

@@ -1,0 +1,44 @@
+import errno
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfuse.filesystem.in_hand import Read
+from fastfuse.filesystem.late_reads import LateReads
+
+
+def late_read() -> LateReads:
+    """What is known at 100 s of a read of 1 MiB of inode 7 that failed at its deadline of 60 s."""
+    late = LateReads(60.0)
+    late.failed(Read(7, 1 << 20, 1 << 20), errno.EIO, took_s=60.0, now_s=100.0)
+    return late
+
+
+def test_a_page_of_what_failed_late_fails_at_once() -> None:
+    late = late_read()
+    assert late.errno_of(Read(7, (2 << 20) - 4096, 4096), 100.9) == errno.EIO
+    assert late.errno_of(Read(7, 2 << 20, 4096), 100.9) == 0
+    assert late.errno_of(Read(8, 1 << 20, 4096), 100.9) == 0
+
+
+def test_it_is_forgotten_after_a_second_and_once_a_read_is_answered() -> None:
+    late = late_read()
+    assert late.errno_of(Read(7, 1 << 20, 4096), 101.1) == 0
+    late = late_read()
+    late.answered()
+    assert late.errno_of(Read(7, 1 << 20, 4096), 100.1) == 0
+
+
+def test_what_fails_soon_is_tried_again() -> None:
+    late = LateReads(60.0)
+    late.failed(Read(7, 0, 4096), errno.EIO, took_s=2.0, now_s=100.0)
+    assert late.errno_of(Read(7, 0, 4096), 100.0) == 0
+
+
+@given(st.integers(1, 10_000))
+def test_no_more_than_a_few_are_kept(count: int) -> None:
+    late = LateReads(0.0)
+    for inode in range(1, count + 1):
+        late.failed(Read(inode, 0, 1), errno.EIO, took_s=1.0, now_s=0.0)
+    kept = [inode for inode in range(1, count + 1) if late.errno_of(Read(inode, 0, 1), 0.5)]
+    assert kept == list(range(max(1, count - 63), count + 1))
