@@ -33,6 +33,8 @@ class _MemoryEngine:
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 
+    def began(self, reader: int) -> None: ...
+
     def forget(self, inode: int) -> None:
         """Nothing is kept."""
 

@@ -77,6 +77,10 @@ class ReadEngine(Protocol):
         """Return exactly the bytes asked for, fewer only at the end of the file, or raise `ReadError`."""
         ...
 
+    def began(self, reader: int) -> None:
+        """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
+        ...
+
     def forget(self, inode: int) -> None:
         """Keep nothing of the file: no process has it open, and the page cache has nothing of it."""
         ...
@@ -248,6 +252,8 @@ class MountOperations(InitialisedOperations):
         return self._in_hand
 
     async def read(self, fh: int, off: int, size: int) -> Buffer:  # type: ignore[override] # pyfuse3 takes any buffer
+        if not off:
+            self._engine.began(fh >> interposed.HANDLE_INODE_BITS)
         if self.watched is not None:
             return self.replies.hand_over(await self.watched.read(fh, off, size, self._read))
         return self.replies.hand_over(await self._read(fh & _INODE_MASK, off, size))

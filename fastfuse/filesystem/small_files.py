@@ -142,7 +142,7 @@ class SmallFiles:
                 if self._operations.watched is not None:
                     access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
                     self._operations.watched.note(access)
-                self._engine.was_read(inode, size_bytes)
+                self._engine.was_read(inode, size_bytes, took_s, process)
         except Exception:  # noqa: BLE001 - it is called in the middle of another request
             _log.exception("small files that were read are not counted, for an unforeseen reason; the mount goes on")
 

@@ -12,6 +12,7 @@ import trio
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.limits import ReadaheadConfig
+from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Claims, Fetches, ReadCounts
@@ -69,7 +70,10 @@ class ReadEngine:
         # Large files that readers are about to begin, oldest first, and the unforeseen ones begun before each.
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
-        self._prefetcher = Prefetcher(listing, self._delivered, self._pool, reader, config, self._fetches, claims)
+        self._own_pace = OwnPace()
+        self._prefetcher = Prefetcher(
+            listing, self._delivered, self._pool, reader, config, self._fetches, self._own_pace, claims
+        )
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""
@@ -112,13 +116,22 @@ class ReadEngine:
             self.release(inode)
         return data
 
-    def was_read(self, inode: int, size_bytes: int) -> None:
-        """Note that a small file was read whole by somebody else, with one GET, and start what comes after it."""
+    def was_read(self, inode: int, size_bytes: int, took_s: float, reader: int) -> None:
+        """Note that a small file was read whole by somebody else, with one GET, and start what comes after it.
+
+        The read `took_s`; `reader` is as in `began`.
+        """
+        self._own_pace.waited(took_s)
+        self._own_pace.begun(reader)
         counts = self._fetches.counts
         counts.waits += 1
         counts.demanded_parts += 1
         counts.waited_bytes += size_bytes
         self._begin(inode, 0, is_missed=True)
+
+    def began(self, reader: int) -> None:
+        """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
+        self._own_pace.begun(reader)
 
     def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
         """Return how a read would find its bytes, and change nothing.
@@ -192,12 +205,13 @@ class ReadEngine:
         counts = self._fetches.counts
         counts.waits += 1
         counts.demanded_parts += 1
-        fetched_bytes = 0
+        fetched_bytes, began_s = 0, trio.current_time()
         try:
             self._begin(inode, 0, is_missed=True)
             data = await self._reader.get(ref, 0, ref.size_bytes)
             fetched_bytes = len(data)
             counts.waited_bytes += fetched_bytes
+            self._own_pace.waited(trio.current_time() - began_s)
             return data
         except Exception:
             counts.failed_parts += 1

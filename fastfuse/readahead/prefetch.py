@@ -17,6 +17,7 @@ from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Claims, Fetches, Part
 from fastfuse.readahead.pool import PartPool
@@ -110,6 +111,7 @@ class Prefetcher:
     _reader: RangeReader
     _config: ReadaheadConfig
     _fetches: Fetches
+    _own_pace: OwnPace
     # Files that somebody else reads are left to it.
     _claims: Claims | None
 
@@ -208,7 +210,7 @@ class Prefetcher:
     def _next_part(self) -> Part | None:
         """Return the next part to fetch now, with its memory reserved; None if nothing is wanted or allowed."""
         self._current_table()  # or an order of the old table's rows would be carried out with the new one
-        if not self._pool.may_expect:
+        if self._own_pace.is_faster or not self._pool.may_expect:
             return None
         for _ in range(len(self._announcers)):
             announcer = self._announcers[0]
@@ -232,7 +234,7 @@ class Prefetcher:
             adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
             if adopted_bytes:
                 self._shuffled.adopted()
-            if adopted_bytes or not self._is_worth_it(inode, size_bytes):
+            if adopted_bytes or not self._is_worth_it(inode, size_bytes) or self._own_pace.takes_sample():
                 order.advance(adopted_bytes)
                 continue
             if size_bytes is not None and not self._has_room(size_bytes, is_guess=is_guess):

@@ -36,6 +36,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads: list[tuple[int, int, int]] = []
+        self.readers: list[int] = []
         self.forgotten: list[int] = []
         self.refreshes = 0
 
@@ -44,6 +45,9 @@ class FakeEngine:
         if self.error is not None:
             raise self.error
         return b"x" * min(size_bytes, ref.size_bytes - offset)
+
+    def began(self, reader: int) -> None:
+        self.readers.append(reader)
 
     def forget(self, inode: int) -> None:
         self.forgotten.append(inode)

@@ -503,6 +503,22 @@ async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_co
         assert len(reader.gets) == 4000
 
 
+async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themselves() -> None:
+    refs = dataset(400)
+    order = shuffled(refs)
+    async with running(CONFIG, Files(refs)) as (engine, reader):
+        for number, inode in enumerate(order[:100]):
+            engine.was_read(inode, 39 * KB, took_s=0.001, reader=number % 16)
+        await engine.new_order().announce(order[100:])
+        await settled()
+        assert reader.gets == []
+        for number, inode in enumerate(order[100:200]):  # the service has become slow
+            engine.was_read(inode, 39 * KB, took_s=0.02, reader=number % 16)
+        await settled()
+        assert reader.gets[0][0] in {refs[inode - 1].key for inode in order[150:200]}
+        assert len(reader.gets) > 10
+
+
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:
     refs = dataset(12_000, 100)
     order = shuffled(refs)

@@ -1,0 +1,57 @@
+"""Decides whether readers of small files are faster by themselves than files can be fetched ahead. Pure.
+
+A file that is fetched ahead takes the interpreter's time twice, for its GET and for its read. One that is not is read
+by a thread without it (`filesystem.small_reads`), and as many at once as there are readers. So fetching ahead pays
+where a GET takes long, as from S3, and costs where the service is near and readers are many.
+"""
+
+from collections import deque
+from math import inf
+
+__all__ = ["OwnPace"]
+
+# The most small files a second that were fetched ahead: docs/MEASUREMENTS.md.
+_AHEAD_PER_S = 4000.0
+# One of so many files is left to its reader, which tells how long a GET takes now; more often in the beginning.
+_FIRST_SAMPLE_FILES, _SAMPLE_FILES = 16, 1024
+# Few readers need what is ahead even where a GET takes less than a millisecond.
+_FEW_READERS = 4
+# The least time of late, for a busy machine makes single GETs take any time. A greater one is believed within 50.
+_GROWTH = 1.02
+# Whoever began one of so many files is a reader.
+_RECENT_FILES = 256
+_COUNT_EVERY = 16
+
+
+class OwnPace:
+    """The GETs that readers of small files waited for, and how many readers there are."""
+
+    def __init__(self) -> None:
+        self._get_s = inf
+        self._recent: deque[int] = deque(maxlen=_RECENT_FILES)
+        self._readers = self._uncounted = 0
+        self._sample_files = self._until_sample = _FIRST_SAMPLE_FILES
+
+    def begun(self, reader: int) -> None:
+        """Note that `reader`, a thread or a process by its number, began a file."""
+        self._recent.append(reader)
+        self._uncounted += 1
+        if self._uncounted >= _COUNT_EVERY:
+            self._readers, self._uncounted = len({*self._recent}), 0
+
+    def waited(self, get_s: float) -> None:
+        """Note that a reader waited `get_s` for a small file."""
+        self._get_s = min(get_s, self._get_s * _GROWTH)
+
+    @property
+    def is_faster(self) -> bool:
+        """True if files that are read come faster if none is fetched ahead."""
+        return self._readers > max(_FEW_READERS, _AHEAD_PER_S * self._get_s)
+
+    def takes_sample(self) -> bool:
+        """Return whether to leave the next file to its reader."""
+        self._until_sample -= 1
+        if self._until_sample > 0 or self._readers <= _FEW_READERS:
+            return False
+        self._until_sample = self._sample_files = min(2 * self._sample_files, _SAMPLE_FILES)
+        return True
