@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.machine import memory_directory
+from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT, Mounted, UnavailableError, foreground, make_mountpoint
 from bench.readers import Manner, Outcome, RawAccess, Span, in_turns, read_mount, read_raw
 from bench.server import Server
 from fastfuse import hints
-from fastfuse.demo.mounting import MountProcess
 
 __all__ = [
     "CANDIDATES",

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.machine import describe
+from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT
-from fastfuse.demo.mounting import MountProcess
 from fastfuse.index import saved
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retry_policy import RetryBudget, longest_pause_s

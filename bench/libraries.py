@@ -31,9 +31,9 @@ import numpy as np
 
 from bench.candidates import Limits, rclone
 from bench.machine import memory_directory
+from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT, make_mountpoint
 from bench.server import PROFILES, Server
-from fastfuse.demo.mounting import MountProcess
 
 _TENSORS = 30
 _SHUFFLED = random.Random(1).sample(range(_TENSORS), _TENSORS)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 from bench.machine import describe, touch_memory
+from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
-from fastfuse.demo.mounting import MountProcess
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import copy_index, load_index, replace_file

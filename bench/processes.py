@@ -6,13 +6,12 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from fastfuse.demo.mounting import process_tree
-
-__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "pss_bytes"]
+__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "process_tree", "pss_bytes"]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -37,6 +36,16 @@ def _work(work: Callable[..., object], *arguments: object) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     work(*arguments)
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return `pid` and its descendants."""
+    tree = [pid]
+    for parent in tree:
+        for task in (_PROC / str(parent) / "task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or its process, has just ended
+                tree += map(int, task.read_text().split())
+    return tree
 
 
 def cpu_seconds(pid: int) -> float:

@@ -29,8 +29,8 @@ from pathlib import Path
 from bench.candidates import CANDIDATES, Limits, fastfuse_mount
 from bench.machine import describe, forget_names
 from bench.mounting import Mounted
+from bench.processes import process_tree
 from bench.server import Server
-from fastfuse.demo.mounting import process_tree
 
 __all__ = ["Cost", "main", "measure"]
 

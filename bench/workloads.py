@@ -98,7 +98,7 @@ def _small_files(scale: Scale, _: Path) -> DataSet:
 
 def _records(count: int) -> Callable[[Scale, Path], DataSet]:
     def make(scale: Scale, directory: Path) -> DataSet:
-        from fastfuse.demo.dataset import create_shards
+        from bench.shards import create_shards
 
         made = create_shards(directory, count, _shard_bytes(count, scale) // 2)
         return DataSet(directory, [(file.name, file.size_bytes) for file in made])

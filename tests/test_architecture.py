@@ -28,7 +28,7 @@ FLOORS: Mapping[str, set[str]] = {
     for name, allowed in {
         "__main__": "cli",
         "cli": f"advise cache demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
-        "demo": f"filesystem index s3 testing {LEAVES}",
+        "demo": f"api filesystem testing {LEAVES}",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
@@ -72,10 +72,9 @@ LIBRARIES: Mapping[str, set[str]] = {
         "aiobotocore": "s3",
         "anycrc": "s3.checksums",
         "botocore": "s3",
-        "google_crc32c": "demo",
         "httpx2": "s3",
         "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
-        "prometheus_client": "metrics demo",
+        "prometheus_client": "metrics",
         "psutil": "",
         "pyarrow": "index",
         "pydantic": "cli report sagemaker",
@@ -84,9 +83,9 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
-        "trio": "advise cache demo doctor index filesystem readahead repeats s3 sagemaker",
+        "trio": "advise cache doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
-        "xxhash": "cache.segments",
+        "xxhash": "cache.segments demo",
     }.items()
 }
 

@@ -182,7 +182,7 @@ def test_the_demo_fits_into_eighty_columns(tmp_path: Path, settings: Mapping[str
     assert code == 0, text
     assert_sane(text, settings)
     lines = lines_on_screen(text)
-    [head] = [line for line in lines if "readers" in line and "first byte" in line]
+    [head] = [line for line in lines if "readers" in line and "GETs" in line]
     rows = [line for line in lines if re.match(r"(one shard|other shards|small files|all again) +\d", line)]
     assert len(rows) == 4
     assert {len(line.rstrip()) for line in (head, *rows)} == {len(head.rstrip())}

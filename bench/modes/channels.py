@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from bench import machine
 from bench.modes.figures import ChannelFigures
 from bench.modes.job import channel, is_script, run_job
-from bench.processes import pss_bytes
+from bench.processes import process_tree, pss_bytes
 from bench.server import PROFILES, Server
-from fastfuse.demo.mounting import process_tree
 from fastfuse.testing.synthetic import SyntheticObjects
 
 __all__ = ["measure_channels"]

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.processes import process_tree
 from bench.soak.data import Kind
 from bench.soak.disturbances import DISTURBANCES, Scene, Window, disturb
 from bench.soak.judging import as_text, failure_counts, latency_rows, percentiles, unexpected, unsettled
 from bench.soak.mounting import SoakMount, holdings, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
 from bench.soak.server import SoakServer
-from fastfuse.demo.mounting import process_tree
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT, make_mountpoint
-from bench.processes import pss_bytes
+from bench.processes import process_tree, pss_bytes
 from bench.soak.server import BUCKET, SoakServer
-from fastfuse.demo.mounting import MountProcess, process_tree
 
 __all__ = ["SoakMount", "holdings", "is_alive", "sample", "settled"]
 

@@ -99,9 +99,7 @@ PAGES: Final[Mapping[str, Page]] = {
     "refresh": Page(("fastfuse refresh /mnt/data",)),
     "fuse-helper": Page(("fastfuse fuse-helper --socket /run/fastfuse/socket --user 1000 /mnt/data",)),
     "hint": Page(("fastfuse hint /mnt/data < list",)),
-    "demo": Page(
-        ("fastfuse demo", "fastfuse demo --uri s3://BUCKET/PREFIX"), ("--uri", "--keep", "--readers", *_ACCESS)
-    ),
+    "demo": Page(("fastfuse demo", "fastfuse demo --shards 2 --shard-size 20MiB")),
     "install": Page(
         ("fastfuse install", "fastfuse install --root debian/tmp --prefix /usr --program /usr/bin/fastfuse")
     ),

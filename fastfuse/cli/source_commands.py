@@ -147,7 +147,6 @@ def _line(one: Finding) -> str:
     return textwrap.fill(text, width, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
 
 
-@options.takes(connection=options.connection, logs=options.logs)
 def demo(
     shards: Annotated[int, option("--shards N",
         "How many shards to make. The first is read alone, the others at once.", min=1, max=1024)] = 5,
@@ -156,18 +155,12 @@ def demo(
         "How many small files to make.", min=0, max=1_000_000)] = 2000,
     small_file_size: Annotated[str, option("--small-file-size SIZE", "Size of each small file.")] = "100KiB",
     readers: Annotated[int, option("--readers N", "How many files to read at once.", min=1, max=256)] = 4,
-    keep: Annotated[bool, option("--keep", "Leave it mounted until interrupted, to look around.")] = False,
-    uri: Annotated[str | None, option("--uri S3_URI",
-        "Read this, through the connection options, instead of a made data set.")] = None,
-    *,
-    connection: ConnectionConfig,
-    logs: LogConfig,
 ) -> int:  # fmt: skip
     """Show what a mount does, without an S3 account.
 
     Makes a data set on a local S3 server, mounts it, and reads it at full speed.
     """
-    from fastfuse.demo.tour import DemoSettings, run
+    from fastfuse.demo import DemoSettings, run
 
     settings = DemoSettings(
         shard_count=shards,
@@ -175,12 +168,12 @@ def demo(
         small_file_count=small_files,
         small_file_bytes=parse_size(small_file_size, "--small-file-size"),
         reader_count=readers,
-        keep=keep,
-        source=None if uri is None else S3Uri.parse(uri),
-        connection=connection,
-        environment=dict(os.environ),
     )
-    log.configure(logs)
+    # The mount inherits the environment, and this user's settings and proxies are not for it.
+    for name in [*os.environ]:
+        if name.startswith(("AWS_", "FASTFUSE_")) or name.lower().endswith("_proxy"):
+            del os.environ[name]
+    os.environ |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return run(settings)
 
 

@@ -1,7 +1,8 @@
 import mmap
 import os
+import subprocess
 
-from bench.processes import cpu_seconds, peak_pss_bytes, pss_bytes
+from bench.processes import cpu_seconds, peak_pss_bytes, process_tree, pss_bytes
 
 SIZE_BYTES = 64 << 20
 
@@ -22,3 +23,11 @@ def test_cpu_time_goes_on() -> None:
     while cpu_seconds(os.getpid()) == before_s:
         pass
     assert cpu_seconds(os.getpid()) > before_s
+
+
+def test_a_tree_has_a_process_and_its_children() -> None:
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        assert process_tree(process.pid) == [process.pid]
+        assert process.pid in process_tree(os.getpid())
+        assert process.stdin is not None
+        process.stdin.close()

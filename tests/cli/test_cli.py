@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from fastfuse import __version__
 from fastfuse.cli.commands import PAGES
 from fastfuse.cli.main import app, main
-from fastfuse.demo.tour import DemoSettings
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
 from fastfuse.index.origin import IndexOrigin
@@ -355,30 +354,6 @@ class TestUnmount:
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         assert main(["unmount", "--all-users"]) == 0
         assert unmounted == [(Path("/mnt/a"), False), (Path("/mnt/b"), False), (Path("/mnt/theirs"), False)]
-
-
-def test_the_demo_is_given_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[DemoSettings] = []
-
-    def run(settings: DemoSettings) -> int:
-        shown.append(settings)
-        return 0
-
-    monkeypatch.setattr("fastfuse.demo.tour.run", run)
-    words = "--shards 2 --shard-size 1MiB --small-files 3 --small-file-size 4KiB --readers 5 --keep --uri s3://b"
-    assert main(["demo", *words.split(), "--endpoint-url", "http://h"]) == 0
-    assert shown == [
-        DemoSettings(
-            shard_count=2,
-            shard_bytes=2**20,
-            small_file_count=3,
-            small_file_bytes=4096,
-            reader_count=5,
-            keep=True,
-            source=S3Uri("b", ""),
-            connection=ConnectionConfig(endpoint_url="http://h"),
-        )
-    ]
 
 
 class TestHelp:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.modes import training
-from fastfuse.demo.dataset import frame
+from bench.shards import frame
 
 RECORDS = [b"a" * 5, b"b" * 70_000, b""]
 

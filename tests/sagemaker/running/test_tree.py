@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.demo.mounting import process_tree
+from bench.processes import process_tree
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from fastfuse.testing import ServerProcess
 from tests.filesystem.waiting import wait_for_end

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tfrecord.writer import TFRecordWriter
 
-from fastfuse.demo.dataset import frame
+from bench.shards import frame
 from tests.sagemaker.running.jobs import BUCKET, channel
 from tests.sagemaker.scripts.contract import digest
 from tests.sagemaker.scripts.raw import BUFFER_BYTES, RECORD_BYTES

@@ -1,4 +1,4 @@
-"""Runs ``fastfuse mount`` as a process of its own, as a user would start it, and measures its memory (proc(5))."""
+"""Runs ``fastfuse mount`` as a process of its own, as a user would start it."""
 
 import http.client
 import os
@@ -18,39 +18,14 @@ from prometheus_client.samples import Sample
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mountpoint import find_mount, unmount
-from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["MountProcess", "connection_arguments", "peak_memory_bytes", "process_tree"]
+__all__ = ["MountProcess"]
 
 # The mount is detached if files are still open after this time.
 _GRACE_S = 5.0
 # Ending takes a second more. A mount that needs longer than this is killed.
 _STOP_S = 15.0
-_LISTED = re.compile(r"listed .*: ([\d,]+) objects, .* ([\d,]+) objects/s")
 _METRICS = re.compile(r"metrics are served at http://(\S+)/metrics")
-_PROC = Path("/proc")
-_KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
-_WARNING = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) ")
-
-
-def connection_arguments(connection: ConnectionConfig) -> list[str]:
-    """Return the options of the command line that make `connection`."""
-    values = {
-        "--endpoint-url": connection.endpoint_url,
-        "--region": connection.region,
-        "--profile": connection.profile,
-        "--ca-bundle": connection.ca_bundle,
-        "--sse-c-key-file": connection.sse_c_key_file,
-        "--max-connections": str(connection.max_connections),
-    }
-    flags = {
-        "--no-sign-request": not connection.sign_request,
-        "--force-path-style": connection.force_path_style,
-        "--no-verify-ssl": not connection.verify_ssl,
-        "--request-payer": connection.request_payer,
-    }
-    given = [word for name, value in values.items() if value is not None for word in (name, value)]
-    return [*given, *(name for name, is_set in flags.items() if is_set)]
 
 
 class MountProcess:
@@ -83,7 +58,7 @@ class MountProcess:
         self._notifications.bind("")  # a free abstract name, unix(7)
         name = "@" + self._notifications.getsockname()[1:].decode()
         with self.log_path.open("wb") as log:
-            # A session of its own keeps Ctrl-C away from the mount; the demo then ends it in good order.
+            # A session of its own keeps Ctrl-C away from the mount; the bench then ends it in good order.
             self.process = subprocess.Popen(
                 self._command,
                 env={**self._environment, "NOTIFY_SOCKET": name},
@@ -108,24 +83,6 @@ class MountProcess:
         match = _METRICS.search(self.log_path.read_text())
         assert match is not None
         return match[1]
-
-    def wait(self) -> None:
-        """Block until another process unmounts the mount."""
-        self.process.wait()
-
-    def listing(self) -> tuple[int, int]:
-        """Return how many objects were listed, and how many in a second, as the mount logged it."""
-        match = _LISTED.search(self.log_path.read_text())
-        objects, rate = match.groups() if match else ("0", "0")
-        return int(objects.replace(",", "")), int(rate.replace(",", ""))
-
-    def warnings(self) -> list[str]:
-        """Return the warnings and errors that the mount logged."""
-        return [line for line in self.log_path.read_text().splitlines() if _WARNING.match(line)]
-
-    def metric(self, name: str) -> int:
-        """Return the sum of one metric's samples, by the name that they have in a scrape."""
-        return int(sum(sample.value for sample in self.samples() if sample.name == name))
 
     def samples(self) -> Iterator[Sample]:
         """Scrape the metrics."""
@@ -175,38 +132,3 @@ class MountProcess:
                 self.process.kill()
         if find_mount(self.mountpoint) is not None:
             unmount(self.mountpoint, lazy=True)
-
-
-def process_tree(pid: int) -> list[int]:
-    """Return `pid` and its descendants."""
-    tree = [pid]
-    for parent in tree:
-        for task in (_PROC / str(parent) / "task").glob("*/children"):
-            with suppress(FileNotFoundError, ProcessLookupError):  # the thread, or its process, has just ended
-                tree += map(int, task.read_text().split())
-    return tree
-
-
-def peak_memory_bytes(pid: int) -> int:
-    """Return the peak resident memory of `pid` and its descendants: the largest one's peak, and the others' now.
-
-    The kernel keeps the peak (VmHWM), so no sample is missed. The others count with their proportional share (PSS):
-    forks of one process share most of their pages. Where an ordinary user may not see that share, because the processes
-    are not dumpable, their anonymous memory (RssAnon) counts; pages that they share count in each of them.
-    """
-    tree = process_tree(pid)
-    peaks = {process: _kib(_PROC / str(process) / "status", "VmHWM") for process in tree}
-    largest = max(peaks, key=lambda process: peaks[process])
-    others = sum(_share_kib(process) for process in tree if process != largest)
-    return 1024 * (peaks[largest] + others)
-
-
-def _share_kib(pid: int) -> int:
-    try:
-        return _kib(_PROC / str(pid) / "smaps_rollup", "Pss")
-    except PermissionError:
-        return _kib(_PROC / str(pid) / "status", "RssAnon")
-
-
-def _kib(path: Path, name: str) -> int:
-    return int(dict(_KIB_FIELD.findall(path.read_text()))[name])
