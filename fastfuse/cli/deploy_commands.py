@@ -7,11 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-from fastfuse.cli.commands import PAGES, first_sentence, sections_of
 from fastfuse.cli.messages import say, warn
 from fastfuse.cli.options import option
 from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
@@ -21,10 +20,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size, parse_size
 from fastfuse.version import VERSION
 
-if TYPE_CHECKING:
-    from fastfuse.deploy.help_files import Described
-
-__all__ = ["deploy", "describe", "install"]
+__all__ = ["deploy", "install"]
 
 # docs/MEASUREMENTS.md, "Throughput": 56 bytes an object in the table, and 135 while it is listed.
 _OBJECT_BYTES: Final = 56 + 135
@@ -165,6 +161,7 @@ def install(
     The units are systemd's, the helpers those of mount(8), the shells bash, zsh and fish. Says what it does with each
     file, and can be repeated. Files that were changed after they were installed are kept.
     """
+    from fastfuse.cli import help_files
     from fastfuse.deploy import install as system
 
     run_by_units = _program() if program is None else program
@@ -185,49 +182,13 @@ def install(
             )
     # Every user reads man pages, whatever root's umask is.
     os.umask(0o022)
-    page, *commands = describe(context.parent)
-    for file in system.files(root, prefix.strip("/"), run_by_units, page, commands):
+    completions = {shell: help_files.completion(shell) for shell in ("bash", "zsh", "fish")}
+    pages = help_files.man_pages(context.parent)
+    for file in system.files(root, prefix.strip("/"), run_by_units, completions, pages):
         outcome = system.settle(file, root, remove=remove, force=force)
         kept = " (changed since it was installed; --force takes it all the same)" if outcome == "kept" else ""
         say(f"{outcome:9} {root / file.path}{kept}")
     return 0
-
-
-def describe(context: Any) -> "list[Described]":  # noqa: ANN401 -- typer keeps the type to itself
-    """Return the program of a typer context and then its commands, as man pages and completion describe them."""
-    from fastfuse.deploy.help_files import Described, Option
-
-    described = []
-    for command in (context.command, *context.command.commands.values()):
-        name = command.name if command is not context.command else ""
-        inner = command.make_context(name, [], parent=context, resilient_parsing=True) if name else context
-        sections = sections_of(command, inner, shows_all=True)
-        if not name:
-            sections["Commands"] = [(one.name, one.get_short_help_str(1000)) for one in command.commands.values()]
-        options = [
-            Option(
-                sorted(parameter.opts),
-                "Show help." if "--help" in parameter.opts else first_sentence(parameter.help),
-                not parameter.is_flag,
-                [str(one.value) for one in getattr(parameter.type_descriptor.annotation, "__members__", {}).values()],
-                parameter.multiple,
-            )
-            for parameter in command.get_params(inner)
-            if parameter.param_type_name == "option"
-        ]
-        described.append(
-            Described(
-                name,
-                first_sentence(command.help.partition("\n\n")[0]).rstrip("."),
-                " ".join(command.collect_usage_pieces(inner)),
-                command.help,
-                PAGES[command.name].examples,
-                sections,
-                command.epilog or "",
-                options,
-            )
-        )
-    return described
 
 
 def _program() -> str:

@@ -139,6 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     startup.prepare()
     startup.open_standard_streams()
     words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
+    if "_FASTFUSE_COMPLETE" in os.environ:  # a shell asks (cli.help_files)
+        from typer.completion import get_completion_inspect_parameters
+
+        get_completion_inspect_parameters()  # typer knows the shells from here on
     commands = typer.main.get_group(app)
     known = messages.variables_of(commands)
     messages.warn_of_unknown_variables(known, words)

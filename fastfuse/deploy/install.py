@@ -5,13 +5,11 @@ replaced or removed. Any other is the administrator's and is kept, unless its lo
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fastfuse.deploy import help_files
 from fastfuse.deploy.cluster_manifest import shipped
-from fastfuse.deploy.help_files import Described, man_page, page_name
 from fastfuse.errors import FastfuseError
 
 __all__ = ["File", "files", "settle", "writable_by_others"]
@@ -35,10 +33,13 @@ class File(NamedTuple):
     comment: str = "#"
 
 
-def files(root: Path, prefix: str, program: str, page: Described, commands: Sequence[Described]) -> Iterator[File]:
+def files(
+    root: Path, prefix: str, program: str, completions: Mapping[str, str], pages: Mapping[str, str]
+) -> Iterator[File]:
     """Yield every file of a system at `root` that runs fastfuse as `program`.
 
-    `prefix` is /usr for a package of a distribution, and /usr/local beside one.
+    `prefix` is /usr for a package of a distribution, and /usr/local beside one. `completions` are by shell, man `pages`
+    by name.
     """
     share = f"{prefix}/share"
     for name in ("fastfuse@.service", "fastfuse.target"):
@@ -48,12 +49,11 @@ def files(root: Path, prefix: str, program: str, page: Described, commands: Sequ
     sbin = "sbin" if (root / "sbin").is_dir() and not (root / "sbin").is_symlink() else "usr/sbin"
     for kind in ("fastfuse", "fuse.fastfuse"):
         yield File(f"{sbin}/mount.{kind}", _HELPER.format(program=program), 0o755)
-    yield File(f"{share}/bash-completion/completions/fastfuse", help_files.bash(page, commands))
-    yield File(f"{share}/zsh/site-functions/_fastfuse", help_files.zsh(commands))
-    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", help_files.fish(page, commands))
-    for one in (page, *commands):
-        text = man_page(one, [page, *commands] if one is page else [page])
-        yield File(f"{share}/man/man1/{page_name(one)}.1", text, comment='.\\"')
+    yield File(f"{share}/bash-completion/completions/fastfuse", completions["bash"])
+    yield File(f"{share}/zsh/site-functions/_fastfuse", completions["zsh"])
+    yield File(f"{share}/fish/vendor_completions.d/fastfuse.fish", completions["fish"])
+    for name, text in pages.items():
+        yield File(f"{share}/man/man1/{name}.1", text, comment='.\\"')
 
 
 def settle(file: File, root: Path, *, remove: bool, force: bool) -> str:
