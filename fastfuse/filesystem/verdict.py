@@ -5,10 +5,10 @@ the others comes first. docs/TUNING.md explains each.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
-from fastfuse.metrics import HISTOGRAMS, READ_ERRNOS, RETRY_CAUSES, Counters, Distribution
+from fastfuse.metrics import HISTOGRAMS, METRICS, READ_ERRNOS, RETRY_CAUSES, Counters
 from fastfuse.prices import Item, dollars
 from fastfuse.sizes import MIB, format_size
 
@@ -38,45 +38,51 @@ _ALONE = 2.0
 _FEW = 20
 
 
+def _counted(name: str, *values: str) -> Any:  # noqa: ANN401 -- a field of any type
+    """Return a field that is the sum of a metric's `values`, or the metric itself."""
+    return field(metadata={"counted": (name, values or ("",))})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
     """The work of a mount from its start until now."""
 
     elapsed_s: float
     # The seconds in which files were read, short pauses included, and those in which the kernel asked for anything.
-    in_use_s: float
-    active_s: float
+    in_use_s: float = _counted("fastfuse_in_use_seconds")
+    active_s: float = _counted("fastfuse_asked_seconds")
     # Handed to the kernel, and fetched from S3. What the page cache served is not among them.
-    served_bytes: int
-    fetched_bytes: int
+    served_bytes: int = _counted("fastfuse_read_served_bytes")
+    fetched_bytes: int = _counted("fastfuse_fetched_bytes")
     # Fetched and dropped before anybody read it.
-    wasted_bytes: int
+    wasted_bytes: int = _counted("fastfuse_wasted_bytes")
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int
-    refused: int
+    refused: int = _counted("fastfuse_refused_gets")
     # Requests of the kernel to read.
     reads: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
-    stalled_s: float
-    blocked_s: float
-    throttled: int
+    stalled_s: float = _counted("fastfuse_stalled_seconds")
+    blocked_s: float = _counted("fastfuse_blocked_seconds")
+    throttled: int = _counted("fastfuse_retries", "throttled")
     # Other requests that were tried again.
-    retried: int
-    failed_reads: int
+    retried: int = _counted("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled"))
+    failed_reads: int = _counted("fastfuse_errors", *READ_ERRNOS)
     # The CPU time of the worker, and of its event loop, which has one core at most; a core is 1 s a second.
-    cpu_s: float
-    loop_cpu_s: float
+    cpu_s: float = _counted("fastfuse_cpu_seconds")
+    loop_cpu_s: float = _counted("fastfuse_loop_cpu_seconds")
     # The CPUs that the mount may use; 0 if unknown.
-    cpus: float
+    cpus: float = _counted("fastfuse_cpu_limit")
     # Parts by asker.
-    demanded: int
-    ahead: int
-    prefetched: int
-    hints: int
-    files: int
-    total_bytes: int
+    demanded: int = _counted("fastfuse_fetched_parts", "demanded")
+    ahead: int = _counted("fastfuse_fetched_parts", "ahead")
+    prefetched: int = _counted("fastfuse_fetched_parts", "prefetched")
+    hints: int = _counted("fastfuse_hints", "taken")
+    files: int = _counted("fastfuse_table_files")
+    total_bytes: int = _counted("fastfuse_table_bytes")
     # The kernel's readahead for this mount; 0 if unknown.
     readahead_kib: int
+    # 0 without GETs and without reads.
     first_byte_p50_s: float
     first_byte_p99_s: float
     read_p50_s: float
@@ -130,42 +136,24 @@ class Verdict:
 
 def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
     """Return the figures of a mount that has served for `elapsed_s`."""
-    seen: Mapping[str, Distribution] = {one.name: counters.distribution(one) for one in HISTOGRAMS}
-    numbers = counters.as_json()
-
-    def count(name: str, *values: str) -> int:
-        return sum(counters.get(name, value) for value in values) if values else counters.get(name)
-
+    units = {metric.name: metric.unit for metric in METRICS}
+    counted: dict[str, Any] = {
+        one.name: sum(counters.get(name, value) for value in values) * units[name]
+        for one in fields(Figures)
+        for name, values in one.metadata.values()
+    }
+    seen = {one.name: counters.distribution(one) for one in HISTOGRAMS}
     first_byte, reads = seen["fastfuse_get_first_byte_seconds"], seen["fastfuse_read_seconds"]
     return Figures(
         elapsed_s=elapsed_s,
-        in_use_s=numbers["fastfuse_in_use_seconds"],
-        active_s=numbers["fastfuse_asked_seconds"],
-        served_bytes=count("fastfuse_read_served_bytes"),
-        fetched_bytes=count("fastfuse_fetched_bytes"),
-        wasted_bytes=count("fastfuse_wasted_bytes"),
         gets=sum(first_byte.counts),
         reads=sum(reads.counts),
-        refused=count("fastfuse_refused_gets"),
-        stalled_s=numbers["fastfuse_stalled_seconds"],
-        blocked_s=numbers["fastfuse_blocked_seconds"],
-        throttled=count("fastfuse_retries", "throttled"),
-        retried=count("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled")),
-        failed_reads=count("fastfuse_errors", *READ_ERRNOS),
-        cpu_s=numbers["fastfuse_cpu_seconds"],
-        loop_cpu_s=numbers["fastfuse_loop_cpu_seconds"],
-        cpus=numbers["fastfuse_cpu_limit"],
-        demanded=count("fastfuse_fetched_parts", "demanded"),
-        ahead=count("fastfuse_fetched_parts", "ahead"),
-        prefetched=count("fastfuse_fetched_parts", "prefetched"),
-        hints=count("fastfuse_hints", "taken"),
-        files=count("fastfuse_table_files"),
-        total_bytes=count("fastfuse_table_bytes"),
-        readahead_kib=count("fastfuse_kernel_readahead_bytes") >> 10,
+        readahead_kib=counters.get("fastfuse_kernel_readahead_bytes") >> 10,
         first_byte_p50_s=first_byte.quantile(0.5),
         first_byte_p99_s=first_byte.quantile(0.99),
         read_p50_s=reads.quantile(0.5),
         read_p99_s=reads.quantile(0.99),
+        **counted,
     )
 
 

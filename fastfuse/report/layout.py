@@ -34,11 +34,11 @@ class _Column:
 
 
 def _rate(name: str) -> Callable[[Interval], float | None]:
-    return lambda it: float(getattr(it, name)) / 1e6 / it.seconds
+    return lambda it: float(getattr(it.figures, name)) / 1e6 / it.figures.elapsed_s
 
 
 def _ms(name: str) -> Callable[[Interval], float | None]:
-    return lambda it: None if getattr(it, name) is None else getattr(it, name) * 1000
+    return lambda it: getattr(it.figures, name) * 1000 or None
 
 
 class _Chart(NamedTuple):
@@ -52,13 +52,13 @@ _CHARTS: Final = (
     _Chart(
         "Throughput",
         "MB/s",
-        (_Column("read", _rate("read_bytes")), _Column("from S3", _rate("fetched_bytes"))),
+        (_Column("read", _rate("served_bytes")), _Column("from S3", _rate("fetched_bytes"))),
         "Bytes handed to readers, and bytes that came from S3. What the page cache serves is in neither.",
     ),
     _Chart(
         "Readers waiting",
         "at a time",
-        (_Column("readers", lambda it: it.waiting),),
+        (_Column("readers", lambda it: it.figures.blocked_s / it.figures.elapsed_s),),
         "How many readers waited for data at a time, on average over each interval.",
     ),
     _Chart(
@@ -76,7 +76,10 @@ _CHARTS: Final = (
     _Chart(
         "Failures",
         "per interval",
-        (_Column("failed reads", lambda it: it.failed_reads), _Column("retries", lambda it: it.retries)),
+        (
+            _Column("failed reads", lambda it: it.figures.failed_reads),
+            _Column("retries", lambda it: it.figures.throttled + it.figures.retried),
+        ),
         "Reads that failed, and requests to S3 that were tried again.",
     ),
 )
