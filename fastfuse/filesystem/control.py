@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +27,10 @@ __all__ = [
     *("INDEX", "LOG_LEVEL", "PROTOCOL", "RECORD", "REFRESH", "STACK", "STATUS", "TASKS", "TOP", "TRACE"),
     "ControlSocket",
     "RefreshReport",
+    "answer_of",
     "ask",
     "ask_status",
     "entry_of",
-    "report_of",
     "request_refresh",
     "send_answer",
     "take_index",
@@ -159,7 +159,8 @@ def request_refresh(mountpoint: Path) -> RefreshReport:
         MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
         FastfuseError: the mount could not list; the same error would have kept it from starting.
     """
-    return report_of(_ask(entry_of(mountpoint), {"request": REFRESH}, within_s=None))
+    found = ask(entry_of(mountpoint), REFRESH, within_s=None)
+    return RefreshReport(*(found[field.name] for field in fields(RefreshReport)))
 
 
 def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict[str, Any]:
@@ -167,20 +168,39 @@ def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict
     return ask(entry, STATUS, within_s=within_s)
 
 
-def ask(entry: MountEntry, request: str, *, within_s: float = _STATUS_WITHIN_S, **more: str | None) -> dict[str, Any]:
+def ask(
+    entry: MountEntry, request: str, *, within_s: float | None = _STATUS_WITHIN_S, **more: str | None
+) -> dict[str, Any]:
     """Return the answer of a mount, which may say nothing for `within_s`.
 
     Raises:
         MountError: it is not yours, does not answer, or is of another version.
         FastfuseError: the answer is an error.
     """
+    for connection in _connections(entry, {"request": request, **more}, within_s=within_s):
+        answer = bytearray()
+        with suppress(ConnectionError, TimeoutError):
+            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
+                answer += received
+        if answer:
+            return answer_of(bytes(answer), request)
+    raise _no_answer(entry)
+
+
+def answer_of(message: bytes, request: str) -> dict[str, Any]:
+    """Return what a mount answered to a `request`.
+
+    Raises:
+        MountError: that is of another version, or cut off.
+        FastfuseError: it is an error.
+    """
     try:
-        found = heard(_ask(entry, {"request": request, **more}, within_s=within_s))
+        found = heard(message)
         if found["fastfuse"] != PROTOCOL:
             raise ValueError("another version")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise MountError(
-            f"the mount at {entry.path} answered what is no {request}", hint="ask with the fastfuse that mounted it"
+            f"the mount answered what is no {request}", hint="ask with the fastfuse that mounted it"
         ) from error
     return found
 
@@ -238,25 +258,6 @@ def entry_of(mountpoint: Path) -> MountEntry:
     return entry
 
 
-def report_of(answer: bytes) -> RefreshReport:
-    """Return the report that a mount sent.
-
-    Raises:
-        MountError: the answer is none, or is cut off: the mount may be of another version.
-        FastfuseError: it is an error.
-    """
-    try:
-        found = RefreshReport(**heard(answer))
-        if [type(value) for value in astuple(found)] != [int, int, int, int, float]:
-            raise TypeError("a number that is none")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise MountError(
-            "the mount answered what is no report",
-            hint="it may be of another version of fastfuse; its log tells what it did",
-        ) from error
-    return found
-
-
 def _request_of(line: bytes) -> Mapping[str, Any]:
     """Return what a client asks for; nothing for what is no request of this version."""
     try:
@@ -265,18 +266,6 @@ def _request_of(line: bytes) -> Mapping[str, Any]:
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
     return found if is_known else {}
-
-
-def _ask(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None) -> bytes:
-    """Return what the mount answers; it may say nothing for `within_s`."""
-    for connection in _connections(entry, asked, within_s=within_s):
-        answer = bytearray()
-        with suppress(ConnectionError, TimeoutError):
-            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
-                answer += received
-        if answer:
-            return bytes(answer)
-    raise _no_answer(entry)
 
 
 def _no_answer(entry: MountEntry) -> MountError:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
-from fastfuse.filesystem.control import RefreshReport, send_answer
+from fastfuse.filesystem.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
 from fastfuse.filesystem.replies import pack_notices
@@ -96,107 +96,6 @@ class NewTable(NamedTuple):
     report: RefreshReport
 
 
-class _Refresh:
-    """One refresh under way."""
-
-    def __init__(self, make_index: Callable[[int], IndexReport], unsent_fd: int) -> None:
-        """`make_index` lists into a descriptor; `unsent_fd` has notices of an earlier refresh, or is -1."""
-        self._make_index = make_index
-        self._unsent_fd = unsent_fd
-        # All notices to send, the earlier ones first.
-        self.notices_fd = -1
-        self._new_fd = self._answer_fd = -1
-        # The process that runs now, or 0.
-        self.pid = 0
-        self.exit_code = 0
-        # Set once the listing has succeeded: the table is swapped.
-        self.report: RefreshReport | None = None
-        self.error: FastfuseError | None = None
-        # Processes that sent notices and died.
-        self.dead_senders = 0
-
-    def start(self, fork: Fork, snapshot_fd: int) -> None:
-        """Start the first process. `snapshot_fd` is the current table; the caller closes it.
-
-        Raises:
-            FastfuseError, OSError: there is no room for the process.
-        """
-        self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
-        self.notices_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
-        self._answer_fd, writing_fd = os.pipe()
-        try:
-            self.pid = fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
-        finally:
-            os.close(writing_fd)
-
-    def ended(self, exit_code: int) -> None:
-        """Note that the process that ran has ended."""
-        self.pid = 0
-        self.exit_code = exit_code
-
-    def listed(self) -> NewTable | None:
-        """Return the result of the first process, once, after its end; else None.
-
-        Raises:
-            FastfuseError: the listing failed.
-        """
-        if self.pid or self._answer_fd < 0:
-            return None
-        with os.fdopen(self._answer_fd, "rb") as pipe:
-            message = pipe.read()
-        self._answer_fd = -1
-        if not message:
-            raise ServiceError(f"the lister {how_it_ended(self.exit_code)}")
-        answer = heard(message)
-        self.report = RefreshReport(**answer["report"])
-        new_fd, self._new_fd = self._new_fd, -1
-        return NewTable(new_fd, IndexReport(**answer["made"]), self.report)
-
-    def send_notices(self, fork: Fork, send: Callable[[bytes], None]) -> None:
-        """Start the second process.
-
-        Raises:
-            NoRoomError: there is no room for the process.
-        """
-        self.exit_code = 0
-        self.pid = fork(as_nobody(lambda: send(_content(self.notices_fd))))
-
-    def end(self) -> None:
-        """Kill the process that runs, and close everything."""
-        if self.pid:
-            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
-            os.kill(self.pid, signal.SIGKILL)
-            self.pid = 0
-        self.close()
-
-    def close(self) -> None:
-        """Close every descriptor of this refresh."""
-        for fd in (self._new_fd, self.notices_fd, self._answer_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._new_fd = self.notices_fd = self._answer_fd = -1
-
-    def _make(self, old_fd: int) -> dict[str, object]:
-        started_s = time.monotonic()
-        fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
-        made = self._make_index(fresh_fd)
-        fresh = open_snapshot(fresh_fd)
-        table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
-        save_snapshot(replace(fresh, table=table), self._new_fd)
-        with os.fdopen(os.dup(self.notices_fd), "wb") as file:
-            if self._unsent_fd >= 0:
-                file.write(_content(self._unsent_fd))
-            file.write(pack_notices(changes))
-        report = RefreshReport(
-            added=changes.added,
-            removed=changes.removed,
-            replaced=changes.replaced,
-            files=made.files,
-            elapsed_s=time.monotonic() - started_s,
-        )
-        return {"made": asdict(made), "report": asdict(report)}
-
-
 class Refresher:
     """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
@@ -206,51 +105,69 @@ class Refresher:
         # The mount already has any listing that was kept.
         self._list = partial(_list, source, replace(origin, max_age_s=0.0), session, counters)
         self._fork = fork
-        self._running: _Refresh | None = None
-        # Notices that the kernel did not get, because the process that sends them died.
-        self._unsent_fd = -1
+        # Notices that the kernel did not get yet. The listing process adds those of its changes.
+        self._owed_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
         # Clients of the running refresh and of the next one: the running one may have listed too early for them.
         self._waiting: list[socket.socket] = []
         self._waiting_for_next: list[socket.socket] = []
         self._is_next_wanted = False
+        self._new_fd = self._answer_fd = -1
+        # The process that runs now, or 0.
+        self._pid = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._is_running = False
+        # How the last process ended, and how many died that sent notices.
+        self._exit_code = self._dead_senders = 0
+        # Set once the listing has succeeded: the table is swapped.
+        self._report: RefreshReport | None = None
+        self._error: FastfuseError | None = None
 
     @property
     def is_sending(self) -> bool:
         """Return whether a process sends notices to the kernel; it may wait for readers."""
-        return self._running is not None and self._running.pid != 0 and self._running.report is not None
+        return self._pid != 0 and self._report is not None
 
     def want(self, snapshot_fd: int, asking: socket.socket | None = None) -> None:
         """Refresh the table in `snapshot_fd`, now or after the running refresh; send `asking` the outcome."""
         if asking is not None:
-            (self._waiting if self._running is None else self._waiting_for_next).append(asking)
-        if self._running is None:
-            self._start(snapshot_fd)
-        else:
+            (self._waiting_for_next if self._is_running else self._waiting).append(asking)
+        if self._is_running:
             self._is_next_wanted = True
+        else:
+            self._start(snapshot_fd)
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """Note that the caller reaped the process `pid`."""
-        if self._running is not None and pid == self._running.pid:
-            self._running.ended(exit_code)
+        if pid == self._pid:
+            self._pid, self._exit_code = 0, exit_code
 
     def new_table(self) -> NewTable | None:
         """Return the table of a listing that has just ended; to be swapped in before `send_notices`."""
-        running = self._running
-        if running is None or running.error is not None:
+        if self._pid or self._error or self._answer_fd < 0:
             return None
+        with os.fdopen(self._answer_fd, "rb") as pipe:
+            message = pipe.read()
+        self._answer_fd = -1
         try:
-            return running.listed()
+            if not message:
+                raise ServiceError(f"the lister {how_it_ended(self._exit_code)}")
+            answer = heard(message)
         except FastfuseError as error:
-            running.error = error
+            self._error = error
             return None
+        self._report = RefreshReport(**answer["report"])
+        new_fd, self._new_fd = self._new_fd, -1
+        return NewTable(new_fd, IndexReport(**answer["made"]), self._report)
 
     def send_notices(self, send: Callable[[bytes], None]) -> None:
         """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""
-        assert self._running is not None
+        self._exit_code = 0
         try:
-            self._running.send_notices(self._fork, send)
+            self._pid = self._fork(as_nobody(lambda: send(os.pread(self._owed_fd, self._owed_bytes(), 0))))
         except FastfuseError as error:
-            self._running.error = _untold(error)
+            self._error = _untold(error)
 
     def send_notices_again(self, send: Callable[[bytes], None]) -> None:
         """Start another process that sends the notices if the one that did has died, five at most.
@@ -258,38 +175,33 @@ class Refresher:
         The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
         twice does no harm.
         """
-        running = self._running
-        if running is None or running.pid or running.report is None or running.error or not running.exit_code:
+        if self._pid or self._report is None or self._error or not self._exit_code:
             return
-        running.dead_senders += 1
-        if running.dead_senders < _MAX_SENDERS:
+        self._dead_senders += 1
+        if self._dead_senders < _MAX_SENDERS:
             _log.warning("the process that tells the kernel what has changed died; another one does")
             self.send_notices(send)
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
-        running = self._running
-        if running is None or running.pid:
+        if not self._is_running or self._pid:
             return ""
-        if running.error is None and running.exit_code:
-            running.error = _untold(f"the process that tells it {how_it_ended(running.exit_code)}")
-        error, report = running.error, running.report
+        error, report = self._error, self._report
+        if error is None and self._exit_code:
+            error = _untold(f"the process that tells it {how_it_ended(self._exit_code)}")
         if error is None:
             assert report is not None
-            outcome, answer = "ok", json.dumps(asdict(report)).encode()
+            os.ftruncate(self._owed_fd, 0)
+            outcome, answer = "ok", json.dumps({"fastfuse": PROTOCOL, **asdict(report)}).encode()
             _log.info("refreshed %s: %s", self._source, report)
         else:
             outcome, answer = "failed", error_message(error)
             if report is None:
                 _log.error("the view stays as it was: %s was not refreshed: %s", self._source, error)
-            else:
+            else:  # the next refresh sends the notices
                 _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
-        if report is not None:
-            self._close_unsent()
-            if error is not None:  # the next refresh sends them
-                self._unsent_fd, running.notices_fd = running.notices_fd, -1
         _answer(self._waiting, answer)
-        self._forget()
+        self._end()
         if self._is_next_wanted:
             self._is_next_wanted = False
             self._waiting, self._waiting_for_next = self._waiting_for_next, []
@@ -302,40 +214,66 @@ class Refresher:
             connection.close()
 
     def close_files(self) -> None:
-        """Close the memfds in a child that does not refresh: a copy would keep their memory."""
-        if self._running is not None:
-            self._running.close()
-        self._close_unsent()
+        """Close every file in a child that does not refresh: a copy would keep its memory."""
+        self._close_listing()
+        os.close(self._owed_fd)
 
     def close(self) -> None:
-        """End the running refresh and hang up on every client."""
-        if self._running is not None:
+        """End the running refresh, of whose connection to the kernel nothing is left, and hang up on every client."""
+        if self._is_running:
             _log.warning("%s was not refreshed: its connection to the kernel ends", self._source)
-        self._forget()
-        self._close_unsent()
+        self._end()
+        os.ftruncate(self._owed_fd, 0)
         _answer(self._waiting_for_next, b"")
         self._is_next_wanted = False
 
     def _start(self, snapshot_fd: int) -> None:
         """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
         _log.info("refreshing %s", self._source)
-        refresh = _Refresh(self._list, self._unsent_fd)
+        self._is_running = True
         try:
-            refresh.start(self._fork, snapshot_fd)
+            self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+            self._answer_fd, writing_fd = os.pipe()
+            with os.fdopen(writing_fd):
+                self._pid = self._fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
         except (FastfuseError, OSError) as error:
-            refresh.error = ServiceError(f"the lister cannot be started: {error}")
-        self._running = refresh
+            self._error = ServiceError(f"the lister cannot be started: {error}")
 
-    def _close_unsent(self) -> None:
-        if self._unsent_fd >= 0:
-            os.close(self._unsent_fd)
-            self._unsent_fd = -1
-
-    def _forget(self) -> None:
-        if self._running is not None:
-            self._running.end()
+    def _end(self) -> None:
+        if self._pid:
+            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
+            os.kill(self._pid, signal.SIGKILL)
+            self._pid = 0
+        self._close_listing()
         _answer(self._waiting, b"")
-        self._running = None
+        self._reset()
+
+    def _close_listing(self) -> None:
+        for fd in (self._new_fd, self._answer_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._new_fd = self._answer_fd = -1
+
+    def _owed_bytes(self) -> int:
+        return os.fstat(self._owed_fd).st_size
+
+    def _make(self, old_fd: int) -> dict[str, object]:
+        """List, and save the new table and the notices of its changes; call it in a process of its own."""
+        started_s = time.monotonic()
+        fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
+        made = self._list(fresh_fd)
+        fresh = open_snapshot(fresh_fd)
+        table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
+        save_snapshot(replace(fresh, table=table), self._new_fd)
+        os.pwrite(self._owed_fd, pack_notices(changes), self._owed_bytes())
+        report = RefreshReport(
+            added=changes.added,
+            removed=changes.removed,
+            replaced=changes.replaced,
+            files=made.files,
+            elapsed_s=time.monotonic() - started_s,
+        )
+        return {"made": asdict(made), "report": asdict(report)}
 
 
 def _untold(reason: object) -> ServiceError:
@@ -343,10 +281,6 @@ def _untold(reason: object) -> ServiceError:
         f"the kernel was not told of every change, and may still show what it remembers: {reason}",
         hint="refresh again: it is told then",
     )
-
-
-def _content(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def _answer(waiting: list[socket.socket], message: bytes) -> None:

@@ -185,16 +185,11 @@ class _Stranger(struct.Struct):
 
 def test_an_impostor_is_not_believed(mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = {"added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
-    with answering(json.dumps(report).encode()):
+    told = json.dumps({"fastfuse": 1, **report}).encode()
+    with answering(told):
         assert request_refresh(mountpoint) == RefreshReport(**report)  # type: ignore[arg-type]
     monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
-    with answering(json.dumps(report).encode()), pytest.raises(MountError, match="does not answer"):
-        request_refresh(mountpoint)
-
-
-@pytest.mark.parametrize("told", [b'{"added": 1', b'{"kept": 1}', b"[]", b'{"error": 1}'])
-def test_an_answer_that_is_no_report_is_told(mountpoint: Path, told: bytes) -> None:
-    with answering(told), pytest.raises(MountError, match="answered what is no report"):
+    with answering(told), pytest.raises(MountError, match="does not answer"):
         request_refresh(mountpoint)
 
 

@@ -111,8 +111,8 @@ def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_c
 def test_a_child_closes_what_is_between_the_mount_and_whoever_waits(
     children: Children, client: tuple[socket.socket, socket.socket]
 ) -> None:
-    here = refresher(children.fork)
     asking_fd, before = client[0].fileno(), open_descriptors()
+    here = refresher(children.fork)
     here.want(SNAPSHOT_FD, client[0])
     assert open_descriptors().items() > before.items()
     here.close_connections()
