@@ -170,16 +170,6 @@ class TestOrder:
             assert received(connection, 1) == [b"b"]
         assert warnings() == [f"paths that are not below {mountpoint} were announced; they are passed over"]
 
-    def test_after_the_death_of_a_worker_the_next_one_gets_the_rest(self, mountpoint: Path, listener: Listener) -> None:
-        numbers = itertools.count()
-        with order(map(str, numbers), mountpoint):
-            for _ in range(3):
-                with listener.accept() as connection:
-                    first, second = received(connection, 2)
-                    assert int(second) == int(first) + 1
-            with listener.accept() as connection:
-                assert int(received(connection, 1)[0]) > int(second)
-
     def test_a_worker_that_dies_before_it_greets_again_is_waited_for(
         self, mountpoint: Path, listener: Listener
     ) -> None:
@@ -422,9 +412,6 @@ class TestHintedSampler:
         with pytest.raises(TypeError, match="has no length"):
             len(HintedSampler(itertools.count(), self.paths, tmp_path))
 
-    def test_without_a_mount_it_draws_the_same(self, tmp_path: Path) -> None:
-        assert list(HintedSampler(Shuffled(10), self.paths, tmp_path)) == list(Shuffled(10))
-
     def test_the_order_stands_after_the_last_draw_until_the_next_epoch(
         self, mountpoint: Path, listener: Listener
     ) -> None:
@@ -527,14 +514,6 @@ class TestHandOver:
     def test_what_is_not_mounted_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(MountError, match="nothing of fastfuse is mounted at"):
             hand_over(["a"], tmp_path)
-
-    def test_what_is_not_served_is_an_error(self, mountpoint: Path) -> None:
-        with pytest.raises(MountError, match="takes no hints"):
-            hand_over(["a"], mountpoint)
-
-    def test_what_is_not_permitted_is_an_error(self, mountpoint: Path, listener: Listener) -> None:
-        with greeting(listener, REFUSED), pytest.raises(MountError, match="no hints from this user"):
-            hand_over(["a"], mountpoint)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=10).map(lambda path: path.replace(b"\n", b"n"))))

@@ -9,10 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from fastfuse.cli.index_options import origin
-from fastfuse.cli.options import LogFormat, connection, logs, takes
+from fastfuse.cli.options import LogFormat, logs, takes
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.log import LogConfig
-from fastfuse.s3.base import ConnectionConfig
 
 
 def pair(left: Annotated[int, typer.Option(envvar="PAIR_LEFT")] = 1, right: int = 2) -> tuple[int, int]:
@@ -43,10 +42,6 @@ def test_a_command_is_called_with_what_its_group_returns() -> None:
 
 def test_an_option_of_a_group_has_its_variable_in_the_environment() -> None:
     assert shown("x", env={"PAIR_LEFT": "7"}) == "x False (7, 2)"
-
-
-def test_the_connection_group_left_out_says_nothing() -> None:
-    assert connection() == ConnectionConfig()
 
 
 def test_a_log_file_is_found_again_after_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,13 +112,6 @@ async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_g
     assert await mounted.operations.read(mounted.file, 0, 10) == b"x" * 10
 
 
-async def test_requests_and_bytes_are_counted(mounted: Mounted) -> None:
-    await mounted.operations.getattr(mounted.file, CONTEXT)
-    await mounted.operations.read(mounted.file, 4, 100)
-    assert mounted.counters.get("fastfuse_requests") == 2
-    assert mounted.counters.get("fastfuse_read_served_bytes") == 6
-
-
 async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted) -> None:
     absent = await mounted.operations.lookup(ROOT, b"nothing", CONTEXT)
     assert (absent.st_ino, absent.entry_timeout > 86400) == (0, True)
@@ -127,14 +120,6 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
         mounted.counters.get("fastfuse_errors", label) == 0
         for label in ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")
     )
-
-
-async def test_a_draining_mount_refuses_reads_and_shows_what_there_is_l2(mounted: Mounted) -> None:
-    mounted.counters.set(mounted.counters.slot("fastfuse_draining"), 1)
-    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.ESHUTDOWN
-    assert mounted.engine.reads == []
-    assert mounted.counters.get("fastfuse_errors", "ESHUTDOWN") == 1
-    assert (await mounted.operations.getattr(mounted.file, CONTEXT)).st_size == 10
 
 
 async def test_a_read_that_waits_is_counted_until_it_ends_however_it_does(mounted: Mounted) -> None:
@@ -242,14 +227,6 @@ async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch)
     token: Any = None
     await mounted.operations.readdir(handle, 0, token)
     return names
-
-
-async def test_a_file_that_a_refresh_takes_away_is_stale_and_the_engine_is_told_l6(mounted: Mounted) -> None:
-    mounted.operations.swap(refreshed(mounted, {b"p/dir/file": 20}))
-    assert mounted.engine.refreshes == 1
-    assert await errno_of(mounted.operations.getattr(mounted.file, CONTEXT)) == errno.ESTALE
-    assert await errno_of(mounted.operations.read(mounted.file, 0, 100)) == errno.ESTALE
-    assert mounted.engine.reads == []
 
 
 async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
