@@ -13,7 +13,7 @@ import typer
 
 from fastfuse.cli.messages import say, warn
 from fastfuse.cli.options import option
-from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest, shipped
+from fastfuse.deploy.cluster_manifest import Kind, manifest, shipped
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
 from fastfuse.index.sources.uri import S3Uri
@@ -90,27 +90,20 @@ def deploy(
             f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
         )
     table_bytes = objects * _OBJECT_BYTES
-    say(
-        manifest(
-            Deployment(
-                kind=kind,
-                source=str(uri),
-                name=name,
-                namespace=namespace,
-                image=image,
-                mountpoint=PurePosixPath(mountpoint),
-                memory_target=memory_target,
-                memory_request_bytes=target_bytes + EXCESS_MEMORY_BYTES + table_bytes,
-                memory_limit_bytes=most_worker_bytes(target_bytes) + table_bytes,
-                mount_options=mount_option,
-                service_account=service_account,
-                secret=secret,
-                training_image=training_image,
-                training_command=command or (),
-                hosts=hosts,
-            )
-        ).rstrip("\n")
+    names = {"--name": name, "--namespace": namespace, "--service-account": service_account, "--secret": secret}
+    made = manifest(
+        kind,
+        str(uri),
+        PurePosixPath(mountpoint),
+        names=names,
+        images={"--image": image, "--training-image": training_image},
+        memory_target=memory_target,
+        memory_bytes=(target_bytes + EXCESS_MEMORY_BYTES + table_bytes, most_worker_bytes(target_bytes) + table_bytes),
+        mount_options=mount_option,
+        training_command=command or (),
+        hosts=hosts,
     )
+    say(made.rstrip("\n"))
     return 0
 
 

@@ -11,7 +11,6 @@ goes through that unchanged.
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from importlib.resources import files
 from pathlib import PurePosixPath
@@ -19,7 +18,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Deployment", "Kind", "manifest", "shipped"]
+__all__ = ["Kind", "manifest", "shipped"]
 
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
@@ -43,79 +42,74 @@ class Kind(StrEnum):
     DAEMONSET = "daemonset"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """The mount of a cluster: its source, its readers and its memory."""
+def manifest(
+    kind: Kind,
+    source: str,
+    mountpoint: PurePosixPath,
+    *,
+    names: Mapping[str, str | None],
+    images: Mapping[str, str | None],
+    memory_target: str,
+    memory_bytes: tuple[int, int],
+    mount_options: str | None,
+    training_command: Sequence[str],
+    hosts: int,
+) -> str:
+    """Return a manifest as YAML.
 
-    kind: Kind
-    source: str
-    name: str
-    namespace: str | None
-    image: str
-    # The place in the training container; of a DaemonSet, on the node.
-    mountpoint: PurePosixPath
-    memory_target: str
-    memory_request_bytes: int
-    memory_limit_bytes: int
-    mount_options: str | None
-    service_account: str | None
-    # Its keys become variables of the mount: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
-    secret: str | None
-    training_image: str | None
-    training_command: Sequence[str]
-    hosts: int
+    `names` are those in Kubernetes, `images` those of containers, both by the option that gives them. `memory_bytes`
+    are request and limit. `mountpoint` is in the training container; of a DaemonSet, on the node.
 
-    def __post_init__(self) -> None:
-        for option, name in (
-            *(("--name", self.name), ("--namespace", self.namespace)),
-            *(("--service-account", self.service_account), ("--secret", self.secret)),
-        ):
-            if name is not None and not (_LABEL.fullmatch(name) and len(name) <= _MAX_NAME_LENGTH):
-                raise ConfigurationError(
-                    f"{option} {_shown(name)} cannot be a name in Kubernetes",
-                    hint=f"use 1 to {_MAX_NAME_LENGTH} lowercase letters, digits and hyphens",
-                )
-        for option, image in ("--image", self.image), ("--training-image", self.training_image):
-            if image is not None and not _IMAGE.fullmatch(image):
-                raise ConfigurationError(f"{option} {_shown(image)} is not an image", hint="write it as HOST/NAME:TAG")
-        place = self.mountpoint
-        if not place.is_absolute() or len(place.parts) < 3 or ".." in place.parts or ":" in str(place):
+    Raises:
+        ConfigurationError: something that Kubernetes would refuse, or that cannot be written down.
+    """
+    _check_names(names, images)
+    if not mountpoint.is_absolute() or len(mountpoint.parts) < 3 or {"..", ":"} & {*mountpoint.parts, *str(mountpoint)}:
+        raise ConfigurationError(
+            f"--mountpoint {_shown(str(mountpoint))} is not a directory in a directory",
+            hint="give an absolute path without colons; its parent will hold nothing else, as in /mnt/data/train",
+        )
+    for text in (source, str(mountpoint), mount_options or "", *training_command):
+        if not text.replace("\n", "").replace("\t", "").isprintable() or len(text) > _MAX_VALUE_LENGTH:
             raise ConfigurationError(
-                f"--mountpoint {_shown(str(place))} is not a directory in a directory",
-                hint="give an absolute path without colons; its parent will hold nothing else, as in /mnt/data/train",
+                f"{_shown(text)} cannot stand in a manifest",
+                hint=f"values are printable, and have at most {_MAX_VALUE_LENGTH} letters",
             )
-        for text in (self.source, str(place), self.mount_options or "", *self.training_command):
-            if not text.replace("\n", "").replace("\t", "").isprintable() or len(text) > _MAX_VALUE_LENGTH:
-                raise ConfigurationError(
-                    f"{_shown(text)} cannot stand in a manifest",
-                    hint=f"values are printable, and have at most {_MAX_VALUE_LENGTH} letters",
-                )
-
-
-def manifest(wanted: Deployment) -> str:
-    """Return the manifest of `wanted`, as YAML."""
-    is_job = wanted.kind is Kind.JOB
+    secret = names["--secret"]
     values: dict[str, object] = {
-        "name": wanted.name,
-        "namespace": wanted.namespace,
-        "image": wanted.image,
-        "source": _literal(wanted.source),
-        "parent": str(wanted.mountpoint.parent),
-        "helper_place": _literal(str(_MOUNTS / wanted.mountpoint.name)),
-        "memory_target": f"--memory-target={wanted.memory_target}",
-        "memory_request": _mebibytes(wanted.memory_request_bytes),
-        "memory_limit": _mebibytes(wanted.memory_limit_bytes),
-        "mount_options": None if wanted.mount_options is None else _literal(f"-o{wanted.mount_options}"),
-        "mount_command": ["/bin/sh", "-c", _SHARDED % wanted.hosts, "sh"] if is_job else None,
+        "name": names["--name"],
+        "namespace": names["--namespace"],
+        "service_account": names["--service-account"],
+        # Its keys become variables of the mount: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+        "credentials": None if secret is None else [{"secretRef": {"name": secret}}],
+        "image": images["--image"],
+        "training_image": images["--training-image"],
+        "source": _literal(source),
+        "parent": str(mountpoint.parent),
+        "helper_place": _literal(str(_MOUNTS / mountpoint.name)),
+        "memory_target": f"--memory-target={memory_target}",
+        "memory_request": _mebibytes(memory_bytes[0]),
+        "memory_limit": _mebibytes(memory_bytes[1]),
+        "mount_options": None if mount_options is None else _literal(f"-o{mount_options}"),
+        "mount_command": ["/bin/sh", "-c", _SHARDED % hosts, "sh"] if kind is Kind.JOB else None,
         # The mount of a DaemonSet is no sidecar.
-        "restart": None if wanted.kind is Kind.DAEMONSET else "Always",
-        "service_account": wanted.service_account,
-        "credentials": None if wanted.secret is None else [{"secretRef": {"name": wanted.secret}}],
-        "training_image": wanted.training_image,
-        "training_command": [_literal(word) for word in wanted.training_command] or None,
-        "hosts": wanted.hosts,
+        "restart": None if kind is Kind.DAEMONSET else "Always",
+        "training_command": [_literal(word) for word in training_command] or None,
+        "hosts": hosts,
     }
-    return "\n".join(_filled(f"{wanted.kind}.yaml", values)) + "\n"
+    return "\n".join(_filled(f"{kind}.yaml", values)) + "\n"
+
+
+def _check_names(names: Mapping[str, str | None], images: Mapping[str, str | None]) -> None:
+    for option, name in names.items():
+        if name is not None and not (_LABEL.fullmatch(name) and len(name) <= _MAX_NAME_LENGTH):
+            raise ConfigurationError(
+                f"{option} {_shown(name)} cannot be a name in Kubernetes",
+                hint=f"use 1 to {_MAX_NAME_LENGTH} lowercase letters, digits and hyphens",
+            )
+    for option, image in images.items():
+        if image is not None and not _IMAGE.fullmatch(image):
+            raise ConfigurationError(f"{option} {_shown(image)} is not an image", hint="write it as HOST/NAME:TAG")
 
 
 def shipped(path: str) -> str:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from fastfuse.cli.main import app
 from fastfuse.cli.messages import variables_of
-from fastfuse.deploy.cluster_manifest import Deployment, Kind, manifest
+from fastfuse.deploy.cluster_manifest import Kind, manifest
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.testing import LoopbackServer, MemoryObjects
@@ -175,37 +175,38 @@ HOSTILE = st.text(st.sampled_from("\"'\\:#-{}[]&*!|>%@`$()/ ,=?~\n\té😀xyz") 
 )
 
 
-def deployment(kind: Kind, source: str, place: str, options: str, words: list[str]) -> Deployment:
-    return Deployment(
-        kind=kind, source=f"s3://bucket/{source}", name="n", namespace=None, image="i", mountpoint=PurePosixPath(place),
-        memory_target="1GiB", memory_request_bytes=1, memory_limit_bytes=1, mount_options=options,
-        service_account=None, secret=None, training_image="t", training_command=words, hosts=1,
+def made_of(kind: Kind, source: str, place: PurePosixPath, options: str, words: list[str]) -> dict[str, Any]:
+    names = {"--name": "n"} | dict.fromkeys(("--namespace", "--service-account", "--secret"))
+    images = {"--image": "i", "--training-image": "t"}
+    text = manifest(
+        kind, source, place, names=names, images=images, memory_target="1GiB", memory_bytes=(1, 1),
+        mount_options=options, training_command=words, hosts=1,
     )  # fmt: skip
+    return dict(yaml.safe_load(text))
 
 
 @given(kind=st.sampled_from(Kind), values=st.tuples(HOSTILE, HOSTILE, HOSTILE), words=st.lists(HOSTILE, min_size=1))
 def test_no_value_becomes_anything_but_itself(kind: Kind, values: tuple[str, str, str], words: list[str]) -> None:
     source, name, options = values
-    place = f"/data/x{name}y"
+    source, place = f"s3://bucket/{source}", PurePosixPath(f"/data/x{name}y")
     try:
-        wanted = deployment(kind, source, place, options, words)
+        made = made_of(kind, source, place, options, words)
     except ConfigurationError:
         return
-    made = yaml.safe_load(manifest(wanted))
-    plain = yaml.safe_load(manifest(deployment(kind, "source", "/plain/x", "options", ["words"])))
+    plain = made_of(kind, "source", PurePosixPath("/plain/x"), "options", ["words"])
     found, expected = containers(made), containers(plain)
     environment = {"POD_IP": "1.2.3.4", "source": "replaced"}
     said = [expanded(word, environment) for word in found["fastfuse"]["args"]]
-    assert (said[1], said[-1]) == (wanted.source, f"-o{options}")
-    path = PurePosixPath("/mnt/fastfuse", wanted.mountpoint.name)
+    assert (said[1], said[-1]) == (source, f"-o{options}")
+    path = PurePosixPath("/mnt/fastfuse", place.name)
     assert expanded(found["fuse-helper"]["args"][-1], environment) == str(path)
     if kind is not Kind.DAEMONSET:
         assert [expanded(word, environment) for word in found["training"]["command"]] == words
         expected["training"]["command"] = found["training"]["command"]
-        assert found["training"]["volumeMounts"][0]["mountPath"] == str(wanted.mountpoint.parent)
-        expected["training"]["volumeMounts"][0]["mountPath"] = str(wanted.mountpoint.parent)
+        assert found["training"]["volumeMounts"][0]["mountPath"] == str(place.parent)
+        expected["training"]["volumeMounts"][0]["mountPath"] = str(place.parent)
     else:
-        pod_of(plain)["volumes"][0]["hostPath"]["path"] = str(wanted.mountpoint.parent)
+        pod_of(plain)["volumes"][0]["hostPath"]["path"] = str(place.parent)
     expected["fastfuse"]["args"][1], expected["fastfuse"]["args"][-1] = found["fastfuse"]["args"][1:8:6]
     expected["fuse-helper"]["args"][-1] = found["fuse-helper"]["args"][-1]
     assert made == plain
