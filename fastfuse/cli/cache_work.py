@@ -17,8 +17,8 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
-from fastfuse.errors import ConfigurationError, FastfuseError, ServiceError
-from fastfuse.filesystem.children import answer_on, fork_child, heard, how_it_ended, wait_child
+from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.filesystem.children import ask_child
 from fastfuse.filesystem.control import ask_status, entry_of, take_index
 from fastfuse.filesystem.key_finder import give_up_rights
 from fastfuse.filesystem.privileges import become_nobody, worker_uid
@@ -237,7 +237,6 @@ def _verify(cache: OpenCache, name: str) -> dict[str, int]:
 def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, int]]) -> dict[str, Any]:
     """Return the result of `work` on the directory, in a process that opens it and then gives up its rights."""
     load_progress()
-    reading_fd, writing_fd = os.pipe()
 
     def make() -> dict[str, int]:
         with upkeep.disk_errors(settings):
@@ -246,11 +245,4 @@ def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, in
         with upkeep.disk_errors(settings):
             return work(cache)
 
-    child = fork_child(lambda: answer_on(writing_fd, make))
-    os.close(writing_fd)
-    with os.fdopen(reading_fd, "rb") as pipe:
-        answer = pipe.read()
-    exit_code = wait_child(child)
-    if not answer:
-        raise ServiceError(f"the process that uses the cache {how_it_ended(exit_code)}")
-    return heard(answer)
+    return ask_child(make, "the process that uses the cache")

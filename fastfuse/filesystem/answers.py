@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fastfuse import log
@@ -27,9 +27,10 @@ from fastfuse.filesystem.control import (
 from fastfuse.filesystem.hang_report import hang_report
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.status import Board, Recent, status_of
+from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.s3.aws import S3Session
+from fastfuse.version import VERSION
 
 __all__ = ["Answers"]
 
@@ -56,7 +57,7 @@ class Answers:
         request = asked["request"]
         try:
             if request == STATUS:
-                send_answer(connection, json.dumps(self._status()).encode())
+                send_answer(connection, json.dumps(self.status()).encode())
             elif request == LOG_LEVEL:
                 send_answer(connection, json.dumps(self._log_level(asked.get("level"))).encode())
             elif request == INDEX:
@@ -69,7 +70,7 @@ class Answers:
             elif request in {STACK, RECORD}:
                 # They take longer than the supervisor may.
                 told = {"fastfuse": PROTOCOL, "pid": os.getpid(), "worker_pid": self.worker.pid}
-                status = self._status()
+                status = self.status()
                 make = self._threads if request == STACK else lambda: self.recent.record(status)
                 self.fork(lambda: _send(connection, told, make))
                 connection.close()
@@ -79,9 +80,38 @@ class Answers:
             send_answer(connection, error_message(error))
         return True
 
-    def _status(self) -> dict[str, Any]:
-        url, place, pid = self.session.endpoint_url, str(self.place.mountpoint), self.worker.pid
-        return status_of(self.settings, url, place, self.recent, self.board, worker_pid=pid)
+    def status(self) -> dict[str, Any]:
+        """Return the status of the mount as JSON can carry it. Times are in seconds since 1970.
+
+        ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again, or reads fail), ``stopping`` or ``no
+        worker``.
+        """
+        settings, counters, cache, shown = self.settings, self.recent.counters, self.settings.cache, self.board.read()
+        trouble = shown.get("trouble")
+        if counters.get("fastfuse_draining"):
+            state = "stopping"
+        elif not self.worker.pid:
+            state = "no worker"
+        else:
+            state = "in trouble" if trouble else "ok"
+        return {
+            "fastfuse": PROTOCOL,
+            "version": VERSION,
+            "pid": os.getpid(),
+            "worker_pid": self.worker.pid,
+            "source": str(settings.source),
+            "mountpoint": str(self.place.mountpoint),
+            "mounted_at": self.recent.mounted_at,
+            "state": state,
+            "trouble": trouble,
+            "errors": shown.get("errors", []),
+            "memory_target_bytes": settings.memory_target_bytes,
+            "connection": asdict(settings.connection) | {"endpoint_url": self.session.endpoint_url},
+            "cache": cache and asdict(cache) | {"directory": str(cache.directory)},
+            "rates": self.recent.rates(),
+            "summary": self.recent.summary(),
+            "counters": counters.as_json(),
+        }
 
     def _log_level(self, level: object) -> dict[str, Any]:
         if level is not None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import fastfuse.errors
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, ServiceError
 
 __all__ = [
-    *("Fork", "NoRoomError", "answer_on", "error_message", "fork", "fork_child", "heard", "how_it_ended"),
+    *("Fork", "NoRoomError", "answer_on", "ask_child", "error_message", "fork", "fork_child", "heard", "how_it_ended"),
     *("is_over_within", "wait_child"),
 ]
 
@@ -96,6 +96,29 @@ def is_over_within(pid: int, timeout_s: float) -> bool:
 def how_it_ended(exit_code: int) -> str:
     """Return in words how a process failed whose exit code, as of `wait_child`, is not 0."""
     return f"was killed by signal {-exit_code}" if exit_code < 0 else "failed (see the log)"
+
+
+def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
+    """Return the result of `make`, which a new process calls, or raise the error that it raises.
+
+    Raises:
+        ServiceError: the process, `who` in the message, did not live to answer.
+    """
+    reading_fd, writing_fd = os.pipe()
+    child = fork_child(lambda: answer_on(writing_fd, make))
+    os.close(writing_fd)
+    try:
+        with os.fdopen(reading_fd, "rb") as pipe:
+            answer = pipe.read()
+        exit_code, child = wait_child(child), 0
+    finally:
+        if child:  # interrupted
+            os.kill(child, signal.SIGKILL)
+            wait_child(child)
+    if not answer:
+        hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
+        raise ServiceError(f"{who} {how_it_ended(exit_code)}", hint=hint)
+    return heard(answer)
 
 
 def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:

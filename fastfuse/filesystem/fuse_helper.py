@@ -8,8 +8,8 @@ owner.
 A client connects to a Unix socket of sequenced packets. Each packet is one JSON object, a request
 ``{"fastfuse": 1, "request": NAME, ...}`` or its answer; an error is an answer as `children.error_message` makes it. The
 requests: `mount` (with ``source``, the name to show; answered with ``device`` and ``mountpoint``, beside the
-descriptor), `raise_readahead`, `is_mounted` (of a mount whose connection to the kernel has ended), `unmount` (with
-``lazy``) and `abort`. The mount goes with the connection.
+descriptor), `raise_readahead` (once INIT is answered, which resets it), `is_mounted` (of a mount whose connection to
+the kernel has ended), `unmount` (with ``lazy``) and `abort`. The mount goes with the connection.
 """
 
 import array

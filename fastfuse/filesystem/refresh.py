@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.filesystem.children import Fork, answer_on, error_message, fork_child, heard, how_it_ended, wait_child
+from fastfuse.filesystem.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
 from fastfuse.filesystem.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
@@ -54,32 +54,20 @@ def run_lister(
     """
     read_files(session)
     snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
-    reading_fd, writing_fd = os.pipe()
 
     def make() -> dict[str, object]:
         report = _list(source, origin, session, counters, snapshot_fd)
         found = session.credentials.latest if session.credentials is not None else None
         return {"report": asdict(report), "keys": found and packed(found)}
 
-    child = fork_child(lambda: answer_on(writing_fd, make))
-    os.close(writing_fd)
     try:
-        with os.fdopen(reading_fd, "rb") as pipe:
-            answer = pipe.read()
-        exit_code, child = wait_child(child), 0
-        if not answer:
-            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
-            raise ServiceError(f"the lister {how_it_ended(exit_code)}", hint=hint)
-        heard_answer = heard(answer)
-        if session.credentials is not None and heard_answer["keys"]:
-            session.credentials.take(credentials_of(heard_answer["keys"]))
-        return snapshot_fd, IndexReport(**heard_answer["report"])
+        answer = ask_child(make, "the lister")
     except BaseException:
         os.close(snapshot_fd)
-        if child:  # interrupted
-            os.kill(child, signal.SIGKILL)
-            wait_child(child)
         raise
+    if session.credentials is not None and answer["keys"]:
+        session.credentials.take(credentials_of(answer["keys"]))
+    return snapshot_fd, IndexReport(**answer["report"])
 
 
 def _list(source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters | None, fd: int) -> IndexReport:

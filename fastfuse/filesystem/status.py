@@ -1,4 +1,4 @@
-"""What a mount says of itself: its source, its state, and its counters, with the rates of the last ten seconds."""
+"""What is known of a mount: the counters of its last seconds and hours, and what its worker shows of itself."""
 
 import json
 import logging
@@ -8,19 +8,16 @@ import struct
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
 from fastfuse.cgroup import cpu_limit
 from fastfuse.filesystem.kernel_readahead import readahead_kib
-from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
 from fastfuse.metrics import METRICS, Counters
-from fastfuse.version import VERSION
 
-__all__ = ["Board", "Recent", "status_of"]
+__all__ = ["Board", "Recent"]
 
 _log = logging.getLogger(__name__)
 
@@ -158,45 +155,3 @@ class Board:
                 value: dict[str, Any] = json.loads(text)
                 return value
         return {}
-
-
-def status_of(
-    settings: MountSettings,
-    endpoint_url: str | None,
-    mountpoint: str,
-    recent: Recent,
-    board: Board,
-    *,
-    worker_pid: int,
-) -> dict[str, Any]:
-    """Return the status of a mount as JSON can carry it. Times are in seconds since 1970.
-
-    ``state`` is ``ok``, ``in trouble`` (requests to S3 are being tried again, or reads fail), ``stopping`` or ``no
-    worker``.
-    """
-    shown, counters, cache = board.read(), recent.counters, settings.cache
-    trouble = shown.get("trouble")
-    if counters.get("fastfuse_draining"):
-        state = "stopping"
-    elif not worker_pid:
-        state = "no worker"
-    else:
-        state = "in trouble" if trouble else "ok"
-    return {
-        "fastfuse": 1,
-        "version": VERSION,
-        "pid": os.getpid(),
-        "worker_pid": worker_pid,
-        "source": str(settings.source),
-        "mountpoint": mountpoint,
-        "mounted_at": recent.mounted_at,
-        "state": state,
-        "trouble": trouble,
-        "errors": shown.get("errors", []),
-        "memory_target_bytes": settings.memory_target_bytes,
-        "connection": asdict(settings.connection) | {"endpoint_url": endpoint_url},
-        "cache": cache and asdict(cache) | {"directory": str(cache.directory)},
-        "rates": recent.rates(),
-        "summary": recent.summary(),
-        "counters": counters.as_json(),
-    }

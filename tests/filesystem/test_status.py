@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.filesystem.answers import Answers
+from fastfuse.filesystem.children import fork_child
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.status import Board, Recent, status_of
+from fastfuse.filesystem.status import Board, Recent
+from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 
 
@@ -105,7 +110,10 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
         uid=0,
         gid=0,
     )
-    status = status_of(settings, None, "/mnt", Recent(counters), board, worker_pid=worker_pid)
+    worker = WorkerProcess(counters, lambda: None)
+    worker.pid = worker_pid
+    session = S3Session(ConnectionConfig())
+    status = Answers(settings, Place(Path("/mnt")), Recent(counters), board, worker, fork_child, session).status()
     assert status["state"] == state
     assert status["trouble"] == trouble
     assert status["errors"] == [[1.0, "a read failed"]]
