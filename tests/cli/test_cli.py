@@ -219,6 +219,9 @@ class TestRefusals:
             ("unmount /m --all", "unmount takes one of MOUNTPOINT, --all and --all-users"),
             ("unmount --all --all-users", "unmount takes one of MOUNTPOINT, --all and --all-users"),
             ("demo --shard-size big", "--shard-size 'big' is not a size"),
+            ("deploy", "Missing argument 'WHAT'. Choose from: kubernetes, grafana, prometheus"),
+            ("cache show", "Invalid value for 'action': 'show' is not one of 'status', 'verify', 'clear', "),
+            ("mount s3://bucket/\udcff", "'s3://bucket/\\udcff' is not UTF-8"),
             ("nonsense", "No such command 'nonsense'."),
         ],
     )

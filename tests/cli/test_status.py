@@ -192,7 +192,7 @@ def test_stats_on_a_terminal_go_on_until_ctrl_c(mount: Mount) -> None:
 
 
 def test_where_nothing_is_mounted(tmp_path: Path) -> None:
-    for command in ("status", "stats"):
+    for command in ("status", "stats", "top", "trace", "refresh", "hint", "log-level"):
         done = run_fastfuse(command, str(tmp_path))
         assert done.returncode == 5
         assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr

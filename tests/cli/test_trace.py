@@ -15,7 +15,7 @@ import pytest
 from fastfuse.cli.status_command import Choice, line_of
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
-from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, mounted
 from tests.terminals import terminal
 
 READ = {
@@ -128,9 +128,3 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
             assert screen.finished() == 130
             assert "Traceback" not in screen.output
         assert mount.stop() == 0
-
-
-def test_where_nothing_is_mounted(tmp_path: Path) -> None:
-    done = run_fastfuse("trace", str(tmp_path))
-    assert (done.returncode, done.stdout) == (5, "")
-    assert f"nothing of fastfuse is mounted at {tmp_path}" in done.stderr

@@ -76,14 +76,6 @@ def test_threads_that_wait_at_one_place_hide_no_python_stack(monkeypatch: pytest
     assert any(" and 63 more" in line for line in lines)
 
 
-def test_of_a_stopped_process_the_kernels_words_are_told(looping: tuple[int, int]) -> None:
-    pid, dump_fd = looping
-    os.kill(pid, signal.SIGSTOP)
-    os.waitpid(pid, os.WUNTRACED)
-    assert cpu_and_state(pid)[1] == "T"
-    assert hang_report(pid, dump_fd)[0].startswith(f"thread {pid}: state T, in ")
-
-
 def test_of_a_process_that_is_gone_nothing_is_told() -> None:
     pid = fork_child(lambda: None)
     wait_child(pid)

@@ -67,16 +67,6 @@ def test_kills_from_outside_may_be_chance_so_it_takes_four() -> None:
     assert poisoned == [None, None, None, read]
 
 
-def test_a_read_that_is_in_hand_twice_counts_once() -> None:
-    hand, read = ReadsInHand(), Read(2, 0, 10)
-    poisoned = []
-    for _ in range(4):
-        begin(hand, read, read)
-        poisoned.append(hand.worker_died(was_killed=True))
-        next_worker(hand)
-    assert poisoned == [None, None, None, read]
-
-
 def test_a_new_table_forgets_everything() -> None:
     hand, read = ReadsInHand(), Read(2, 0, 10)
     begin(hand, read)

@@ -122,22 +122,6 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
     )
 
 
-async def test_a_read_that_waits_is_counted_until_it_ends_however_it_does(mounted: Mounted) -> None:
-    waiting: list[float] = []
-
-    async def read(inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
-        waiting.append(mounted.counters.get("fastfuse_waiting_reads"))
-        await trio.sleep(0 if offset else 60)
-        raise UnavailableError("x")
-
-    mounted.engine.read = read  # type: ignore[method-assign]
-    assert await errno_of(mounted.operations.read(mounted.file, 1, 10)) == errno.EIO
-    with trio.move_on_after(0.01):
-        await mounted.operations.read(mounted.file, 0, 10)
-    assert waiting == [1, 1]
-    assert mounted.counters.get("fastfuse_waiting_reads") == 0
-
-
 async def test_the_kernel_is_told_to_open_by_itself(mounted: Mounted) -> None:
     assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ENOSYS
     assert await errno_of(mounted.operations.opendir(mounted.directory, CONTEXT)) == errno.ENOSYS

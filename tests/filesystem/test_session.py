@@ -98,12 +98,6 @@ def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_num
         os.close(disconnected)
 
 
-def test_the_kernels_own_readahead_is_raised(mount: Mount) -> None:
-    device = mount.path.stat().st_dev
-    setting = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    assert setting.read_text() == "1024\n"
-
-
 @pytest.mark.parametrize(
     ("printed", "message", "hint"),
     [

@@ -14,7 +14,7 @@ import pytest
 from fastfuse.hints import order
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
-from tests.mounting import ENVIRONMENT, abort_connection, run_fastfuse
+from tests.mounting import ENVIRONMENT, abort_connection
 from tests.semantics.places import Place, place
 from tests.semantics.test_metrics import Scrape
 
@@ -118,12 +118,6 @@ def announced_as(uid: int, mountpoint: Path) -> None:
         code = error.exit_code if "takes no hints from this user" in str(error) else 1
     finally:
         os._exit(code)
-
-
-def test_where_nothing_is_mounted_the_command_says_so(tmp_path: Path) -> None:
-    done = run_fastfuse("hint", str(tmp_path), "--file", "/dev/null")
-    assert done.returncode == 5
-    assert done.stderr.startswith(f"fastfuse: error: nothing of fastfuse is mounted at {tmp_path}\nhint: ")
 
 
 def test_a_list_that_cannot_be_read_is_a_mistake(here: Place) -> None:

@@ -218,15 +218,6 @@ def test_a_worker_that_dies_while_the_source_is_listed_again_is_followed_by_one_
         assert here.mount.stop() == 0
 
 
-def test_where_nothing_is_mounted_there_is_nothing_to_refresh(tmp_path: Path) -> None:
-    """L5"""
-    done = run_fastfuse("refresh", str(tmp_path))
-    assert done.returncode == 5
-    assert done.stderr == (
-        f"fastfuse: error: nothing of fastfuse is mounted at {tmp_path}\nhint: fastfuse mount mounts it\n"
-    )
-
-
 def test_a_name_that_turns_from_file_to_directory_and_back() -> None:
     """L6, N4"""
     with place({"thing": b"file"}) as here:
