@@ -10,7 +10,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Protocol
 
 import trio
 
@@ -26,8 +25,9 @@ from fastfuse.filesystem.sockets import (
 )
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
+from fastfuse.readahead.prefetch import Announcer
 
-__all__ = ["Announcements", "HintTaker", "cancel_when_gone", "listen_for_hints"]
+__all__ = ["HintTaker", "cancel_when_gone", "listen_for_hints"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,21 +54,6 @@ _ACCEPT_PAUSE_S = 1.0
 _MAX_REMEMBERED_DIRECTORIES = 4096
 
 
-class Announcements(Protocol):
-    """One announced order, as the engine sees it."""
-
-    async def announce(self, inodes: Sequence[int]) -> None:
-        """Take `inodes`, files of the current table that will be opened in this order; wait while enough are announced.
-
-        The call is cancelled when the order's sender hangs up.
-        """
-        ...
-
-    def withdraw(self) -> None:
-        """End the order: forget the files that were announced and not opened."""
-        ...
-
-
 def listen_for_hints(device: str) -> socket.socket:
     """Return the hint socket of the mount with this ``major:minor``, for the supervisor: it outlives workers."""
     return listen(hint_prefix(device), backlog=_BACKLOG)
@@ -84,7 +69,7 @@ class HintTaker:
     def __init__(
         self,
         table: Callable[[], InodeTable],
-        orders: Callable[[], Announcements],
+        orders: Callable[[], Announcer],
         counters: Counters,
         *,
         trusted_uids: frozenset[int] | None,
@@ -96,7 +81,7 @@ class HintTaker:
         self._trusted_uids = trusted_uids
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
         self._connected = 0
-        self._whole: Announcements | None = None
+        self._whole: Announcer | None = None
         self._directories_of: InodeTable | None = None
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
         self._taken_slot = counters.slot("fastfuse_hints", "taken")
@@ -152,7 +137,7 @@ class HintTaker:
             self._whole.withdraw()
             self._whole = None
 
-    async def _take(self, connection: trio.socket.SocketType, order: Announcements) -> bool:
+    async def _take(self, connection: trio.socket.SocketType, order: Announcer) -> bool:
         """Return whether the order was taken to its end."""
         try:
             await connection.send(SERVED)
@@ -169,7 +154,7 @@ class HintTaker:
             return False
         return True
 
-    async def _announce(self, paths: Sequence[bytes], order: Announcements) -> None:
+    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> None:
         inodes = [inode for path in paths if (inode := self._file(path)) is not None]
         if inodes:
             await order.announce(inodes)

@@ -77,11 +77,10 @@ def _list(source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Coun
 
 
 class NewTable(NamedTuple):
-    """A finished listing: the snapshot's memfd, its figures, and how it differs from the one before."""
+    """A finished listing: the snapshot's memfd, and its figures."""
 
     snapshot_fd: int
     made: IndexReport
-    report: RefreshReport
 
 
 class Refresher:
@@ -147,7 +146,7 @@ class Refresher:
             return None
         self._report = RefreshReport(**answer["report"])
         new_fd, self._new_fd = self._new_fd, -1
-        return NewTable(new_fd, IndexReport(**answer["made"]), self._report)
+        return NewTable(new_fd, IndexReport(**answer["made"]))
 
     def send_notices(self, send: Callable[[bytes], None]) -> None:
         """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""

@@ -39,7 +39,6 @@ from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
-from fastfuse.readahead import ReadaheadConfig
 from fastfuse.s3.aws import S3Session
 
 __all__ = ["Supervisor", "run"]
@@ -98,13 +97,6 @@ class Supervisor:
             umask=settings.umask,
             direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
             in_hand=self._in_hand,
-        )
-        self._readahead = ReadaheadConfig.within(
-            settings.memory_target_bytes - settings.queue_bytes,
-            part_size_bytes=settings.part_size_bytes,
-            max_parts_in_flight=settings.connection.max_connections,
-            expects_whole_files=settings.expects_whole_files,
-            expects_every_file=settings.expects_every_file,
         )
         self._place = place_for(settings)
         self._session: Session | None = None
@@ -226,13 +218,11 @@ class Supervisor:
         def work(tables: socket.socket, ready_fd: int) -> None:
             self._refresher.close_files()
             task = WorkerTask(
+                settings=self._settings,
                 operations=self._operations,
                 counters=self._counters,
                 board=self._board,
                 session=self._s3,
-                readahead=self._readahead,
-                cache=self._settings.cache,
-                queue_bytes=self._settings.queue_bytes,
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session_fd,
                 ready_fd=ready_fd,

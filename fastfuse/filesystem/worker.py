@@ -24,7 +24,6 @@ import trio
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader
-from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.fuse import pyfuse3, small_reads
@@ -32,7 +31,7 @@ from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
 from fastfuse.filesystem.key_finder import ask_for_keys
-from fastfuse.filesystem.mount_settings import most_worker_bytes
+from fastfuse.filesystem.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.replies import threads_for
@@ -78,15 +77,12 @@ _IDLE_TASKS = 16
 class WorkerTask:
     """Everything that a worker is forked with."""
 
+    settings: MountSettings
     operations: MountOperations
     counters: Counters
     board: Board
     # Its files are read.
     session: S3Session
-    readahead: ReadaheadConfig
-    # The local tier, and what may wait to be written to it.
-    cache: CacheSettings | None
-    queue_bytes: int
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
@@ -113,14 +109,21 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
-    cache = open_or_none(task.cache)  # first: nobody may not open it
+    cache = open_or_none(task.settings.cache)  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
     trio.run(_serve, task, cache)
 
 
 async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
-    operations, counters, readahead = task.operations, task.counters, task.readahead
+    settings, operations, counters = task.settings, task.operations, task.counters
+    readahead = ReadaheadConfig.within(
+        settings.memory_target_bytes - settings.queue_bytes,
+        part_size_bytes=settings.part_size_bytes,
+        max_parts_in_flight=settings.connection.max_connections,
+        expects_whole_files=settings.expects_whole_files,
+        expects_every_file=settings.expects_every_file,
+    )
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
     retries = Retries(counters)
@@ -128,7 +131,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     reader: RangeReader = client
     if cache is not None:
         url = task.session.endpoint_url or ""
-        reader = CachedReader(client, cache, buffers, counters, endpoint_url=url, queue_bytes=task.queue_bytes)
+        reader = CachedReader(client, cache, buffers, counters, endpoint_url=url, queue_bytes=settings.queue_bytes)
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)

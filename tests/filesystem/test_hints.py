@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import pytest
 import trio
@@ -60,7 +61,7 @@ class Worker:
         self.orders: list[Order] = []
         self.is_open = True
         self.listener = listen_for_hints(DEVICE)
-        self.taker = HintTaker(lambda: self.table, self.order, self.counters, trusted_uids=trusted_uids)
+        self.taker = HintTaker(lambda: self.table, cast(Any, self.order), self.counters, trusted_uids=trusted_uids)
 
     def order(self) -> Order:
         order = Order()

@@ -1,7 +1,7 @@
 """What a client of the hint socket sends, in whatever pieces it comes: the first byte says in which."""
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import trio
 import trio.testing
@@ -74,11 +74,11 @@ class _Connection:
 def try_one(data: bytes) -> None:
     piece_bytes, sent = (data[0] * 8 or 1, data[1:]) if data else (1, b"")
     order, connection = _Order(), _Connection(sent, piece_bytes)
-    taker = HintTaker(lambda: _TABLE, lambda: order, _COUNTERS, trusted_uids=None)
+    taker = HintTaker(lambda: _TABLE, lambda: cast(Any, order), _COUNTERS, trusted_uids=None)
     is_whole = trio.run(
         taker._take,
         cast("trio.socket.SocketType", connection),
-        order,
+        cast(Any, order),
         clock=trio.testing.MockClock(autojump_threshold=0),
     )
     *paths, rest = sent.split(b"\0")
