@@ -8,7 +8,7 @@ from pathlib import Path
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
-from fastfuse.filesystem.preflight import check_device, examine, obstacle
+from fastfuse.filesystem.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
 __all__ = ["look"]
 
@@ -16,13 +16,12 @@ __all__ = ["look"]
 def look(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine, its files being below `root`."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    machine = examine(None)
     try:
         check_device(root / "dev/fuse")
         device = None
     except MountError as error:
         device = (str(error), error.hint)
-    rights = obstacle(machine, Path("MOUNTPOINT"), allow_other=False)
+    rights = obstacle(None, allow_other=False)
     settings = (root / "sys/class/bdi").glob("*/read_ahead_kb")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -31,9 +30,9 @@ def look(root: Path = Path("/")) -> Facts:
         kernel=(int(release[1]), int(release[2])) if release else (0, 0),
         device_obstacle=device,
         rights_obstacle=None if rights is None else (str(rights), rights.hint),
-        has_sys_admin=machine.may_mount,
-        fusermount=None if machine.program is None else str(machine.program),
-        may_allow_other=machine.may_allow_other,
+        has_sys_admin=may_mount(),
+        fusermount=fusermount(),
+        may_allow_other=may_allow_other(),
         may_raise_readahead=any(os.access(setting, os.W_OK) for setting in settings),
         open_files=2**20 if limit == resource.RLIM_INFINITY else limit,
         # Version 1 writes "unlimited" as a number beyond any RAM.

@@ -15,7 +15,7 @@ from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
 from fastfuse.filesystem.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
-from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, examine, obstacle
+from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, obstacle
 
 __all__ = ["GivenPlace", "HelperPlace", "Place", "Ready", "place_for"]
 
@@ -198,7 +198,7 @@ def place_for(settings: MountSettings) -> Place:
         return GivenPlace(settings.fuse_fd, settings.mountpoint)
     mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
     check_device()
-    found = obstacle(examine(mountpoint), mountpoint, allow_other=settings.allow_other)
+    found = obstacle(mountpoint, allow_other=settings.allow_other)
     if found is not None:
         raise found
     return Place(mountpoint)

@@ -1,7 +1,7 @@
 """Checks before a listing, which may take minutes, that this process can mount at all.
 
-`examine` looks at the machine, and `obstacle` decides what is in the way. fusermount3 makes the same checks, but only
-when it mounts. What neither can see, such as a security module that forbids the mount, the mount itself tells.
+fusermount3 makes the same checks, but only when it mounts. What cannot be found out here is taken to be permitted; what
+cannot be seen, such as a security module that forbids the mount, the mount itself tells.
 """
 
 import errno
@@ -9,79 +9,73 @@ import os
 import re
 import shutil
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
 
-__all__ = ["CONTAINER", "DEVICE_NUMBER", "Machine", "check_device", "examine", "obstacle"]
+__all__ = ["CONTAINER", "DEVICE_NUMBER", "check_device", "fusermount", "may_allow_other", "may_mount", "obstacle"]
 
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
 _DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
+_STATUS = Path("/proc/self/status")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _PROGRAM = "fusermount3"
 _SYSTEM = frozenset({Path("/bin"), Path("/usr/bin")})
 _CAP_SYS_ADMIN = 21
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Holds what decides whether this process may mount. What cannot be found out has the value that allows it."""
-
-    # True if the process may mount by itself, and if a set-uid program may get that right.
-    may_mount: bool
-    may_gain_rights: bool
-    # fusermount3, None where there is none.
-    program: Path | None
-    may_run_program: bool
-    is_program_set_uid: bool
-    may_write_to_mountpoint: bool
-    # True if /etc/fuse.conf lets this user mount with allow_other.
-    may_allow_other: bool
-
-
-def obstacle(machine: Machine, mountpoint: Path, *, allow_other: bool) -> MountError | None:
-    """Return why nothing can be mounted at `mountpoint`, or None."""
-    if machine.may_mount:
+def obstacle(mountpoint: Path | None, *, allow_other: bool) -> MountError | None:
+    """Return why this process cannot mount at `mountpoint`, or at any place of its user if that is None; or None."""
+    place = mountpoint or "MOUNTPOINT"
+    if may_mount():
         return None
-    program = machine.program
+    program = fusermount()
     if program is None:
         return MountError("fusermount3 is not installed", hint="install the package fuse3, or mount as root")
-    if not machine.may_run_program:
+    if not os.access(program, os.X_OK):
         return MountError(f"{program} may not be executed", hint=f"chmod u+s,a+x {program} as root")
-    if not machine.is_program_set_uid:
+    if not _is_set_uid(program):
         hint = f"chmod u+s {program} as root, on a file system without nosuid, or mount as root"
         return MountError(f"{program} is not set-uid root, so it may not mount", hint=hint)
-    if not machine.may_gain_rights:
-        reason = f"{mountpoint} cannot be mounted on: Operation not permitted, for this process may not gain rights"
+    if not _may_gain_rights():
+        reason = f"{place} cannot be mounted on: Operation not permitted, for this process may not gain rights"
         return MountError(reason, hint=CONTAINER)
-    if not machine.may_write_to_mountpoint:
-        reason = f"{mountpoint} cannot be mounted on: the user has no write access to it"
-        return MountError(
-            reason, hint=f"chown {os.geteuid()} {mountpoint} as root, or mount on a directory of your own"
-        )
-    if allow_other and not machine.may_allow_other:
+    if mountpoint is not None and not _may_write(mountpoint):
+        reason = f"{place} cannot be mounted on: the user has no write access to it"
+        return MountError(reason, hint=f"chown {os.geteuid()} {place} as root, or mount on a directory of your own")
+    if allow_other and not may_allow_other():
         hint = f"add the line user_allow_other to {_FUSE_CONF}, or mount without --allow-other"
         return MountError(f"--allow-other takes root, or user_allow_other in {_FUSE_CONF}", hint=hint)
     return None
 
 
-def examine(mountpoint: Path | None) -> Machine:
-    """Find out what `obstacle` needs to know; None is any mountpoint that may be written to."""
-    status = Path("/proc/self/status").read_bytes()
-    found = shutil.which(_PROGRAM) or shutil.which(_PROGRAM, mode=os.F_OK)
-    is_root = os.getuid() == 0
-    return Machine(
-        may_mount=_has_capability(status, b"CapEff"),
-        may_gain_rights=_has_capability(status, b"CapBnd") and b"\nNoNewPrivs:\t1" not in status,
-        program=Path(found) if found else None,
-        may_run_program=found is not None and os.access(found, os.X_OK),
-        is_program_set_uid=found is not None and _is_set_uid(found),
-        may_write_to_mountpoint=is_root or mountpoint is None or _may_write(mountpoint),
-        may_allow_other=is_root or _allows_other(),
-    )
+def may_mount() -> bool:
+    """Return whether this process may mount by itself."""
+    return _has_capability(_STATUS.read_bytes(), b"CapEff")
+
+
+def fusermount() -> str | None:
+    """Return the fusermount3 that would mount for this process, be it executable or not."""
+    return shutil.which(_PROGRAM) or shutil.which(_PROGRAM, mode=os.F_OK)
+
+
+def may_allow_other() -> bool:
+    """Return whether /etc/fuse.conf lets this user mount with allow_other."""
+    try:
+        lines = _FUSE_CONF.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    except OSError:
+        return True  # fusermount3 may read it all the same
+    return os.getuid() == 0 or "user_allow_other" in map(str.strip, lines)
+
+
+def _may_gain_rights() -> bool:
+    """Return whether a set-uid program may give this process the right to mount."""
+    status = _STATUS.read_bytes()
+    return _has_capability(status, b"CapBnd") and b"\nNoNewPrivs:\t1" not in status
 
 
 def _has_capability(status: bytes, name: bytes) -> bool:
@@ -103,17 +97,8 @@ def _is_set_uid(program: str) -> bool:
 
 def _may_write(mountpoint: Path) -> bool:
     found = os.stat(mountpoint)
-    return os.access(mountpoint, os.W_OK) and not (found.st_mode & stat.S_ISVTX and found.st_uid != os.getuid())
-
-
-def _allows_other() -> bool:
-    try:
-        lines = _FUSE_CONF.read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True  # fusermount3 may read it all the same
-    return "user_allow_other" in map(str.strip, lines)
+    may_replace = not found.st_mode & stat.S_ISVTX or found.st_uid == os.getuid()
+    return os.getuid() == 0 or (os.access(mountpoint, os.W_OK) and may_replace)
 
 
 def check_device(device: Path = _DEVICE) -> None:
