@@ -1,4 +1,4 @@
-"""Sizes as people write and read them."""
+"""Sizes and times as people write and read them."""
 
 import re
 from fractions import Fraction
@@ -6,7 +6,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["GIB", "KIB", "MIB", "format_size", "parse_share", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "format_duration", "format_size", "parse_share", "parse_size"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -60,3 +60,15 @@ def format_size(size_bytes: int) -> str:
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f}".removesuffix(".0") + f" {unit}"
     return f"{size_bytes} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time in its two largest units."""
+    left = max(0, int(seconds))
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    parts: list[str] = []
+    for unit, size in units:
+        if left >= size or (unit == "s" and not parts):
+            parts.append(f"{left // size} {unit}")
+        left %= size
+    return " ".join(parts[:2])

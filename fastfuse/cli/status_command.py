@@ -15,12 +15,12 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, fastfuse_mounts
+from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, fastfuse_mounts, is_mounted
 from fastfuse.filesystem.verdict import summary_lines
-from fastfuse.sizes import MIB, format_size
+from fastfuse.sizes import MIB, format_duration, format_size
 
 __all__ = [
-    *("Choice", "duration", "failures_in", "grown", "line_of", "percent", "plain", "stack", "stats", "status"),
+    *("Choice", "failures_in", "grown", "line_of", "percent", "plain", "stack", "stats", "status"),
     *("summary", "trace"),
 ]
 
@@ -122,14 +122,14 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return
     counters, rates = one["counters"], one["rates"]
-    yield f"  state     {one['state']}, mounted for {duration(now - one['mounted_at'])}, process {one['pid']}"
+    yield f"  state     {one['state']}, mounted for {format_duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
-        since = duration(now - trouble["since"])
+        since = format_duration(now - trouble["since"])
         tried = trouble["requests"]
         again = "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
         what = again if tried or not counters["fastfuse_reads_failing"] else "reads fail"
         yield f"  trouble   for {since}: {failures_in(trouble)}; {what}"
-    listed_ago = duration(now - counters["fastfuse_listed_timestamp_seconds"])
+    listed_ago = format_duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
     yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
@@ -171,18 +171,6 @@ def failures_in(trouble: Mapping[str, Any]) -> str:
 
 def percent(share: float) -> str:
     return f"{min(share, 1.0):.0%}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in its two largest units."""
-    left = max(0, int(seconds))
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    parts: list[str] = []
-    for unit, size in units:
-        if left >= size or (unit == "s" and not parts):
-            parts.append(f"{left // size} {unit}")
-        left %= size
-    return " ".join(parts[:2])
 
 
 def _moment(at: float) -> str:
@@ -236,7 +224,7 @@ def _reads(entry: MountEntry, sample: int) -> Iterator[dict[str, Any]]:
     """Yield what one worker of the mount tells after the other; end when the mount does."""
     yield from _told(entry, sample)
     until_s = time.monotonic() + _NEXT_WORKER_WITHIN_S
-    while entry.is_there():
+    while is_mounted(entry.path, entry.device):
         try:
             yield from _told(entry, sample, is_next=True)
             until_s = time.monotonic() + _NEXT_WORKER_WITHIN_S

@@ -24,11 +24,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.cli.status_command import duration, failures_in, grown, percent, plain
+from fastfuse.cli.status_command import failures_in, grown, percent, plain
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts
-from fastfuse.sizes import format_size
+from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts, is_mounted
+from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
 __all__ = ["SORTS", "Look", "Screen", "the_only_mount", "top"]
@@ -93,9 +93,9 @@ class Screen:
         text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
         is_ok = status["state"] == "ok"
         text.append(status["state"], "green" if is_ok else "bold red")
-        text.append(f", mounted for {duration(self.now - status['mounted_at'])}")
+        text.append(f", mounted for {format_duration(self.now - status['mounted_at'])}")
         if trouble := status["trouble"]:
-            text.append(f"; for {duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
+            text.append(f"; for {format_duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
         return text
 
     def _rates(self, width: int, bars: str) -> Iterable[Text]:
@@ -213,7 +213,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
 def _show(watch: "_Watch", live: Live) -> None:
     look, sort, is_paused = watch.begun, "w", False
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
-    while watch.entry.is_there():
+    while is_mounted(watch.entry.path, watch.entry.device):
         live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
         if watch.has_news(keys, _REDRAW_S):
             newest = watch.look()

@@ -70,11 +70,6 @@ class MountEntry:
     def is_ours(self) -> bool:
         return self.file_system_type == _FILE_SYSTEM_TYPE
 
-    def is_there(self) -> bool:
-        """Return whether it is mounted still."""
-        found = find_mount(self.path)
-        return found is not None and found.device == self.device
-
 
 def fastfuse_mounts(uid: int | None = None) -> list[Path]:
     """Return where fastfuse file systems are mounted, those that `uid` mounted if given, in order of mounting."""

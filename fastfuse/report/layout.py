@@ -17,7 +17,7 @@ from fastfuse.filesystem.verdict import Figures, judge
 from fastfuse.metrics import Counters
 from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record
-from fastfuse.sizes import MIB, format_size
+from fastfuse.sizes import MIB, format_duration, format_size
 
 __all__ = ["Line", "chart", "check_installed", "page"]
 
@@ -94,8 +94,8 @@ def page(record: Record) -> str:
     style = files("fastfuse.report").joinpath("style.css").read_text()
     body = [
         f"<header><h1>{escape(title)}</h1>",
-        f"<p>{_moment(start)} to {_moment(end)} UTC ({_duration(end - start)}), <b id='state'>{escape(state)}</b>, "
-        f"fastfuse {escape(record.version)}</p></header>",
+        f"<p>{_moment(start)} to {_moment(end)} UTC ({format_duration(end - start)}), "
+        f"<b id='state'>{escape(state)}</b>, fastfuse {escape(record.version)}</p></header>",
         *_phases(record.phases, end),
         *(part for channel in record.channels for part in _channel(channel)),
         *_errors(record.errors, job.failure),
@@ -135,7 +135,7 @@ def _figures(it: Figures, last: Counters) -> dict[str, str]:
         "Fetched": format_size(it.fetched_bytes),
         "GETs": f"{it.gets - it.refused:,}" + (f" and {it.refused:,} refused" if it.refused else ""),
         "GETs cost": f"${it.cost_usd:.{4 if it.cost_usd >= 0.01 else 6}f}",
-        "Readers waited": f"{it.stalled_share:.1%} of {_duration(it.in_use_s)} in use",
+        "Readers waited": f"{it.stalled_share:.1%} of {format_duration(it.in_use_s)} in use",
         "Read, p50 and p99": f"{it.read_p50_s * 1000:,.3g} ms, {it.read_p99_s * 1000:,.3g} ms",
         "GET's first byte, p50 and p99": f"{it.first_byte_p50_s * 1000:,.3g} ms, {it.first_byte_p99_s * 1000:,.3g} ms",
         "Parts ahead of readers": f"{it.foreseen_share:.0%}" if it.parts else "",
@@ -187,7 +187,9 @@ def _phases(phases: Sequence[tuple[str, float]], end: float) -> Iterator[str]:
     for name, took_s in spans:
         label = escape(name) if took_s > _LABELLED * whole_s else "&nbsp;"
         yield f"<span style='flex-grow:{took_s:.1f}'>{label}</span>"
-    rows = "".join(f"<tr><th scope='row'>{escape(name)}</th><td>{_duration(took)}</td></tr>" for name, took in spans)
+    rows = "".join(
+        f"<tr><th scope='row'>{escape(name)}</th><td>{format_duration(took)}</td></tr>" for name, took in spans
+    )
     yield f"</div><table class='phase-table'>{rows}</table></section>"
 
 
@@ -204,14 +206,6 @@ def _number(number: float) -> str:
 
 def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 # A name, and its points: seconds since 1970 and a number, or None where there is none.

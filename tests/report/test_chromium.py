@@ -89,7 +89,7 @@ def test_a_page_is_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(
         assert frame["title"] == "/mnt/train – fastfuse"  # no script of a key has run
         assert frame["verdict"] == "too few readers"
         assert frame["figures"]["GETs"] == "36,000"
-        assert frame["figures"]["Readers waited"] == "11.5% of 1 h 0 min in use"
+        assert frame["figures"]["Readers waited"] == "11.5% of 1 h in use"
         assert frame["page_px"] <= width_px
         assert {kind for kind, _ in frame["charts"]} == {"plot narrow" if name == "phone" else "plot wide"}
         assert len(frame["charts"]) == 5
