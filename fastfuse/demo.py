@@ -124,23 +124,16 @@ def _show(settings: DemoSettings, console: Console, stack: ExitStack) -> int:
             gets_before = _count(root, "fastfuse_fetch_requests")
             done = read_files(root, files, readers)
             gets = _count(root, "fastfuse_fetch_requests") - gets_before
-            table.add_row(name, f"{min(readers, len(files)):,}", f"{len(files):,}", *_figures(done, len(files), gets))
+            table.add_row(
+                *(name, f"{min(readers, len(files)):,}", f"{len(files):,}", f"{done.size_bytes / 1e6:,.0f}"),
+                *(f"{done.elapsed_s:.2f}", f"{done.size_bytes / done.elapsed_s / 1e6:,.0f}"),
+                *(f"{len(files) / done.elapsed_s:,.0f}", f"{done.first_byte_s * 1e3:.1f} ms", f"{gets:,}"),
+            )
             failures += done.failures
     console.print("", table, "", *summary_lines(api.stats(root)["summary"]), sep="\n")
     _conclude(console, failures, sum(len(files) for _, files, _ in passes))
     console.print(f"==> unmounting {root} and removing {place}", style="bold")
     return 1 if failures else 0
-
-
-def _figures(done: Pass, files: int, gets: int) -> tuple[str, ...]:
-    return (
-        f"{done.size_bytes / 1e6:,.0f}",
-        f"{done.elapsed_s:.2f}",
-        f"{done.size_bytes / done.elapsed_s / 1e6:,.0f}",
-        f"{files / done.elapsed_s:,.0f}",
-        f"{done.first_byte_s * 1e3:.1f} ms",
-        f"{gets:,}",
-    )
 
 
 def _conclude(console: Console, failures: Sequence[str], reads: int) -> None:

@@ -200,9 +200,6 @@ def _opened(path: Path | None) -> io.BufferedReader:
         raise ConfigurationError(f"{name} cannot be read: {error.strerror}", hint="give a list of paths") from error
 
 
-_STDOUT = "-"
-
-
 def report(
     place: Annotated[Path | None, typer.Argument(metavar="MOUNTPOINT|DIR|FILE", parser=Path,
         help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
@@ -231,7 +228,7 @@ def report(
 
     check_installed()
     text = page(record)
-    if str(output) == _STDOUT:
+    if str(output) == "-":
         say(text)
         return 0
     try:

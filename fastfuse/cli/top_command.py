@@ -211,7 +211,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
 
 
 def _show(watch: "_Watch", live: Live) -> None:
-    look, sort, is_paused = watch.begun, "w", False
+    look, sort, is_paused = Look(watch.status), "w", False
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     while is_mounted(watch.entry.path, watch.entry.device):
         live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
@@ -238,7 +238,7 @@ class _Watch:
         self._rest = b""
         self._work: dict[str, Any] = {}
         self._history: deque[tuple[float, float]] = deque(maxlen=_MOST_HISTORY)
-        self._status = ask_status(entry)
+        self.status = ask_status(entry)
         self._asked_s = time.monotonic()
         self._connect()
 
@@ -264,27 +264,22 @@ class _Watch:
             self._work = json.loads(lines[-1])
         return bool(lines)
 
-    @property
-    def begun(self) -> Look:
-        """The mount before the first interval is over."""
-        return Look(self._status)
-
     def look(self) -> Look:
         """Return what the mount did since the look before."""
-        before, before_s = self._status["counters"], self._asked_s
+        before, before_s = self.status["counters"], self._asked_s
         try:
-            self._status = ask_status(self.entry, within_s=_ANSWER_WITHIN_S)
+            self.status = ask_status(self.entry, within_s=_ANSWER_WITHIN_S)
         except MountError:
-            self._status = {**self._status, "state": "no answer"}
+            self.status = {**self.status, "state": "no answer"}
         self._asked_s = time.monotonic()
 
         def rate(name: str) -> float:
-            return max(0.0, grown(before, self._status["counters"], name) / (self._asked_s - before_s))
+            return max(0.0, grown(before, self.status["counters"], name) / (self._asked_s - before_s))
 
         read, stalled = rate("fastfuse_read_served_bytes"), min(rate("fastfuse_stalled_seconds"), 1.0)
         self._history.append((read, stalled))
         return Look(
-            status=self._status,
+            status=self.status,
             work=self._work,
             read=read,
             fetched=rate("fastfuse_fetched_bytes"),

@@ -1,6 +1,6 @@
 """The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -93,8 +93,3 @@ class MountSettings:
     def cache_flush_s(self) -> float:
         """The time that a worker that ends has to write to the local tier what it has fetched."""
         return _FLUSH_S if self.cache else 0.0
-
-    @property
-    def checked_origin(self) -> IndexOrigin:
-        """The origin of the first index, which checks that its objects may be read."""
-        return replace(self.origin, checks_reads=True)

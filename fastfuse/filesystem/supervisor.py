@@ -16,6 +16,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -157,7 +158,7 @@ class Supervisor:
             self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
 
     def _index(self) -> IndexReport:
-        settings, origin = self._settings, self._settings.checked_origin
+        settings, origin = self._settings, replace(self._settings.origin, checks_reads=True)
         self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         return report

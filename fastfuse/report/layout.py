@@ -4,7 +4,6 @@ pygal draws lines over time as SVG, without scripts, and in the colours and size
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -25,12 +24,8 @@ __all__ = ["Line", "chart", "check_installed", "page"]
 _LABELLED: Final = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """A line of a chart and a column of the table: a number of an interval, None where there is none."""
-
-    heading: str
-    number: Callable[[Interval], float | None]
+# The heading of a line in a chart and of a column in the table, and its number in an interval, if there is one.
+_Column = tuple[str, Callable[[Interval], float | None]]
 
 
 def _rate(name: str) -> Callable[[Interval], float | None]:
@@ -52,33 +47,33 @@ _CHARTS: Final = (
     _Chart(
         "Throughput",
         "MB/s",
-        (_Column("read", _rate("served_bytes")), _Column("from S3", _rate("fetched_bytes"))),
+        (("read", _rate("served_bytes")), ("from S3", _rate("fetched_bytes"))),
         "Bytes handed to readers, and bytes that came from S3. What the page cache serves is in neither.",
     ),
     _Chart(
         "Readers waiting",
         "at a time",
-        (_Column("readers", lambda it: it.figures.blocked_s / it.figures.elapsed_s),),
+        (("readers", lambda it: it.figures.blocked_s / it.figures.elapsed_s),),
         "How many readers waited for data at a time, on average over each interval.",
     ),
     _Chart(
         "Memory",
         "MiB",
-        (_Column("held", lambda it: it.held_bytes / MIB), _Column("target", lambda it: it.target_bytes / MIB)),
+        (("held", lambda it: it.held_bytes / MIB), ("target", lambda it: it.target_bytes / MIB)),
         "Bytes of data held or on their way at the end of each interval, and what --memory-target allows.",
     ),
     _Chart(
         "Time to the first byte of a GET",
         "ms",
-        (_Column("p50", _ms("first_byte_p50_s")), _Column("p99", _ms("first_byte_p99_s"))),
+        (("p50", _ms("first_byte_p50_s")), ("p99", _ms("first_byte_p99_s"))),
         "Half of the GETs of an interval took at most p50, 99 % at most p99; estimated from a histogram.",
     ),
     _Chart(
         "Failures",
         "per interval",
         (
-            _Column("failed reads", lambda it: it.figures.failed_reads),
-            _Column("retries", lambda it: it.figures.throttled + it.figures.retried),
+            ("failed reads", lambda it: it.figures.failed_reads),
+            ("retries", lambda it: it.figures.throttled + it.figures.retried),
         ),
         "Reads that failed, and requests to S3 that were tried again.",
     ),
@@ -123,7 +118,7 @@ def _channel(channel: ChannelRecord) -> Iterator[str]:
     )
     tiles = (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _figures(total, last).items())
     yield f"<dl>{''.join(tiles)}</dl>"
-    drawn = [one for one in _CHARTS if any(one.columns[0].number(it) or one.columns[-1].number(it) for it in pieces)]
+    drawn = [one for one in _CHARTS if any(one.columns[0][1](it) or one.columns[-1][1](it) for it in pieces)]
     yield from (_figure(one, pieces) for one in drawn)
     yield _table(drawn, pieces)
     yield "</section>"
@@ -148,7 +143,7 @@ def _figures(it: Figures, last: Counters) -> dict[str, str]:
 
 
 def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
-    lines: list[Line] = [(column.heading, [(it.end, column.number(it)) for it in pieces]) for column in drawn.columns]
+    lines: list[Line] = [(heading, [(it.end, number(it)) for it in pieces]) for heading, number in drawn.columns]
     keys = []
     for number, (name, points) in enumerate(lines):
         found = [value for _, value in points if value is not None]
@@ -162,11 +157,11 @@ def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
 
 
 def _table(drawn: Sequence[_Chart], pieces: Sequence[Interval]) -> str:
-    columns = [(one.unit, column) for one in drawn for column in one.columns]
-    heads = "".join(f"<th scope='col'>{column.heading}, {unit}</th>" for unit, column in columns)
+    columns = [(one.unit, *column) for one in drawn for column in one.columns]
+    heads = "".join(f"<th scope='col'>{heading}, {unit}</th>" for unit, heading, _ in columns)
     rows = []
     for piece in pieces:
-        numbers = (column.number(piece) for _, column in columns)
+        numbers = (number(piece) for *_, number in columns)
         cells = "".join(f"<td>{'' if number is None else _number(number)}</td>" for number in numbers)
         rows.append(f"<tr><th scope='row'>{_moment(piece.end)}</th>{cells}</tr>")
     return (
