@@ -426,7 +426,7 @@ async def test_the_table_is_that_of_a_serial_listing_and_takes_few_more_requests
 async def test_pages_that_fail_are_asked_for_again(
     large_server: LoopbackServer, action: Action, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.retries.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.001)
     large_server.faults.add(
         FaultRule(action=action, operation="ListObjectsV2", bucket="bucket", probability=0.3, seed=3)
     )
