@@ -66,9 +66,10 @@ class ServiceError(FastfuseError):
 class ThrottledError(ServiceError):
     """The service asks for fewer requests; the same request may succeed later. `detail` is what it said."""
 
-    def __init__(self, message: str, *, hint: str = "", detail: str = "throttled") -> None:
+    def __init__(self, message: str, *, hint: str = "", detail: str = "throttled", request_id: str = "") -> None:
         super().__init__(message, hint=hint)
         self.detail = detail
+        self.request_id = request_id
 
 
 class ConditionsUnsupportedError(ServiceError):

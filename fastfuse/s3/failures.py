@@ -317,8 +317,9 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
             message = f"The S3 service {where} failed to list the bucket {bucket!r} ({detail})."
-            throttled = failure.kind is Kind.THROTTLED
-            return ThrottledError(message, detail=detail) if throttled else ServiceError(message)
+            if failure.kind is Kind.THROTTLED:
+                return ThrottledError(message, detail=detail, request_id=failure.request_id)
+            return ServiceError(message)
 
 
 def _no_service(failure: Failure, where: str) -> ServiceError:

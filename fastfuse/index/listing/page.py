@@ -295,7 +295,7 @@ class Pager:
                 except ThrottledError as error:
                     self._shrink(begun_s)
                     last_refusal = error
-                    failure = Failure(kind=Kind.THROTTLED, detail=error.detail)
+                    failure = Failure(kind=Kind.THROTTLED, detail=error.detail, request_id=error.request_id)
                     raise RetryableError(error, failure) from error.__cause__
 
         with trio.move_on_after(_DEADLINE_S):

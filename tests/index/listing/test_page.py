@@ -326,7 +326,7 @@ class Busy:
             self.in_flight -= 1
         if self.throttles > 0:
             self.throttles -= 1
-            raise ThrottledError("503 SlowDown")
+            raise ThrottledError("503 SlowDown", detail="503 SlowDown", request_id="4442587FB7D0A2F9")
         return BUSY_PAGE
 
     async def aclose(self) -> None:
@@ -347,6 +347,17 @@ async def test_a_burst_of_throttling_halves_the_requests_in_flight_once(autojump
         assert pager.throttled_count == MAX_IN_FLIGHT
         assert pager.capacity == MAX_IN_FLIGHT // 2
     assert pager.request_count == 2 * MAX_IN_FLIGHT
+
+
+async def test_a_page_that_is_throttled_is_told_with_code_and_request_id(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Pager(Busy(throttles=1), "bucket", Retries()).page("p/")
+    (line,) = caplog.messages
+    assert line == (
+        "page 1 of the listing of 's3://bucket/p/': 503 SlowDown, request 4442587FB7D0A2F9; "
+        "trying again (attempt 1 failed, 1.0 s so far)"
+    )
 
 
 async def test_a_service_that_goes_on_throttling_is_left_one_request(autojump_clock: object) -> None:
