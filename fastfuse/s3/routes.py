@@ -281,6 +281,9 @@ def _uses_tls(endpoint: Endpoint) -> bool:
 async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
     try:
         stream = await trio.open_tcp_stream(host, port)
+    except BaseExceptionGroup as error:
+        # Of a cancellation: callers tell `trio.Cancelled` from other errors.
+        raise error.exceptions[0] from error
     except UnicodeError as error:
         raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
     except OSError as error:

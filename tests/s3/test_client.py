@@ -24,8 +24,10 @@ from fastfuse.errors import (
     ServiceError,
     UnavailableError,
 )
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import receivers
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
@@ -326,6 +328,34 @@ async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, afte
                 scope.cancel()
         server.faults.remove(rule)
         assert await reader.get(REF, 0, len(DATA)) == DATA
+
+
+async def test_a_read_that_is_cancelled_while_it_connects_is_cancelled_like_any_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A nursery of trio tries the addresses of a host, and puts what cancels it into a group."""
+    connecting = trio.Event()
+
+    async def try_for_ever(*_: object) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            connecting.set()
+            await trio.sleep_forever()
+
+    monkeypatch.setattr("trio.open_tcp_stream", try_for_ever)
+    counters = Counters()
+    config = ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1")
+    async with aclosing(S3Client(S3Session(config), counters=counters)) as reader, trio.open_nursery() as nursery:
+
+        async def read() -> None:
+            with pytest.raises(trio.Cancelled) as caught:
+                await reader.get(REF, 0, len(DATA))
+            raise caught.value
+
+        nursery.start_soon(read)
+        await connecting.wait()
+        nursery.cancel_scope.cancel()
+    assert counters.get("fastfuse_fetch_requests", "cancelled") == 1
 
 
 async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
