@@ -146,7 +146,7 @@ def failure_of_reply(status: int, code: str, region: str = "", location: str = "
 def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
     """Classify what our own sockets raise; `is_connected` tells whether there was a connection before."""
     if isinstance(error, CertificateError):
-        return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error}")
+        return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error.strerror or error}")
     detail = _system_text(error) or str(error) or type(error).__name__
     if is_connected:
         return Failure(kind=Kind.BROKEN, detail=detail, is_foreign=isinstance(error, NoReplyError))
