@@ -1,297 +1,261 @@
-"""Every kind of failure in every situation: what the reader or the command gets, and what the operator sees.
+"""Every class of failure in every situation: what is read or which error comes, and all that the operator sees of it.
 
-The expected outcome of a row is derived from the policy (`s3.retry_policy`, `s3.failures`), shown in docs/SEMANTICS.md.
+A row is a class of the retry policy's table (`s3.retry_policy`, as docs/SEMANTICS.md shows it) and a situation. What is
+expected of it is derived from the policy: bytes or an error, how many requests are made and until when, every line of
+the log, and the counters of failures. tests/test_fault_refresh.py has the rows of a refresh.
 """
 
 import errno
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import trio
 
-from fastfuse.errors import DeadlineError, ServiceError, first_of
-from fastfuse.filesystem.control import request_refresh
+from fastfuse.errors import AccessError, FastfuseError, ReadError, ServiceError, SourceError, first_of
 from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.table import ROOT, InodeTable
-from fastfuse.index.listing import page as listing_page
-from fastfuse.index.listing.lister import list_source
-from fastfuse.index.sources.uri import S3Uri
-from fastfuse.metrics import Counters
-from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.s3 import client as s3_client
+from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retry_policy
-from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.client import S3Client
-from fastfuse.s3.failures import Failure, Kind, read_error, start_error
-from fastfuse.s3.retries import Retries
-from fastfuse.s3.retry_policy import attempts
-from fastfuse.sagemaker.download.file_channel import DownloadSettings, download
-from fastfuse.sagemaker.pipe.content import File
-from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
-from fastfuse.testing import Answer, FaultRule, LoopbackServer, MemoryObjects, Reset
-from fastfuse.testing.faults import Action
-from tests.semantics.places import BUCKET, Place, place
-from tests.semantics.test_metrics import Scrape
+from fastfuse.s3.failures import Failure, Kind, outcome_of, read_error
+from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, TlsFiles
+from fastfuse.testing.server_config import create_certificate
+from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
+from tests.fault_scenes import OBJECTS, SITUATIONS, Scene, Situation
+from tests.filesystem.waiting import wait_until
 
-MIB = 1 << 20
-LARGE = os.urandom(3 * MIB)
-SMALL = os.urandom(5000)
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+# What is tried until the deadline ends between the longest pause before the deadline and the deadline.
 DEADLINE_S = 0.5
+LONGEST_PAUSE_S = 0.1
 # The deadline of what passes or is final, on a busy machine, too.
 PATIENCE_S = 60.0
-CONFIG = ReadaheadConfig.within(64 * MIB, part_size_bytes=MIB, max_parts_in_flight=16)
-
-# An action of the server for each kind that a server can cause with a reply.
-ACTIONS: dict[Kind, Action] = {
-    Kind.THROTTLED: Answer(503, "SlowDown", "m"),
-    Kind.BUSY: Answer(500, "InternalError", "m"),
-    Kind.BROKEN: Reset(None),
-    Kind.CHANGED: Answer(412, "PreconditionFailed", "m"),
-    Kind.NO_BUCKET: Answer(404, "NoSuchBucket", "m"),
-    Kind.DENIED: Answer(403, "AccessDenied", "m"),
-    Kind.ARCHIVED: Answer(403, "InvalidObjectState", "m"),
-    Kind.EXPIRED: Answer(400, "ExpiredToken", "m"),
-    Kind.SKEWED: Answer(403, "RequestTimeTooSkewed", "m"),
-    Kind.BAD_KEYS: Answer(403, "SignatureDoesNotMatch", "m"),
-    Kind.WRONG_REGION: Answer(301, "PermanentRedirect", "m"),
-    Kind.OTHER: Answer(501, "NotImplemented", "m"),
+COMMAND_ERRORS: dict[int, type[FastfuseError]] = {
+    errno.EIO: ServiceError,
+    errno.ESTALE: SourceError,
+    errno.EACCES: AccessError,
 }
+COUNTED = ("fastfuse_retries", "fastfuse_errors", "fastfuse_fetch_requests", "fastfuse_refused_gets")
+
+# The counters that are not 0, by metric and label. None: a number that depends on time.
+Counts = dict[tuple[str, str], int | None]
 
 
-class Scene:
-    """A server with two objects, and what reads them."""
+class Ending(NamedTuple):
+    """What comes of a failure that lasts: an error, lines of the log, and the outcome that is counted of a GET."""
 
-    def __init__(self, server: LoopbackServer, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server = server
-        self.directory = directory
-        self._monkeypatch = monkeypatch
-        self.counters = Counters()
-        self.retries = Retries(self.counters)
-        self.limit(PATIENCE_S)
-        self.table = self._table()
-
-    def limit(self, deadline_s: float) -> None:
-        """Let requests end by this deadline."""
-        self._monkeypatch.setattr(s3_client, "LIST_DEADLINE_S", deadline_s)
-        self._monkeypatch.setattr(listing_page, "_DEADLINE_S", deadline_s)
-        # Without keys of its own the client would ask for other ones.
-        config = ConnectionConfig(
-            endpoint_url=self.server.endpoint_url, region="us-east-1", deadline_s=deadline_s, sign_request=False
-        )
-        self.client = S3Client(
-            S3Session(config),
-            buffers=PartBuffers(part_bytes=MIB, limit_bytes=64 * MIB),
-            counters=self.counters,
-            retries=self.retries,
-        )
-
-    def _table(self) -> InodeTable:
-        view = self.server.buckets["bucket"].view()
-        builder = TableBuilder("bucket", "")
-        for key, data in ((b"large", LARGE), (b"small", SMALL)):
-            stored = view.lookup(key)
-            assert stored is not None
-            builder.add([key], [len(data)], [stored.modified_s * 10**9], [stored.etag], ["STANDARD"])
-        return builder.build()[0]
-
-    @asynccontextmanager
-    async def mounted(self) -> AsyncIterator[Callable[[bytes, int, int], Awaitable[bytes]]]:
-        """Yield what reads bytes of a file as the kernel's requests do."""
-        operations = MountOperations(self.counters, uid=0, gid=0)
-        async with trio.open_nursery() as nursery:
-            engine = ReadEngine(self.client, CONFIG, nursery, lambda: self.table)
-            operations.serve(self.table, engine)
-
-            async def read(name: bytes, start: int, end: int) -> bytes:
-                inode = self.table.lookup(ROOT, name)
-                assert inode is not None
-                step = min(end - start, MIB // 8)
-                return b"".join([bytes(await operations.read(inode, at, step)) for at in range(start, end, step)])
-
-            yield read
-            nursery.cancel_scope.cancel()
+    kind: type[Exception]
+    text: str
+    lines: tuple[str, ...] = ()
+    outcome: str = ""
+    # What the kernel is told.
+    errno: int = 0
 
 
-async def sequential_stream(scene: Scene) -> bool:
-    async with scene.mounted() as read:
-        return await read(b"large", 0, len(LARGE)) == LARGE
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row while it is tried."""
 
+    cause: Cause
+    situation: Situation
+    scene: Scene
+    # The rule that makes the server fail; None where something else is at fault.
+    rule: int | None = None
 
-async def random_read(scene: Scene) -> bool:
-    async with scene.mounted() as read:
-        return await read(b"large", 2 * MIB, 2 * MIB + 4096) == LARGE[2 * MIB : 2 * MIB + 4096]
+    @property
+    def most(self) -> int:
+        """How often a request is made, by the policy."""
+        return attempts(self.cause.kind, is_read=self.situation.is_read)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether one request at a time is made, and so it is known how many fail."""
+        return self.situation.offset is not None
 
-async def small_file(scene: Scene) -> bool:
-    async with scene.mounted() as read:
-        return await read(b"small", 0, len(SMALL)) == SMALL
+    @property
+    def name(self) -> str:
+        """What is requested, as the log names it."""
+        if self.situation.is_read:
+            return f"'s3://bucket/{self.situation.key}'"
+        return f"{'page 1 of ' if self.cause.kind is Kind.THROTTLED else ''}the listing of 's3://bucket/'"
 
+    @property
+    def hits(self) -> int | None:
+        """How many requests the server has failed."""
+        return None if self.rule is None else self.scene.server.faults.hits(self.rule)
 
-async def file_download(scene: Scene) -> bool:
-    settings = DownloadSettings(directory=scene.directory, part_size_bytes=MIB, memory_target_bytes=64 * MIB)
-    await download(scene.table, scene.client, settings, lambda _: None, most_gets=16)
-    return (scene.directory / "large").read_bytes() == LARGE
+    def counts(self) -> Counts:
+        found: Counts = {}
+        for shown, count in self.scene.counters.as_json().items():
+            name, _, label = shown.partition("{")
+            if name in COUNTED and count:
+                found[name, label.partition('"')[2].rstrip('"}')] = int(count)
+        # Readahead that was under way at the end, or in the pieces of a stream that came before.
+        for outcome in ("cancelled",) if self.is_exact else ("cancelled", "ok", "unavailable", "deadline"):
+            found.pop(("fastfuse_fetch_requests", outcome), None)
+        return found
 
+    def expected_counts(self, outcome: str, *, retries: int | None, number: int = 0) -> Counts:
+        """Return the counters after so many retries, an `outcome` of the GETs, and an errno of this `number`."""
+        expected: Counts = {("fastfuse_retries", self.cause.failure.cause): retries}
+        if self.situation.is_read:
+            if self.is_exact or outcome in ("changed", "denied", "other"):
+                expected["fastfuse_fetch_requests", outcome] = 1 if self.is_exact else None
+            if self.cause.is_server_error:
+                expected["fastfuse_refused_gets", ""] = self.hits if self.is_exact else None
+        if number:
+            expected["fastfuse_errors", errno.errorcode[number]] = 1
+        return {key: count for key, count in expected.items() if count != 0}
 
-async def pipe(scene: Scene) -> bool:
-    written: list[bytes] = []
+    def endings(self, deadline_s: float | None) -> dict[tuple[type[Exception], str, tuple[str, ...]], Ending]:
+        """Return how the row may end if its failure lasts, by what is seen of it."""
+        if self.situation.is_read:
+            errors = self.cause.read_errors(self.scene.ref(self.situation.key), deadline_s)
+            endings = [self._ending(error) for error in errors]
+        else:
+            failures = self.cause.command_errors(self.scene.server.endpoint_url, deadline_s)
+            endings = [Ending(type(error), str(error)) for error in failures]
+        return {ending[:3]: ending for ending in endings}
 
-    async def write(piece: Buffer) -> None:
-        written.append(bytes(piece))
-
-    files = [
-        File(inode, scene.table.ref(inode))
-        for name in (b"large", b"small")
-        if (inode := scene.table.lookup(ROOT, name)) is not None
-    ]
-    async with trio.open_nursery() as nursery:
-        lookahead = Lookahead(ReadEngine(scene.client, CONFIG, nursery, lambda: scene.table), CONFIG)
-        nursery.start_soon(lookahead.run, files)
-        epoch = EpochWriter(lookahead, write, is_gzip=False, wraps_records=False)
-        await epoch.run(files)
-        nursery.cancel_scope.cancel()
-    return b"".join(written) == LARGE + SMALL
-
-
-async def listing(scene: Scene) -> bool:
-    listed = await list_source(scene.client, S3Uri.parse("s3://bucket/"), retries=scene.retries)
-    return listed.table.metadata.file_count == 2
-
-
-MOUNTED = (sequential_stream, random_read, small_file)
-SITUATIONS = (listing, *MOUNTED, file_download, pipe)
-CAUSES = ("throttled", "busy", "broken", "unreachable", "credentials", "other")
-
-
-@pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Scene]:
-    # The first pauses fit into the shorter deadline.
-    monkeypatch.setattr(retry_policy, "FIRST_PAUSE_S", 0.01)
-    caplog.set_level(logging.INFO)
-    with LoopbackServer({"bucket": MemoryObjects({"large": LARGE, "small": SMALL})}) as server:
-        yield Scene(server, tmp_path, monkeypatch)
-
-
-def rows(*, are_tried_again: bool) -> list[object]:
-    """Return each kind with each situation in which it is tried again until the deadline, or the others."""
-    return [
-        pytest.param(kind, situation, id=f"{kind.name.lower()}-{situation.__name__}")
-        for kind in ACTIONS
-        for situation in SITUATIONS
-        if (attempts(kind, is_read=situation is not listing) > 1) == are_tried_again
-    ]
-
-
-def retried(scene: Scene) -> dict[str, int]:
-    return {cause: count for cause in CAUSES if (count := scene.counters.get("fastfuse_retries", cause))}
-
-
-def lines(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
-    return [line for line in caplog.messages if all(word in line for word in words)]
-
-
-@pytest.mark.parametrize(("kind", "situation"), rows(are_tried_again=True))
-async def test_what_passes_costs_time_and_is_told_with_its_end(
-    scene: Scene, caplog: pytest.LogCaptureFixture, kind: Kind, situation: Callable[[Scene], Awaitable[bool]]
-) -> None:
-    operation = "ListObjectsV2" if situation is listing else "GetObject"
-    scene.server.faults.add(FaultRule(action=ACTIONS[kind], operation=operation, times=1))
-    assert await situation(scene)
-    await scene.client.aclose()
-    assert len(lines(caplog, "; trying again (attempt 1 failed")) == 1
-    assert len(lines(caplog, "answered again after ", "1 × ")) == 1
-    assert not lines(caplog, "failed with")
-    assert retried(scene) == {Failure(kind=kind, detail="").cause: 1}
-
-
-@pytest.mark.parametrize(("kind", "situation"), rows(are_tried_again=True) + rows(are_tried_again=False))
-async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
-    scene: Scene, caplog: pytest.LogCaptureFixture, kind: Kind, situation: Callable[[Scene], Awaitable[bool]]
-) -> None:
-    operation = "ListObjectsV2" if situation is listing else "GetObject"
-    scene.server.faults.add(FaultRule(action=ACTIONS[kind], operation=operation))
-    is_tried_again = attempts(kind, is_read=situation is not listing) > 1
-    if is_tried_again:
-        scene.limit(DEADLINE_S)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
-        await situation(scene)
-    await scene.client.aclose()
-    error = first_of(caught.value)
-    failure = Failure(kind=kind, detail="d")
-    read = read_error(failure, ObjectRef("bucket", "k", 1, ""))
-    if situation in MOUNTED:
-        assert isinstance(error, pyfuse3.FUSEError)
-        assert error.errno == read.errno
-        name = errno.errorcode[read.errno]
-        assert len(lines(caplog, "a read at ", f" failed with {name} after ")) == 1
-        assert scene.counters.get("fastfuse_errors", name) == 1
-    elif situation is listing:
-        assert type(error) is type(start_error(failure, bucket="bucket", endpoint="", region=""))
-    else:
-        # A busy machine may take the whole deadline for one attempt.
-        assert isinstance(error, (type(read), DeadlineError) if is_tried_again else type(read))
-    assert bool(lines(caplog, "; trying again (attempt 1 failed")) == is_tried_again
-    assert bool(retried(scene)) == is_tried_again
-
-
-@pytest.mark.parametrize("situation", [sequential_stream, small_file, listing], ids=lambda one: one.__name__)
-async def test_a_service_that_is_gone_fails_reads_at_their_deadline_and_a_listing_soon(
-    scene: Scene, caplog: pytest.LogCaptureFixture, situation: Callable[[Scene], Awaitable[bool]]
-) -> None:
-    scene.server.close()
-    scene.limit(DEADLINE_S)
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
-        await situation(scene)
-    assert isinstance(first_of(caught.value), pyfuse3.FUSEError | ServiceError)
-    await scene.client.aclose()
-    assert retried(scene).keys() == {"unreachable"}
-    assert len(lines(caplog, "Connection refused; trying again (attempt 1 failed")) == 1
-    assert len(lines(caplog, " failed with EIO ")) == (situation is not listing)
+    def _ending(self, error: ReadError) -> Ending:
+        # What keeps a request from being made is no outcome of a GET.
+        outcome = "other" if self.cause.resolution else outcome_of(error)
+        if self.situation.is_mounted:
+            line = failed_read_line(error, self.situation.offset)
+            return Ending(pyfuse3.FUSEError, os.strerror(error.errno), (line,), outcome, error.errno)
+        if self.situation.name == "pipe":
+            told = f"epoch 0 of channel train has failed, and its reader waits: {error}"
+            return Ending(type(error), str(error), (untimed(told),), outcome)
+        return Ending(COMMAND_ERRORS[error.errno], str(error), (), outcome)
 
 
 @pytest.fixture(scope="module")
-def refreshed() -> Iterator[Place]:
-    """A real mount, whose refreshes are made to fail."""
-    with place({"object": b"bytes"}, "--no-sign-request", "--metrics-listen", "0") as here:
-        yield here
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A certificate that the client does not trust."""
+    return create_certificate(tmp_path_factory.mktemp("tls"))
 
 
-def rows_of_refresh(*, are_tried_again: bool) -> list[object]:
-    kinds = [kind for kind in ACTIONS if (attempts(kind, is_read=False) > 1) == are_tried_again]
-    return [pytest.param(kind, id=kind.name.lower()) for kind in kinds]
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Makes rows; what they need ends with the test."""
+
+    certificate: TlsFiles
+    directory: Path
+    monkeypatch: pytest.MonkeyPatch
+    exits: ExitStack
+
+    def begin(self, kind: Kind, situation: Situation, *, times: int | None, deadline_s: float = PATIENCE_S) -> Row:
+        """Make a row whose requests fail from now on, or so many `times`."""
+        config = ServerConfig(tls=self.certificate if kind is Kind.TLS else None)
+        server = self.exits.enter_context(LoopbackServer({"bucket": MemoryObjects(OBJECTS)}, config))
+        profile = "missing" if kind is Kind.BAD_CONFIGURATION else None
+        connection = ConnectionConfig(
+            endpoint_url=server.endpoint_url, region="us-east-1", profile=profile, deadline_s=deadline_s
+        )
+        row = Row(CAUSES[kind], situation, Scene(server, connection, self.directory, self.monkeypatch))
+        if row.cause.action is not None:
+            rule = FaultRule(
+                action=row.cause.action, operation=situation.operation, key=situation.key, skip=situation.skip,
+                times=times,
+            )  # fmt: skip
+            row = replace(row, rule=server.faults.add(rule))
+        if kind is Kind.NO_CREDENTIALS:
+            self.monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        if kind is Kind.UNREACHABLE:
+            server.close()
+        return row
+
+    async def bring_back(self, row: Row) -> None:
+        """Serve again, at the same port, once a request is tried again."""
+        counters = row.scene.counters
+        await trio.to_thread.run_sync(wait_until, lambda: counters.get("fastfuse_retries", "unreachable") > 0)
+        config = ServerConfig(port=row.scene.server.port)
+        self.exits.enter_context(LoopbackServer(row.scene.server.buckets, config))
 
 
-@pytest.mark.parametrize("kind", rows_of_refresh(are_tried_again=True))
-def test_what_passes_while_a_mount_lists_again_is_told_with_its_end(refreshed: Place, kind: Kind) -> None:
-    """What lasts ends a refresh as it ends any listing, after minutes."""
-    known, before = len(refreshed.mount.log), Scrape(refreshed.mount.metrics_port())
-    refreshed.server.faults.add(FaultRule(action=ACTIONS[kind], operation="ListObjectsV2", times=1))
-    assert request_refresh(refreshed.path).files == 1
-    retries_of_cause = ("retries_total", Failure(kind=kind, detail="").cause)
-    assert Scrape(refreshed.mount.metrics_port())[retries_of_cause] == before[retries_of_cause] + 1
-    told = refreshed.mount.log[known:]
-    assert told.count("; trying again (attempt 1 failed") == 1, told
-    assert told.count("answered again after ") == 1, told
+@pytest.fixture
+def matrix(
+    certificate: TlsFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Matrix]:
+    monkeypatch.setattr(retry_policy, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(retry_policy, "LONGEST_PAUSE_S", LONGEST_PAUSE_S)
+    caplog.set_level(logging.INFO)
+    with ExitStack() as exits:
+        yield Matrix(certificate, tmp_path, monkeypatch, exits)
 
 
-@pytest.mark.parametrize("kind", rows_of_refresh(are_tried_again=False))
-def test_a_refresh_that_is_refused_leaves_the_mount_as_it_was_and_says_why(refreshed: Place, kind: Kind) -> None:
-    known = len(refreshed.mount.log)
-    refreshed.server.faults.add(FaultRule(action=ACTIONS[kind], operation="ListObjectsV2"))
-    expected = start_error(Failure(kind=kind, detail=""), bucket=BUCKET, endpoint="", region="")
-    with pytest.raises(type(expected)):
-        request_refresh(refreshed.path)
-    refreshed.server.faults.clear()
-    told = refreshed.mount.log[known:]
-    assert "; trying again" not in told
-    assert told.count(" was not refreshed") == 1, told
-    assert (refreshed.path / "object").read_bytes() == b"bytes"
+def rows(*, only_tried_again: bool) -> list[object]:
+    return [
+        pytest.param(kind, situation, id=f"{kind.name.lower()}-{situation.name}")
+        for kind in Kind
+        for situation in SITUATIONS
+        if is_met(kind, is_read=situation.is_read)
+        if not only_tried_again or attempts(kind, is_read=situation.is_read) > 1
+    ]
+
+
+def assert_counts(found: Counts, expected: Counts) -> None:
+    assert found == {key: found.get(key) if count is None else count for key, count in expected.items()}
+
+
+def test_every_class_of_the_table_has_a_cause_and_a_row_in_each_situation() -> None:
+    assert CAUSES.keys() == set(Kind)
+    assert {kind for kind in Kind if not is_met(kind, is_read=True)} == {Kind.NOT_S3}
+    ref = ObjectRef("bucket", "key", 1, "")
+    for kind, cause in CAUSES.items():
+        (error,) = cause.read_errors(ref, None)
+        assert error.errno == read_error(Failure(kind=kind, detail=""), ref).errno
+
+
+@pytest.mark.parametrize(("kind", "situation"), rows(only_tried_again=True))
+async def test_what_passes_costs_time_and_is_told_with_its_end(
+    kind: Kind, situation: Situation, matrix: Matrix, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = matrix.begin(kind, situation, times=1)
+    async with trio.open_nursery() as nursery:
+        if kind is Kind.UNREACHABLE:
+            nursery.start_soon(matrix.bring_back, row)
+        assert await situation.run(row.scene)
+    # Nobody counts what a closed port refuses.
+    retries = row.scene.counters.get("fastfuse_retries", "unreachable") if row.hits is None else row.hits
+    assert row.hits in (1, None)
+    assert_counts(row.counts(), row.expected_counts("ok", retries=retries))
+    assert [*map(untimed, caplog.messages)] == [
+        row.cause.retry_line(row.name),
+        f"answered again after N s: {retries} × {row.cause.detail}; 1 object waited",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "situation"), rows(only_tried_again=False))
+async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
+    kind: Kind, situation: Situation, matrix: Matrix, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_timed = attempts(kind, is_read=situation.is_read) == UNTIL_DEADLINE
+    deadline_s = DEADLINE_S if is_timed else None
+    row = matrix.begin(kind, situation, times=None, deadline_s=deadline_s or PATIENCE_S)
+    began_s = time.monotonic()
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
+        await situation.run(row.scene)
+    took_s, error, told = time.monotonic() - began_s, first_of(caught.value), [*map(untimed, caplog.messages)]
+    if row.most > 1:
+        assert told.pop(0) == row.cause.retry_line(row.name)
+    if not row.is_exact:
+        told = [re.sub(r"a read at \d+ ", "a read at None ", line) for line in told]
+    ending = row.endings(deadline_s).get((type(error), str(error), tuple(told)))
+    assert ending is not None, (error, told)
+    retries = row.most - 1 if row.is_exact and not is_timed else None if row.most > 1 else 0
+    counts = row.counts()
+    assert_counts(counts, row.expected_counts(ending.outcome, retries=retries, number=ending.errno))
+    if is_timed and row.is_exact:
+        assert DEADLINE_S - LONGEST_PAUSE_S <= took_s < PATIENCE_S
+    elif row.is_exact:
+        assert row.hits in (row.most, None)

@@ -259,6 +259,8 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
         case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
             text = f"The service refuses the credentials for {ref.key!r} ({detail})."
             return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
+        case Kind.BAD_CONFIGURATION:
+            return ObjectDeniedError(f"{ref.key!r} could not be read ({detail}).")
         case _:
             return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 
