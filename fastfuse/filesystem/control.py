@@ -53,6 +53,9 @@ REQUESTS: Final = (INDEX, REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, 
 
 _BACKLOG = 16
 _MOST_REQUEST_BYTES = 4096
+# The members of a request that mean something. A worker is handed no more than it takes in one message.
+_MEMBERS = ("fastfuse", "request", "level", "sample", "every_s")
+_MOST_LETTERS = 64
 # A record of a week has 4 MB.
 _MOST_ANSWER_BYTES = 32 << 20
 # A client sends its line at once.
@@ -94,7 +97,7 @@ class ControlSocket:
     def requests(self) -> Iterator[tuple[Mapping[str, Any], socket.socket]]:
         """Yield each request that has come, and the connection on which to answer it.
 
-        Its ``request`` is one of `REQUESTS`; the rest is as the client sent it.
+        Its ``request`` is one of `REQUESTS`; of the rest, only numbers and short words are passed on.
         """
         self._accept()
         silent, self._silent = self._silent, []
@@ -265,7 +268,12 @@ def _request_of(line: bytes) -> Mapping[str, Any]:
         is_known = found["fastfuse"] == PROTOCOL and found["request"] in REQUESTS and line.endswith(b"\n")
     except (ValueError, TypeError, KeyError, RecursionError):
         return {}
-    return found if is_known else {}
+    return {name: found[name] for name in _MEMBERS if name in found and _is_plain(found[name])} if is_known else {}
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a member is a number, or as short as the words that mean something."""
+    return len(value) <= _MOST_LETTERS if isinstance(value, str) else value is None or isinstance(value, int | float)
 
 
 def _no_answer(entry: MountEntry) -> MountError:

@@ -110,6 +110,17 @@ def test_requests_are_taken_together_and_each_once() -> None:
             asking.close()
 
 
+def test_of_a_request_only_what_means_something_is_passed_on() -> None:
+    """What a worker cannot take apart would end it."""
+    members = f'"every_s": 0.5, "level": "{"x" * 65}", "sample": [1], "more": {"[" * 900 + "]" * 900}'
+    with control_socket() as control, client() as connection:
+        assert list(control.requests()) == []
+        connection.sendall(f'{{"fastfuse": 1, "request": "top", {members}}}\n'.encode())
+        ((asked, asking),) = control.requests()
+        asking.close()
+        assert asked == {"fastfuse": 1, "request": "top", "every_s": 0.5}
+
+
 @pytest.mark.parametrize(
     "line",
     [

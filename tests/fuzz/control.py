@@ -1,19 +1,28 @@
-"""What a mount answers through its control socket. What is sent to the socket cannot do harm: nobody reads it."""
+"""What comes through a control socket: each input is tried as a request to the mount, and as what it answers."""
 
 import json
+from typing import Any, cast
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.control import answer_of
+from fastfuse.filesystem.control import PROTOCOL, REQUESTS, _request_of, answer_of
+from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.filesystem.worker import _MOST_MESSAGE_BYTES
 
 TOKENS = (
     *(b'"fastfuse"', b'"fastfuse": 1', b'"error"', b'"kinds"', b'"message"', b'"hint"'),
     *(b'"FastfuseError"', b'"ServiceError"', b'"errno_for"', b'"__doc__"', b'"PoisonedReadError"', b"[]", b"{}", b'""'),
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b"9" * 400),
-    *(b"\\ud800", b"\xff", b"\xfe\xff", b"\x00", b"[" * 64),
+    *(b"\\ud800", b"\xff", b"\xfe\xff", b"\x00", b"[" * 64, b"]" * 64, b'{"a":' * 64, b"}\n", b"\n", b"\xc3\xa4" * 64),
+    *(b'{"fastfuse": 1, "request": "trace"', b'"index"', b'"top"', b'"log-level"', b'"stack"', b'"tasks"', b'"record"'),
+    *(b', "sample": 2', b', "every_s": 0.5', b', "level": "debug"', b', "more": ', b"0.1", b"3600", b"1e308"),
 )
+
+# A watcher is only made of it.
+_WATCHED = WatchedReads(cast("Any", None), cast("Any", None), cast("Any", None))
 
 
 def try_one(data: bytes) -> None:
+    _try_request(data)
     try:
         found = answer_of(data, "status")
     except FastfuseError as error:
@@ -21,3 +30,15 @@ def try_one(data: bytes) -> None:
         return
     assert isinstance(json.loads(data), dict)
     assert found["fastfuse"] == 1
+
+
+def _try_request(data: bytes) -> None:
+    """Go on with a request as the supervisor and the worker do."""
+    asked = _request_of(data)
+    if not asked:
+        return
+    assert asked["fastfuse"] == PROTOCOL
+    assert asked["request"] in REQUESTS
+    passed_on = json.dumps(asked).encode()
+    assert len(passed_on) < _MOST_MESSAGE_BYTES
+    _WATCHED._watcher(json.loads(passed_on))
