@@ -48,12 +48,12 @@ def digest(path: Path, progress: Progress) -> str:
     return hashed.hexdigest()
 
 
-def kill_worker(mount: Mount, killed: Collection[int] = ()) -> int:
-    """Kill it with ``kill -9`` and return the pid that it had; `killed` are those of its predecessors."""
+def kill_worker(mount: Mount, killed: Collection[int] = (), number: signal.Signals = signal.SIGKILL) -> int:
+    """Kill it with a signal and return the pid that it had; `killed` are those of its predecessors."""
     # A worker that was just killed may not have been replaced, nor even been reaped.
     wait_until(lambda: bool(set(mount.children()) - set(killed)))
     (pid,) = set(mount.children()) - set(killed)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
     return pid
 
 
@@ -164,21 +164,24 @@ def has_hits(here: Place, rule: int, count: int) -> bool:
     return here.server.faults.hits(rule) >= count
 
 
-def test_a_read_that_kills_workers_fails_and_the_mount_goes_on() -> None:
+@pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 4)], ids=["crash", "killed"])
+def test_a_read_that_kills_workers_fails_and_the_mount_goes_on(number: signal.Signals, deaths: int) -> None:
     """L3"""
     data = {"good": block_bytes(1, 8 * MIB), "poison": block_bytes(2, 1000)}
     with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(2) as threads:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="poison"))
         poisoned = threads.submit((here.path / "poison").read_bytes)
         killed: set[int] = set()
-        for number in range(1, 5):
-            wait_until(partial(has_hits, here, rule, number))
+        for death in range(1, deaths + 1):
+            # The service is asked for it again, by each worker.
+            wait_until(partial(has_hits, here, rule, death))
             good = threads.submit((here.path / "good").read_bytes)
-            killed.add(kill_worker(here.mount, killed))
+            killed.add(kill_worker(here.mount, killed, number))
             assert good.result(PATIENCE_S) == data["good"]
         error = poisoned.exception(PATIENCE_S)
         assert isinstance(error, OSError)
         assert error.errno == errno.EIO
+        assert here.server.faults.hits(rule) == here.mount.log.count("; starting another") == deaths
         assert "workers die of the read of inode " in here.mount.log
         assert "failed with EIO after 0.0 s: 'poison' is not read: workers died of it." in here.mount.log
         # The part of the file that it asked for stays unread; nothing else does.
