@@ -84,7 +84,8 @@ def parse_head(head: bytes) -> ReplyHead:
         # Request smuggling begins with white space before the colon or at the beginning (a folded line).
         if not colon or not name or " " in name or "\t" in name:
             raise BadReplyHeadError("a line that is not a header")
-        name = name.lower()
+        # Of other letters some are small ones of ASCII, too: the sign of Kelvin is a k.
+        name = name.lower() if name.isascii() else name
         if name in headers and name in _SINGLE:
             raise BadReplyHeadError(f"{name} twice")
         headers[name] = value.strip(" \t")

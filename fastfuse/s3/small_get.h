@@ -212,6 +212,17 @@ static int small_parse(const char *head, size_t bytes, small_text *headers, int 
     return lines > 0;
 }
 
+/* Return whether the head says that all of `object` follows, in the listed version and as it is. */
+static int small_is_of(const small_text *headers, const small_object *object)
+{
+    char expected[24];
+    size_t digits = snprintf(expected, sizeof expected, "%zu", object->size_bytes);
+    return headers[SMALL_LENGTH].bytes == digits && !memcmp(headers[SMALL_LENGTH].at, expected, digits) &&
+           !headers[SMALL_RANGE].at && !headers[SMALL_ENCODING].at &&
+           headers[SMALL_ETAG].bytes == object->etag_bytes &&
+           !memcmp(headers[SMALL_ETAG].at, object->etag, object->etag_bytes);
+}
+
 /* Connections */
 
 static void small_close(small_connection *connection)
@@ -380,7 +391,7 @@ static inline int small_get(
     small_connection *connection, const small_route *route, const small_object *object, char *data, char **body,
     int64_t *first_byte_ns, int *is_checked, int *status)
 {
-    char request[SMALL_REQUEST_BYTES], *end = NULL, expected[24];
+    char request[SMALL_REQUEST_BYTES], *end = NULL;
     small_text headers[SMALL_NAMES];
     size_t done = 0, head_bytes = 0, whole = SMALL_HEAD_BYTES + object->size_bytes;
     int64_t began_ns = small_now_ns();
@@ -408,14 +419,8 @@ static inline int small_get(
                 *first_byte_ns = small_now_ns() - began_ns;
             end = memmem(data + from, (done < SMALL_HEAD_BYTES ? done : SMALL_HEAD_BYTES) - from, "\r\n\r\n", 4);
             if (end) {
-                if (!small_parse(data, end - data, headers, status))
-                    goto end;
                 whole = end + 4 - data + object->size_bytes;
-                size_t digits = snprintf(expected, sizeof expected, "%zu", object->size_bytes);
-                if (headers[SMALL_LENGTH].bytes != digits || memcmp(headers[SMALL_LENGTH].at, expected, digits) ||
-                    headers[SMALL_RANGE].at || headers[SMALL_ENCODING].at ||
-                    headers[SMALL_ETAG].bytes != object->etag_bytes ||
-                    memcmp(headers[SMALL_ETAG].at, object->etag, object->etag_bytes) || done > whole)
+                if (!small_parse(data, end - data, headers, status) || !small_is_of(headers, object) || done > whole)
                     goto end;
             } else if (done >= SMALL_HEAD_BYTES)
                 goto end;

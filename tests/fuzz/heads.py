@@ -1,5 +1,6 @@
-"""Heads of replies: parsed, and used as the client uses them."""
+"""Heads of replies: parsed, in Python and as threads do, and used as the client uses them."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 from fastfuse.errors import BadReplyError, ObjectChangedError
@@ -8,6 +9,7 @@ from fastfuse.s3.checks import body_start, object_of
 from fastfuse.s3.checksums import given_checksum, is_composite, md5_checksum
 from fastfuse.s3.failures import failure_of_reply
 from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, ReplyHead, parse_head
+from tests.fuzz.small_heads import small_headers
 
 TOKENS = (
     *(b"HTTP/1.1 ", b"HTTP/1.0 ", b"200", b"206", b"204", b"304", b"100", b"503", b"\r\n", b"\n", b"\r", b": ", b" "),
@@ -16,6 +18,7 @@ TOKENS = (
     *(b"x-amz-checksum-crc32c", b"x-amz-checksum-type", b"COMPOSITE", b"x-amz-storage-class", b"\x00", b"\xff", b"W/"),
 )
 
+_END = b"\r\n\r\n"
 _SIZE_BYTES = 10
 _VERSIONS = (
     ObjectRef("bucket", "key", _SIZE_BYTES, '"a"'),
@@ -25,18 +28,33 @@ _VERSIONS = (
 
 
 def try_one(data: bytes) -> None:
+    # Threads look for the first empty line.
+    is_whole = (data + _END).find(_END) == len(data)
+    small = small_headers(data, _VERSIONS[0]) if is_whole else None
     try:
         head = parse_head(data)
     except BadReplyHeadError:
+        assert small is None
         return
+    if small is not None:
+        _compare(head, small)
     assert head == parse_head(data)
     assert 100 <= head.status <= 999
     assert head.body_bytes is None or 0 <= head.body_bytes < 10**19
     assert not (head.is_chunked and head.body_bytes is not None)
     for name, value in head.headers.items():
-        assert name == name.lower()
+        assert name == name.lower() or not name.isascii()
         assert not {"\r", "\n", "\0"} & {*name, *value}
     _use(head)
+
+
+def _compare(head: ReplyHead, small: Mapping[str, bytes | None]) -> None:
+    """Compare with what threads accept: the client accepts it, too, and decides by the same headers."""
+    assert head.status == 200
+    assert head.body_bytes == _SIZE_BYTES
+    assert body_start(head, _VERSIONS[0], 0, _SIZE_BYTES) == 0
+    for name, value in small.items():
+        assert head.headers.get(name) == (value if value is None else value.decode(errors="replace"))
 
 
 def _use(head: ReplyHead) -> None:

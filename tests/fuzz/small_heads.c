@@ -1,0 +1,28 @@
+/* What small_get.h makes of a head, for tests/fuzz/small_heads.py. */
+
+#define _GNU_SOURCE
+#include "../../fastfuse/s3/small_get.h"
+
+/* Return whether the head is that of a reply with the whole object, and where in it each header is, and how long: -1 for
+   one that is not there. */
+int accepted(const char *head, size_t bytes, const char *etag, size_t size_bytes, ssize_t *places)
+{
+    static small_object object;
+    small_text headers[SMALL_NAMES];
+    int status = 0;
+    object.size_bytes = size_bytes;
+    object.etag_bytes = strlen(etag);
+    memcpy(object.etag, etag, object.etag_bytes);
+    if (!small_parse(head, bytes, headers, &status) || !small_is_of(headers, &object))
+        return 0;
+    for (int name = 0; name < SMALL_NAMES; name++) {
+        places[2 * name] = headers[name].at ? headers[name].at - head : -1;
+        places[2 * name + 1] = headers[name].bytes;
+    }
+    return status;
+}
+
+const char *name_of(int name)
+{
+    return name < SMALL_NAMES ? small_names[name] : NULL;
+}
