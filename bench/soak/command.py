@@ -14,11 +14,12 @@ from typing import Any
 
 from bench.processes import process_tree
 from bench.soak.data import Kind
-from bench.soak.disturbances import DISTURBANCES, Scene, Window, disturb
-from bench.soak.judging import as_text, failure_counts, latency_rows, percentiles, unexpected, unsettled
-from bench.soak.mounting import SoakMount, holdings, is_alive, sample, settled
+from bench.soak.disturbances import DISTURBANCES, HANGS, SQUEEZED, Scene, Window, disturb
+from bench.soak.judging import as_text, failure_counts, latency_rows, percentiles, too_slow, unexpected, unsettled
+from bench.soak.mounting import SoakMount, at_rest, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
 from bench.soak.server import SoakServer
+from bench.soak.squeezing import MemoryGroup, memory_group
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 
@@ -30,7 +31,8 @@ server die, refuse, throttle, stall, reset, truncate and lie, lets tokens expire
 
 Findings are wrong bytes, readers that are stuck, errors that docs/SEMANTICS.md does not allow for what was going on,
 and whatever the mount's processes hold more of afterwards. It exits with 1 if there are any. The seed decides what
-happens in which order. As root it drops the page cache of the whole machine, unless --keep-caches.
+happens in which order. As root it drops the page cache of the whole machine, unless --keep-caches, and squeezes the
+mount's memory, where a control group can be made.
 """
 _KINDS = [
     Kind("small/", 4000, 1, 64 << 10),
@@ -41,7 +43,9 @@ _KINDS = [
 # More than twice the deadline of a read.
 _STUCK_S = 150.0
 _PERIODS = 10
-# From here on workers that are stopped are left so.
+# Of the client (--max-connections), and of the threads that get small files.
+_MOST_CONNECTIONS = 128 + 64
+# From here on there is time for workers that hang, which are replaced after 6 s.
 _LONG_S = 60.0
 _LONGEST_S = 4.0
 _SHOWN = 20
@@ -55,6 +59,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--readers", type=int, default=1, help="of each manner")
     parser.add_argument("--memory-target", default="256MiB")
+    parser.add_argument(
+        "--only", action="append", choices=DISTURBANCES, metavar="NAME", help="disturb in this way only"
+    )
+    parser.add_argument(
+        "--every", type=float, default=0.0, metavar="S", help="begin the next disturbance after so long"
+    )
+    parser.add_argument(
+        "--longest", type=float, default=_STUCK_S, metavar="S", help="a read that takes longer is a finding"
+    )
     parser.add_argument("--keep-caches", action="store_true", help="leave the page cache of other file systems alone")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was counted there")
     parser.add_argument("options", nargs="*", help="further options of `fastfuse mount`, behind --")
@@ -73,9 +86,17 @@ def _read_calmly(mount: SoakMount, options: argparse.Namespace) -> list[str]:
 class _Run:
     """The disturbed part of a run, and what was seen in it."""
 
-    def __init__(self, mount: SoakMount, server: SoakServer, options: argparse.Namespace) -> None:
-        self._scene = Scene(mount, server, random.Random(options.seed), may_drop_caches=not options.keep_caches)
-        self._scene.is_long = options.seconds >= _LONG_S
+    def __init__(
+        self, mount: SoakMount, server: SoakServer, group: MemoryGroup | None, options: argparse.Namespace
+    ) -> None:
+        chance = random.Random(options.seed)
+        self._scene = Scene(mount, server, chance, group=group, may_drop_caches=not options.keep_caches)
+        self._names = options.only or [
+            name
+            for name in DISTURBANCES
+            if (name != HANGS or options.seconds >= _LONG_S) and (name != SQUEEZED or group is not None)
+        ]
+        self._every_s: float = options.every
         self._seconds: float = options.seconds
         self.windows: list[Window] = []
         self.samples: list[dict[str, float]] = []
@@ -86,10 +107,13 @@ class _Run:
         started_s = time.monotonic()
         names: list[str] = []
         while time.monotonic() - started_s < self._seconds:
-            names = names or self._scene.random.sample(list(DISTURBANCES), len(DISTURBANCES))
+            names = names or self._scene.random.sample(self._names, len(self._names))
+            next_s = time.monotonic() + self._every_s
             for name in (names.pop(), "quiet"):
                 longest_s = min(_LONGEST_S, self._seconds / 40)
                 self._scene.length_s = self._scene.random.uniform(longest_s / 8, longest_s)
+                if name == "quiet":
+                    self._scene.length_s = max(self._scene.length_s, next_s - time.monotonic())
                 self.windows.append(disturb(self._scene, name))
             waits_s, manner = readers.longest_call()
             if waits_s > _STUCK_S:
@@ -126,11 +150,17 @@ def _shared_memory() -> set[str]:
 
 
 def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
-    with SoakServer(_KINDS) as server, SoakMount(place, server, options.memory_target, options.options) as mount:
+    with (
+        SoakServer(_KINDS) as server,
+        memory_group() as group,
+        SoakMount(place, server, options.memory_target, options.options) as mount,
+    ):
+        if group is not None:
+            group.add(process_tree(mount.pid))
         shared_before = _shared_memory()
         findings = _read_calmly(mount, options)
-        before = holdings(mount)
-        run = _Run(mount, server, options)
+        before = at_rest(mount)
+        run = _Run(mount, server, group, options)
         manners = list(MANNERS) * options.readers
         readers = Readers(mount.root, _KINDS, options.seed, manners, options.seconds / _PERIODS)
         try:
@@ -139,9 +169,12 @@ def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
         finally:
             readers.kill()
         findings += [*run.findings, *stuck, *_judged(shares, run.windows), *_read_calmly(mount, options)]
+        findings += too_slow(shares, options.longest)
         after = settled(mount, before)
         metrics = mount.metrics()
         findings += unsettled(before, after)
+        connections = sample(mount)["connections"]
+        findings += [f"{connections:.0f} connections are open"] if connections > _MOST_CONNECTIONS else []
         if metrics["fastfuse_pool_bytes"] > parse_size(options.memory_target):
             findings.append(f"parts of {metrics['fastfuse_pool_bytes']:,.0f} bytes are held")
         if metrics["fastfuse_handler_failures_total"]:

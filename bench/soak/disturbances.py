@@ -1,8 +1,10 @@
 """The disturbances of a soak, one after the other, in an order and with lengths that a seed decides.
 
-Each says which errors docs/SEMANTICS.md allows readers while it lasts; most allow none.
+Each says which errors the retry policy allows readers while it lasts. It lasts for less than the deadline of a read, so
+what is tried until then allows none.
 """
 
+import errno
 import os
 import random
 import signal
@@ -15,8 +17,12 @@ from pathlib import Path
 from bench import machine
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
-from fastfuse.errors import FastfuseError
+from bench.soak.squeezing import MemoryGroup
+from fastfuse.errors import BadReplyError, FastfuseError
 from fastfuse.filesystem.control import request_refresh
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.failures import Failure, Kind, read_error
+from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
 from fastfuse.testing.faults import (
     EXPIRED_TOKEN,
     INTERNAL_ERROR,
@@ -33,7 +39,10 @@ from fastfuse.testing.faults import (
     WrongRange,
 )
 
-__all__ = ["DISTURBANCES", "Disturbance", "Scene", "Window", "disturb"]
+__all__ = ["DISTURBANCES", "HANGS", "SQUEEZED", "Disturbance", "Scene", "Window", "disturb"]
+
+HANGS = "worker hangs"
+SQUEEZED = "memory squeezed"
 
 _POLL_S = 0.01
 _WOKEN_AFTER_S = 1.5
@@ -47,8 +56,8 @@ class Scene:
     server: SoakServer
     random: random.Random
     length_s: float = 0.0
-    # Whether there is time to leave every other stopped worker to the supervisor, which replaces it after 6 s.
-    is_long: bool = True
+    # None where the kernel's limits are not ours to set.
+    group: MemoryGroup | None = None
     # Whether the kernel may be told to forget the pages of other file systems, too.
     may_drop_caches: bool = True
     findings: list[str] = field(default_factory=list)
@@ -92,14 +101,25 @@ def _worker(scene: Scene) -> Iterator[int]:
 
 
 def _stop(scene: Scene) -> None:
+    """Stop a worker, and let it go on before the supervisor takes it for one that hangs."""
     with _worker(scene) as pid:
         os.kill(pid, signal.SIGSTOP)
-        if scene.is_long and scene.random.random() < 0.5:
-            while scene.mount.worker() == pid:
-                time.sleep(_POLL_S)
-        else:
-            time.sleep(min(_WOKEN_AFTER_S, scene.length_s))
-            os.kill(pid, signal.SIGCONT)
+        time.sleep(min(_WOKEN_AFTER_S, scene.length_s))
+        os.kill(pid, signal.SIGCONT)
+
+
+def _hang(scene: Scene) -> None:
+    """Stop a worker and leave it so: the supervisor replaces it."""
+    with _worker(scene) as pid:
+        os.kill(pid, signal.SIGSTOP)
+        while scene.mount.worker() == pid:
+            time.sleep(_POLL_S)
+
+
+def _squeeze(scene: Scene) -> None:
+    if scene.group is not None:
+        with scene.group.squeezed():
+            scene.last()
 
 
 def _server_dies(scene: Scene) -> None:
@@ -162,27 +182,41 @@ def _offset(chance: random.Random) -> int:
     return chance.choice((0, 1, 4000, 70_000, 1 << 20))
 
 
+def _allowed(kind: Kind) -> frozenset[str]:
+    """Return the name of the errno that the policy gives a read for a failure of this kind, if not at its deadline."""
+    if attempts(kind, is_read=True) == UNTIL_DEADLINE:
+        return frozenset()
+    error = read_error(Failure(kind=kind, detail=""), ObjectRef("bucket", "key", 1, ""))
+    return frozenset({errno.errorcode[error.errno]})
+
+
+# A reply that contradicts its request is not asked for again.
+_BAD_REPLY = frozenset({errno.errorcode[BadReplyError.errno]})
+
 DISTURBANCES = {
     "quiet": Disturbance(Scene.last),
     "worker killed": Disturbance(_kill),
     "worker stopped": Disturbance(_stop),
-    "server dies": Disturbance(_server_dies),
+    HANGS: Disturbance(_hang),
+    SQUEEZED: Disturbance(_squeeze),
+    "server dies": Disturbance(_server_dies, _allowed(Kind.UNREACHABLE)),
     "refresh": Disturbance(_refresh),
     "pages forgotten": Disturbance(_forget_pages),
-    "throttled": Disturbance(_throttle),
-    "refused with 503": Disturbance(_fault(lambda _: SLOW_DOWN, 0.6)),
-    "refused with 500": Disturbance(_fault(lambda _: INTERNAL_ERROR, 1.0)),
+    "throttled": Disturbance(_throttle, _allowed(Kind.THROTTLED)),
+    "refused with 503": Disturbance(_fault(lambda _: SLOW_DOWN, 0.6), _allowed(Kind.THROTTLED)),
+    "refused with 500": Disturbance(_fault(lambda _: INTERNAL_ERROR, 1.0), _allowed(Kind.BUSY)),
     "slow first byte": Disturbance(_fault(lambda _: Delay(0.3), 0.5)),
     "slow bodies": Disturbance(_fault(lambda _: Limit(1e6), 0.5)),
-    "stalled": Disturbance(_fault(lambda chance: Stall(_offset(chance)), 0.3)),
-    "reset": Disturbance(_fault(lambda chance: Reset(chance.choice((None, _offset(chance)))), 0.4)),
-    "truncated": Disturbance(_fault(lambda chance: Truncate(_offset(chance)), 0.4)),
-    # A reply that contradicts its request is not asked for again.
-    "length too long": Disturbance(_fault(lambda _: WrongLength(4096), 0.2), frozenset({"EIO"})),
-    "length too short": Disturbance(_fault(lambda _: WrongLength(-10), 0.2), frozenset({"EIO"})),
-    "wrong range": Disturbance(_fault(lambda _: WrongRange(4096), 0.2), frozenset({"EIO"})),
-    "wrong ETag": Disturbance(_fault(lambda _: WrongEtag('"other"'), 0.5, "moving/*"), frozenset({"ESTALE"})),
-    "tokens expired": Disturbance(_fault(lambda _: EXPIRED_TOKEN, 0.5), frozenset({"EACCES"})),
+    "stalled": Disturbance(_fault(lambda chance: Stall(_offset(chance)), 0.3), _allowed(Kind.BROKEN)),
+    "reset": Disturbance(
+        _fault(lambda chance: Reset(chance.choice((None, _offset(chance)))), 0.4), _allowed(Kind.BROKEN)
+    ),
+    "truncated": Disturbance(_fault(lambda chance: Truncate(_offset(chance)), 0.4), _allowed(Kind.BROKEN)),
+    "length too long": Disturbance(_fault(lambda _: WrongLength(4096), 0.2), _BAD_REPLY),
+    "length too short": Disturbance(_fault(lambda _: WrongLength(-10), 0.2), _BAD_REPLY),
+    "wrong range": Disturbance(_fault(lambda _: WrongRange(4096), 0.2), _BAD_REPLY),
+    "wrong ETag": Disturbance(_fault(lambda _: WrongEtag('"other"'), 0.5, "moving/*"), _allowed(Kind.CHANGED)),
+    "tokens expired": Disturbance(_fault(lambda _: EXPIRED_TOKEN, 0.5), _allowed(Kind.EXPIRED)),
 }
 
 

@@ -5,15 +5,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.soak.data import MOVING
-from bench.soak.disturbances import DISTURBANCES, Window
+from bench.soak.disturbances import DISTURBANCES, HANGS, SQUEEZED, Window
 from bench.soak.readers import SHORT, WRONG, Failure, Share, latency_of
 
-__all__ = ["as_text", "causes", "failure_counts", "latency_rows", "percentiles", "unexpected", "unsettled"]
+__all__ = [
+    *("as_text", "causes", "failure_counts", "latency_rows", "percentiles", "too_slow", "unexpected", "unsettled"),
+]
 
 # What is left of a disturbance when it is over: retries under way, and readahead that failed and is asked for again.
 _AFTER_S = 1.5
 # Without FUSE_RESEND a mount is made anew after a death; its readers get whatever the kernel says (L3).
 _WITHOUT_RESEND = frozenset({"EIO", "ENOTCONN", "ECONNABORTED", "ENODEV", "ESTALE"})
+_DEATHS = frozenset({"worker killed", HANGS, SQUEEZED})
 
 
 def causes(failure: Failure, windows: Iterable[Window]) -> list[str]:
@@ -42,7 +45,7 @@ def _is_allowed(failure: Failure, windows: Sequence[Window], *, can_resend: bool
     # A directory that is listed while the view is swapped (N6).
     if failure.manner == "found" and "refresh" in around and failure.name == "ESTALE":
         return True
-    if not can_resend and "worker killed" in around and failure.name in _WITHOUT_RESEND:
+    if not can_resend and _DEATHS.intersection(around) and failure.name in _WITHOUT_RESEND:
         return True
     allowed = frozenset[str]().union(*(DISTURBANCES[name].allowed for name in around))
     # A short read is the kernel's way to say that the next one fails.
@@ -67,6 +70,11 @@ def unsettled(before: Mapping[str, float], after: Mapping[str, float]) -> list[s
         for name, count in after.items()
         if count > before.get(name, 0)
     ]
+
+
+def too_slow(shares: Iterable[Share], longest_s: float) -> list[str]:
+    """Return the readers with a call that took longer."""
+    return [f"a call of {share.manner} took {share.slowest_s:.1f} s" for share in shares if share.slowest_s > longest_s]
 
 
 _QUANTILES = {"p50_s": 0.5, "p99_s": 0.99, "p999_s": 0.999}

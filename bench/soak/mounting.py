@@ -12,13 +12,19 @@ from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT, make_mountpoint
 from bench.processes import process_tree, pss_bytes
 from bench.soak.server import BUCKET, SoakServer
+from fastfuse.errors import FastfuseError
+from fastfuse.filesystem.control import TASKS, ask, entry_of
 
-__all__ = ["SoakMount", "holdings", "is_alive", "sample", "settled"]
+__all__ = ["SoakMount", "at_rest", "is_alive", "sample", "settled"]
 
 _LOG_CHARACTERS = 20_000
 _PROC = Path("/proc")
 _SETTLE_S = 30.0
+# They are renewed after half of it.
+_KEYS_LAST_S = 40
 _POLL_S = 0.25
+# A line of `fastfuse stack`: how many tasks wait at the same place, and their name.
+_TASKS = re.compile(r"(\d+) × (\S+)")
 _SHARED_MEMORY = re.compile(r"\S+ \S+ \S+ \S+ (\d+)\s+(/memfd:\S+|/dev/shm/\S+)")
 
 
@@ -56,11 +62,11 @@ class SoakMount(MountProcess):
 
 
 def _write_credentials(place: Path) -> dict[str, str]:
-    """Return the environment of a user whose keys come from a program that makes new ones for each call."""
+    """Return the environment of a user whose keys come from a program: new ones for each call, which soon expire."""
     program, config = place / "keys.sh", place / "config"
     program.write_text(
         'printf \'{"Version": 1, "AccessKeyId": "AKIASOAK%012d", "SecretAccessKey": "secret", "SessionToken": "token",'
-        ' "Expiration": "2099-01-01T00:00:00Z"}\' $$\n'
+        f' "Expiration": "%s"}}\' $$ "$(date -u -d "+{_KEYS_LAST_S} seconds" +%Y-%m-%dT%H:%M:%SZ)"\n'
     )
     config.write_text(f"[default]\ncredential_process = /bin/sh {program}\n")
     kept = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("AWS_")}
@@ -90,14 +96,27 @@ def holdings(mount: SoakMount) -> dict[str, float]:
     kinds: Counter[str] = Counter(
         f"descriptors: {kind}" for pid in tree for kind in _descriptor_kinds(pid) if kind not in _KEPT
     )
+    metrics = mount.metrics()
     return {
         **kinds,
         "descriptors": sum(kinds.values()),
         "processes": len(tree),
         "threads": sum(_threads(pid) for pid in tree),
+        "tasks": _tasks(mount),
         "shared memory": len(set().union(*(_shared_memory(pid) for pid in tree))),
-        "waiting reads": mount.metrics()["fastfuse_waiting_reads"],
+        "waiting reads": metrics["fastfuse_waiting_reads"],
+        "GETs in flight": metrics["fastfuse_gets_in_flight"],
+        "bytes in flight": metrics["fastfuse_memory_bytes in_flight"],
     }
+
+
+def _tasks(mount: SoakMount) -> int:
+    """Return the number of the worker's tasks of trio, without those of pyfuse3, which keeps a few that are idle."""
+    with suppress(FastfuseError):  # a worker has just ended
+        lines = ask(entry_of(mount.root), TASKS)["tasks"]
+        found = (_TASKS.match(line) for line in lines)
+        return sum(int(match[1]) for match in found if match and match[2] != "pyfuse")
+    return 0
 
 
 def sample(mount: SoakMount) -> dict[str, float]:
@@ -111,6 +130,16 @@ def sample(mount: SoakMount) -> dict[str, float]:
         "threads": sum(_threads(pid) for pid in tree),
         "processes": len(tree),
     }
+
+
+# What nothing holds while nobody reads, readahead included.
+_OF_READS = ("waiting reads", "GETs in flight", "bytes in flight")
+
+
+def at_rest(mount: SoakMount) -> dict[str, float]:
+    """Return the holdings once nothing is read any more."""
+    now = settled(mount, {**holdings(mount), **dict.fromkeys(_OF_READS, 0.0)})
+    return {**now, **dict.fromkeys(_OF_READS, 0.0)}
 
 
 def settled(mount: SoakMount, before: dict[str, float]) -> dict[str, float]:

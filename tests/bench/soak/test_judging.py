@@ -3,9 +3,9 @@ from collections import Counter
 import pytest
 
 from bench.soak.data import Kind, Objects, expected_bytes, is_size_right, version_of
-from bench.soak.disturbances import Window
-from bench.soak.judging import causes, percentiles, unexpected, unsettled
-from bench.soak.readers import SHORT, WRONG, Failure, bucket_of, latency_of
+from bench.soak.disturbances import DISTURBANCES, Window
+from bench.soak.judging import causes, percentiles, too_slow, unexpected, unsettled
+from bench.soak.readers import SHORT, WRONG, Failure, Share, bucket_of, latency_of
 from fastfuse.testing.buckets import FileSpan
 
 WINDOWS = [Window("worker killed", 10, 12), Window("quiet", 12, 20), Window("length too long", 20, 22)]
@@ -44,6 +44,21 @@ def test_a_death_of_the_worker_allows_errors_only_where_the_kernel_cannot_resend
     assert unexpected(failures, WINDOWS, can_resend=True) == [(failures[0], ["worker killed"])]
     assert not unexpected(failures, WINDOWS, can_resend=False)
     assert causes(failure("EIO", 16), WINDOWS) == []
+
+
+def test_what_the_policy_tries_until_the_deadline_allows_no_error_and_the_rest_its_errno() -> None:
+    allowed = {name: disturbance.allowed for name, disturbance in DISTURBANCES.items() if disturbance.allowed}
+    bad_replies = ("length too long", "length too short", "wrong range")
+    assert allowed == {
+        "tokens expired": {"EACCES"},
+        "wrong ETag": {"ESTALE"},
+        **{name: {"EIO"} for name in bad_replies},
+    }
+
+
+def test_a_call_that_took_longer_than_it_may_is_told() -> None:
+    shares = [Share("whole", slowest_s=14.9), Share("found", slowest_s=15.1)]
+    assert too_slow(shares, 15.0) == ["a call of found took 15.1 s"]
 
 
 def test_a_listing_may_be_stale_while_the_view_is_swapped() -> None:

@@ -2,10 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bench.soak.data import Kind, Objects, expected_bytes
 from bench.soak.disturbances import DISTURBANCES
 from bench.soak.flips import flipped
 from bench.soak.readers import MANNERS, SHORT, WRONG, Reader, Shared
+from bench.soak.squeezing import memory_group
 from fastfuse.testing.buckets import FileSpan
 
 KINDS = [Kind("small/", 6, 1, 900), Kind("moving/", 6, 1, 900), Kind("middle/", 1, 9000, 9000), Kind("large/", 1, 1, 9)]
@@ -35,6 +37,20 @@ def test_a_disturbed_mount_gives_right_bytes_allowed_errors_and_leaves_nothing(t
     assert counts["latencies"].keys() == {*MANNERS, "all"}
     assert all(row["calls"] for row in counts["latencies"].values())
     assert 0 < counts["fetch_requests"] < counts["kernel_requests"] < counts["reads"]
+
+
+def test_the_kernel_kills_who_wants_more_memory_than_a_squeezed_group_may_have() -> None:
+    with memory_group() as group:
+        if group is None:
+            pytest.skip("takes root, and control groups that can be changed")
+        command = [sys.executable, "-c", "import sys; sys.stdin.read(); len(bytearray(64 << 20))"]
+        for is_squeezed in (False, True):
+            with subprocess.Popen(command, stdin=subprocess.PIPE) as process, ExitStack() as exits:
+                group.add([process.pid])
+                if is_squeezed:
+                    exits.enter_context(group.squeezed())
+                process.communicate(timeout=60)
+            assert process.returncode == (-signal.SIGKILL if is_squeezed else 0)
 
 
 @pytest.mark.fuse

@@ -1,0 +1,68 @@
+"""A limit of memory for the processes of a mount, which the kernel enforces on a control group of their own."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+__all__ = ["MemoryGroup", "memory_group"]
+
+_HIERARCHIES = Path("/sys/fs/cgroup")
+# By the folder of the controller, in version 1 and 2: what is used, the limit, and what stands for none.
+_FILES = {
+    "memory": ("memory.usage_in_bytes", "memory.limit_in_bytes", "-1"),
+    "": ("memory.current", "memory.max", "max"),
+}
+
+
+class MemoryGroup:
+    """A control group that is empty and has no limit at first."""
+
+    def __init__(self, folder: Path, used: str, limit: str, unlimited: str) -> None:
+        self._folder, self._used, self._limit, self._unlimited = folder, folder / used, folder / limit, unlimited
+
+    @classmethod
+    def below(cls, controller: str) -> Self | None:
+        """Make a group of a controller; None where this is not permitted."""
+        used, limit, unlimited = _FILES[controller]
+        folder = _HIERARCHIES / controller / f"fastfuse-soak-{os.getpid()}"
+        with suppress(OSError):
+            if (folder.parent / "cgroup.procs").exists():
+                folder.mkdir()
+                if (folder / limit).exists():
+                    return cls(folder, used, limit, unlimited)
+                folder.rmdir()
+        return None
+
+    def add(self, pids: Iterable[int]) -> None:
+        """Move processes into the group; their children are born there."""
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                (self._folder / "cgroup.procs").write_text(str(pid))
+
+    @contextmanager
+    def squeezed(self) -> Iterator[None]:
+        """Allow no more memory than is used now: the kernel takes back what it can, and kills the largest process."""
+        with suppress(OSError):  # it cannot take back what was used since
+            self._limit.write_text(self._used.read_text())
+        try:
+            yield
+        finally:
+            self._limit.write_text(self._unlimited)
+
+    def remove(self) -> None:
+        """Remove the group once its processes have ended."""
+        with suppress(OSError):  # one is left, which is found out elsewhere
+            self._folder.rmdir()
+
+
+@contextmanager
+def memory_group() -> Iterator[MemoryGroup | None]:
+    """Make a group until the end of the block; None where this is not permitted."""
+    group = next(filter(None, map(MemoryGroup.below, _FILES)), None)
+    try:
+        yield group
+    finally:
+        if group is not None:
+            group.remove()
