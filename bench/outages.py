@@ -1,8 +1,9 @@
 """``python -m bench.outages``: what a mount makes of a server that allows few requests, and of one that is away.
 
 Readers read small files whole, each once, so that a read is a GET. While the server allows N requests a second,
-goodput is how many of these were used, and waste is the share of requests that were refused. For an outage it counts
-the reads that failed, when the first one did, and how soon reads succeed once the server is back.
+goodput is how many of these were used, and waste is the share of requests that were refused. For an outage, in which
+the server is away or refuses everything, it counts the reads that failed, when the first one did, and how soon reads
+succeed once the server is back. It exits with 1 if one of these is worse than it has to be.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -27,7 +28,7 @@ from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from fastfuse.testing.faults import SLOW_DOWN, FaultRule
 
-__all__ = ["main", "measure_outage", "measure_throttling"]
+__all__ = ["main", "measure_outage", "measure_throttling", "outage_findings", "throttling_findings"]
 
 _KIND = Kind("small/", 60_000, 4096, 16_384)
 # What the bucket of the server holds when the limit begins is used up by then.
@@ -36,6 +37,15 @@ _FIRST_S = 3.0
 _AROUND_S = 3.0
 # More than twice the deadline of a read.
 _PATIENCE_S = 150.0
+
+_LEAST_GOODPUT = 0.9
+_MOST_WASTE = 0.05
+# The deadline of a read, and how much longer a busy machine may take.
+_DEADLINE_S = 60.0
+_LATE_S = 5.0
+# A pause between two attempts, and the attempt.
+_WAITS_S = 5.0 + _LATE_S
+_NEW_READ_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +131,37 @@ def measure_throttling(per_s: float, seconds: float, readers: int, options: Sequ
     }
 
 
-def measure_outage(seconds: float, readers: int, options: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what readers got while the server was away for so long."""
+def throttling_findings(figures: Mapping[str, float]) -> list[str]:
+    """Return what `measure_throttling` found that is worse than it has to be."""
+    findings = []
+    if figures["goodput"] < _LEAST_GOODPUT:
+        findings.append(f"only {figures['goodput']:.0%} of what the server allows was used")
+    if figures["waste"] > _MOST_WASTE:
+        findings.append(f"{figures['waste']:.1%} of the requests were refused")
+    if figures["failed"]:
+        findings.append(f"{figures['failed']:.0f} reads failed")
+    return findings
+
+
+@contextmanager
+def _away(server: SoakServer) -> Iterator[None]:
+    server.kill()
+    try:
+        yield
+    finally:
+        server.start()
+
+
+def measure_outage(
+    seconds: float, readers: int, options: Sequence[str] = (), *, is_refused: bool = False
+) -> dict[str, Any]:
+    """Return what readers got while the server was away for so long, or refused everything."""
     with _mounted(options) as (server, mount):
         reads = _Reads(mount.root, readers)
         time.sleep(_AROUND_S)
-        server.kill()
-        gone_s = time.monotonic()
-        time.sleep(seconds)
-        server.start()
+        with server.fault(FaultRule(action=SLOW_DOWN)) if is_refused else _away(server):
+            gone_s = time.monotonic()
+            time.sleep(seconds)
         back_s = time.monotonic()
         time.sleep(_AROUND_S)
         made = reads.end()
@@ -149,6 +181,25 @@ def measure_outage(seconds: float, readers: int, options: Sequence[str] = ()) ->
     }
 
 
+def outage_findings(figures: Mapping[str, Any]) -> list[str]:
+    """Return what `measure_outage` found that is worse than it has to be."""
+    findings = []
+    errors, is_short = figures["errors"], figures["seconds"] < _DEADLINE_S
+    if errors.keys() - (set() if is_short else {"EIO"}):
+        findings.append(f"reads failed: {errors}")
+    if errors and figures["failed_within_s"] > _DEADLINE_S + _LATE_S:
+        findings.append(f"a read failed after {figures['failed_within_s']:.0f} s only")
+    if not is_short and not errors:
+        findings.append("no read failed at its deadline")
+    if figures["errors_after_it_was_back"]:
+        findings.append(f"{figures['errors_after_it_was_back']} reads failed after the end")
+    if (figures["waiting_reads_ended_within_s"] or 0.0) > _WAITS_S:
+        findings.append(f"a read that waited ended {figures['waiting_reads_ended_within_s']:.1f} s after the end")
+    if not figures["new_reads_after_it"] or figures["slowest_new_read_s"] > _NEW_READ_S:
+        findings.append("reads did not work at once after the end")
+    return findings
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print a line for each."""
     parser = argparse.ArgumentParser(
@@ -157,14 +208,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--throttle", type=float, nargs="*", default=[], metavar="N", help="requests a second")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each throttling")
     parser.add_argument("--outage", type=float, nargs="*", default=[], metavar="SECONDS")
+    parser.add_argument("--refusal", type=float, nargs="*", default=[], metavar="SECONDS", help="an outage with 503s")
     parser.add_argument("--readers", type=int, default=16)
     parser.add_argument("--option", action="append", default=[], help="a further option of `fastfuse mount`")
     options = parser.parse_args(arguments)
+    findings = []
     for per_s in options.throttle:
-        _print("throttling", measure_throttling(per_s, options.seconds, options.readers, options.option))
-    for seconds in options.outage:
-        _print("outage", measure_outage(seconds, options.readers, options.option))
-    return 0
+        found = measure_throttling(per_s, options.seconds, options.readers, options.option)
+        _print("throttling", found)
+        findings += throttling_findings(found)
+    for seconds, is_refused in [(each, False) for each in options.outage] + [(each, True) for each in options.refusal]:
+        found = measure_outage(seconds, options.readers, options.option, is_refused=is_refused)
+        _print("refusal" if is_refused else "outage", found)
+        findings += outage_findings(found)
+    for finding in findings:
+        print(f"finding: {finding}")
+    return 1 if findings else 0
 
 
 def _print(what: str, figures: dict[str, Any]) -> None:
