@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,6 +208,32 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(
             wait_for_end(lister_fd)
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: rights_of_children(mount).count(NOBODYS) == 3)  # endpoint, worker, and who sends notices
+
+
+@pytest.mark.fuse
+def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    waits = tmp_path / "waits"
+    change = f"""
+    import os, signal
+    from fastfuse.filesystem import key_finder
+    plain = key_finder._found
+    key_finder._found = lambda session: signal.pause() if os.path.exists({str(waits)!r}) else plain(session)
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        (worker,) = mount.children()
+        waits.touch()
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="GetObject", times=2))
+        reading = threads.submit((mount.path / "a").read_bytes)
+        wait_until(lambda: len(mount.children()) == 2)
+        (finder,) = set(mount.children()) - {worker}
+        wait_until(lambda: rights_of(finder) == CONFINED)
+        waits.unlink()
+        kill(finder)
+        assert reading.result(60) == b"a"
+        server.faults.clear()
 
 
 @pytest.fixture
