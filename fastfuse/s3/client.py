@@ -112,6 +112,7 @@ class S3Client:
     def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
         """Count a GET that was made elsewhere, over a `direct` way."""
         self._count("ok", size_bytes)
+        self._rate.answered(trio.current_time())
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         self._integrity.count_direct(is_checked=is_checked)
@@ -189,9 +190,9 @@ class S3Client:
             try:
                 small = await self._get_at_once(ref, start, end)
                 if small is not None:
+                    self._rate.answered(trio.current_time())
                     if self._retries.is_in_trouble:
                         self._retries.answered()
-                        self._rate.answered(trio.current_time())
                     return small
             except RetryableError as error:
                 failed = error
@@ -199,8 +200,7 @@ class S3Client:
             reply = await self._retries.run(
                 partial(self._get_once, ref, start, end), name=_shown(ref.bucket, ref.key), failed=failed
             )
-            if self._retries.is_in_trouble or self._rate.is_limited:
-                self._rate.answered(trio.current_time())
+            self._rate.answered(trio.current_time())
             return reply
         raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
 

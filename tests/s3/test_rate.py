@@ -1,14 +1,23 @@
-"""The rate under throttling, against models of services that throttle."""
+"""The rate under throttling, against models of services that throttle, and what the client tells it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Protocol
 
 import pytest
 import trio
 import trio.testing
 
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.client import S3Client
 from fastfuse.s3.rate import RequestRate
+from fastfuse.s3.retries import Retries
+from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
+from fastfuse.testing.faults import SLOW_DOWN
 
 
 class Service(Protocol):
@@ -131,3 +140,89 @@ async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.t
     await trio.sleep(60)
     rate.turn_s(trio.current_time())
     assert not rate.is_limited
+
+
+# --- what the client tells it
+
+
+class Reader:
+    """A client, at times that the test sets: no pause of a retry is longer than the test waits."""
+
+    def __init__(self, server: LoopbackServer, size_bytes: int) -> None:
+        self.server = server
+        self.retries = Retries()
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False)
+        buffers = PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24)
+        self.client = S3Client(S3Session(config), buffers=buffers, retries=self.retries)
+        self._ref = ObjectRef("bucket", "key", size_bytes, "", 0)
+
+    async def read(self) -> None:
+        await self.client.get(self._ref, 0, self._ref.size_bytes)
+
+    def refuse_one(self) -> None:
+        self.server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", times=1))
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the threads that read small files have to stay away, in a time without trouble."""
+        return self.client.direct("bucket", "") is None
+
+
+# A task receives the first, a thread the other one.
+@pytest.fixture(params=[1000, 300_000])
+async def reader(request: pytest.FixtureRequest) -> AsyncIterator[Reader]:
+    with LoopbackServer({"bucket": MemoryObjects({"key": bytes(request.param)})}) as server:
+        reader = Reader(server, request.param)
+        async with aclosing(reader.client):
+            await reader.read()
+            yield reader
+
+
+async def test_a_reader_alone_is_limited_where_every_other_request_is_refused(
+    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.0)
+    for _ in range(3):
+        assert not reader.is_limited
+        mock_clock.jump(0.1)
+        reader.refuse_one()
+        await reader.read()
+    assert reader.is_limited
+    mock_clock.jump(61)
+    await reader.read()
+    assert not reader.is_limited
+
+
+async def test_readers_of_whose_requests_few_are_refused_are_not_limited(
+    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is answered while nothing waits to be tried again counts, too."""
+    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.1)
+    mock_clock.autojump_threshold = 5.0  # for a read that waits, which fails this test
+    for _ in range(4):
+        for _ in range(60):
+            await reader.read()
+        reader.refuse_one()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.read)
+            while not reader.retries.is_in_trouble:
+                await trio.lowlevel.checkpoint()
+            now_s = trio.current_time()
+            for _ in range(20):
+                await reader.read()
+                assert trio.current_time() == now_s
+            mock_clock.jump(0.1)
+    assert not reader.is_limited
+
+
+async def test_what_threads_read_counts_as_answered(
+    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.0)
+    for _ in range(3):
+        for _ in range(100):
+            reader.client.count_direct(1000, took_s=0.1, first_byte_s=0.1, is_checked=True)
+        mock_clock.jump(0.1)
+        reader.refuse_one()
+        await reader.read()
+    assert not reader.is_limited
