@@ -84,6 +84,11 @@ class Failure:
     is_foreign: bool = False
 
     @property
+    def name(self) -> str:
+        """The detail without what a page says: it may be another one each time."""
+        return self.detail.partition(", ")[0]
+
+    @property
     def cause(self) -> str:
         """One of `metrics.RETRY_CAUSES`."""
         return _CAUSES.get(self.kind, "other")

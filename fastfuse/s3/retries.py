@@ -18,9 +18,11 @@ __all__ = ["Retries", "RetryableError"]
 
 _log = logging.getLogger(__name__)
 
-# The objects that waited and are counted apart, and the kinds of failures that `Retries.trouble` tells.
+# The objects that waited, and the failures by name, that are counted apart; and how many of the latter are told.
 _MOST_NAMES = 10_000
-_MOST_KINDS = 5
+_MOST_FAILURES = 100
+_SHOWN = 5
+_OTHERS = "other failures"
 
 T = TypeVar("T")
 
@@ -49,9 +51,10 @@ class Retries:
         self._counters = counters or Counters()
         self._repeats = RepeatedFailures(_log)
         self._waiting = 0
-        self._began_s = 0.0
-        self._was_told = False
-        # The failures of this trouble by kind, and the names of what was requested.
+        # When the first request of this trouble was made, and when it failed.
+        self._began_s = self._failed_s = 0.0
+        # The failures of this trouble, all and by name, and the names of what was requested.
+        self._failure_count = 0
         self._failures = Counter[str]()
         self._names: set[str] = set()
 
@@ -61,7 +64,7 @@ class Retries:
             return None
         return {
             "since": time.time() - (trio.current_time() - self._began_s),
-            "failures": dict(self._failures.most_common(_MOST_KINDS)),
+            "failures": dict(self._most_failures()),
             "requests": self._waiting,
         }
 
@@ -71,11 +74,11 @@ class Retries:
         if self._waiting or not self.is_in_trouble:
             return
         self.is_in_trouble = False
-        if self._was_told:
+        if self._repeats.told_s >= self._failed_s:
             _log.info(
                 "answered again after %.1f s: %s; %d %s waited",
                 trio.current_time() - self._began_s,
-                ", ".join(f"{count} × {detail}" for detail, count in self._failures.items()),
+                ", ".join(f"{count} × {name}" for name, count in self._most_failures()),
                 len(self._names),
                 "object" if len(self._names) == 1 else "objects",
             )
@@ -122,18 +125,28 @@ class Retries:
     def _failed(self, name: str, failure: Failure, *, attempt: int, waited_s: float) -> None:
         """Note that a request for `name` failed for the `attempt`-th time, and is tried again."""
         if not self.is_in_trouble:
-            self.is_in_trouble, self._began_s, self._was_told = True, trio.current_time() - waited_s, False
+            self.is_in_trouble, self._failed_s = True, trio.current_time()
+            self._began_s = self._failed_s - waited_s
+            self._failure_count = 0
             self._failures.clear()
             self._names.clear()
         if attempt == 1:
             self._waiting += 1
-        self._failures[failure.detail] += 1
+        self._failure_count += 1
+        if failure.name in self._failures or len(self._failures) < _MOST_FAILURES:
+            self._failures[failure.name] += 1
         if len(self._names) < _MOST_NAMES:
             self._names.add(name)
         self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         request = f", request {failure.request_id}" if failure.request_id else ""
-        self._was_told |= self._repeats.tell(
-            f"requests tried again after {failure.detail}",
+        self._repeats.tell(
+            f"requests tried again after {failure.name}",
             name,
             f"{name}: {failure.detail}{request}; trying again (attempt {attempt} failed, {waited_s:.1f} s so far)",
         )
+
+    def _most_failures(self) -> list[tuple[str, int]]:
+        """Return the most frequent failures of this trouble, each with its number, and that of all others."""
+        shown = self._failures.most_common(_SHOWN)
+        others = self._failure_count - sum(count for _, count in shown)
+        return [*shown, (_OTHERS, others)] if others else shown

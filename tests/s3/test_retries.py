@@ -143,6 +143,47 @@ async def test_the_end_of_a_trouble_that_was_not_told_is_not_told(
     assert len(caplog.messages) == 2
 
 
+async def test_the_end_of_a_trouble_is_told_that_only_a_summary_tells(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It begins within 30 s of the line that tells the trouble before."""
+    caplog.set_level("INFO")
+    retries = Retries()
+    await retries.run(failing(1)[0], name="x")
+    await trio.sleep(10)
+    began_s = trio.current_time()
+    await retries.run(failing(40)[0], name="x")
+    assert trio.current_time() > began_s + 30
+    assert " more in the last 30 s" in caplog.messages[2]
+    assert caplog.messages[-1] == (
+        f"answered again after {trio.current_time() - began_s:.1f} s: 40 × 500 InternalError; 1 object waited"
+    )
+
+
+async def test_words_that_differ_each_time_neither_fill_the_log_nor_lengthen_a_line(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page may show the number of the request, and a code may be anything."""
+    caplog.set_level("INFO")
+    retries = Retries()
+    for code in ("", "Code{}"):
+        left = list(range(500))
+
+        async def attempt(code: str = code, left: list[int] = left) -> None:
+            if left:
+                number = left.pop()
+                detail = f"502 {code.format(number)}".strip() + f", text/html: 'request {number}'"
+                raise RetryableError(UnavailableError("u"), Failure(kind=Kind.BUSY, detail=detail))
+
+        await retries.run(attempt, name="x")
+    lasts_s = trio.current_time()
+    assert len(caplog.messages) < 22 * (1 + lasts_s / 30)
+    first, second = (line for line in caplog.messages if line.startswith("answered again after "))
+    assert first.endswith(": 500 × 502; 1 object waited")
+    assert second.endswith(" other failures; 1 object waited")
+    assert second.count(" × ") == 6
+
+
 async def test_trouble_goes_on_until_what_waits_is_answered(autojump_clock: trio.testing.MockClock) -> None:
     retries = Retries()
     attempt, _ = failing(1000)
