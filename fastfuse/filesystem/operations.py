@@ -106,8 +106,7 @@ def _answered(
             self.count_answer(number)
             raise pyfuse3.FUSEError(number) from error
         except Exception as error:
-            _log.exception("%s failed for an unforeseen reason; the mount goes on", handler.__name__.lstrip("_"))
-            self.count_failure()
+            self.count_failure(handler.__name__.lstrip("_"), error)
             raise pyfuse3.FUSEError(errno.EIO) from error
         finally:
             self.replies.settle()  # libfuse writes the answer next
@@ -212,9 +211,12 @@ class MountOperations(InitialisedOperations):
         counters.add(self._blocked_slot, int(took_s * 1e6))
         self._saw_read(took_s)
 
-    def count_failure(self) -> None:
+    def count_failure(self, name: str, error: Exception) -> None:
+        """Count and tell a request that failed for an unforeseen reason."""
         self._counters.add(self._bugs_slot)
         self.count_answer(errno.EIO)
+        reason = f"{name} failed for an unforeseen reason"
+        self._failures.tell(f"{reason} ({type(error).__name__})", name, f"{reason}; the mount goes on", error)
 
     # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
     @_answered

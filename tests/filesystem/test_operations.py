@@ -101,13 +101,14 @@ async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_g
     mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounted.engine.error = ZeroDivisionError("nobody foresaw this")
-    assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.EIO
+    for _ in range(2):
+        assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.EIO
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage() == "read failed for an unforeseen reason; the mount goes on"
     assert record.exc_info is not None
-    assert mounted.counters.get("fastfuse_handler_failures") == 1
-    assert mounted.counters.get("fastfuse_errors", "EIO") == 1
+    assert mounted.counters.get("fastfuse_handler_failures") == 2
+    assert mounted.counters.get("fastfuse_errors", "EIO") == 2
     mounted.engine.error = None
     assert await mounted.operations.read(mounted.file, 0, 10) == b"x" * 10
 

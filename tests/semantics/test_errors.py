@@ -57,6 +57,7 @@ def test_an_object_that_is_denied_may_not_be_accessed() -> None:
             assert errno_of((here.path / name).read_bytes) == errno.EACCES
             assert errno_of(direct_read, here.path / name, 4096) == errno.EACCES
         assert (here.path / "open").read_bytes() == b"open"
+        assert here.mount.log.count(" failed with EACCES after ") == 1
 
 
 def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_what_to_do() -> None:
