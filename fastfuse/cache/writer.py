@@ -110,15 +110,20 @@ class Writer:
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
-        # The directory was removed or replaced, or the thread has ended.
+        # The directory was removed or replaced, or the thread has ended, or never begun.
         self.is_gone = False
         self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.is_gone = True
+            self._tell("disk", f"the cache {cache.settings.directory} is not used: {error}; see ulimit -u and pids.max")
 
     def close(self, patience_s: float) -> bool:
         """Write what is queued, and end; return False if that takes longer than `patience_s`."""
         self._queue.put(None)
-        self._thread.join(patience_s)
+        if self._thread.ident is not None:  # it has begun
+            self._thread.join(patience_s)
         return not self._thread.is_alive()
 
     def ask(self, name: int, size_bytes: int) -> int | None:

@@ -195,7 +195,13 @@ class KeyFinder:
             self.end.close()
 
     def _start(self) -> None:
-        self._answer_fd, writing_fd = os.pipe()
+        try:
+            self._answer_fd, writing_fd = os.pipe()
+        except OSError as error:
+            self._answer(
+                error_message(NoRoomError(f"no process can be started: {error.strerror}", hint="see ulimit -n"))
+            )
+            return
 
         def find() -> None:
             session = S3Session(self._session.config)

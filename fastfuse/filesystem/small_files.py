@@ -174,7 +174,7 @@ async def _addresses(host: str, port: int) -> list[bytes]:
     """Return the addresses of `host` as connect(2) takes them."""
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+    except (OSError, UnicodeError, RuntimeError):  # the last: no room for the thread in which trio resolves a name
         return []
     return [_packed(family, *address) for family, *_, address in found]
 

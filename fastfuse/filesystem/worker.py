@@ -7,6 +7,7 @@ One thread takes the requests and answers them; other threads write large replie
 process, or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
+import errno
 import faulthandler
 import gc
 import json
@@ -201,18 +202,32 @@ async def _take_handed_over(
         what, told = message[:1], message[1:]
         if what == LOG_LEVEL:
             log.set_level(told.decode())
+        elif what == TABLE:
+            try:
+                _take_table(operations, descriptors)
+            except OSError as error:
+                _log.warning("the new table cannot be taken: %s; another worker takes over", error.strerror)
+                nursery.cancel_scope.cancel()
+                return
+            tables.send(SWAPPED)
+        elif not descriptors:
+            _log.warning("no descriptor is left for what the supervisor hands over; see ulimit -n")
         elif what == LOG_FILE:
             log.go_on_in(descriptors[0])
-        elif what == REQUEST:
+        else:
             connection, asked = socket.socket(fileno=descriptors[0]), json.loads(told)
             if asked["request"] == TASKS:
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
             else:
                 nursery.start_soon(watched.serve, connection, asked)
-        else:
-            operations.swap(open_snapshot(descriptors[0]).table)
-            os.close(descriptors[0])
-            tables.send(SWAPPED)
+
+
+def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None:
+    """Answer from the table in the one of `descriptors` from now on; raise `OSError` if none is left for it."""
+    if not descriptors:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    operations.swap(open_snapshot(descriptors[0]).table)
+    os.close(descriptors[0])
 
 
 async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:

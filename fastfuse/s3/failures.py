@@ -34,6 +34,7 @@ from fastfuse.errors import (
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.proxies import ProxyRefusalError
+from fastfuse.s3.receivers import NoThreadError
 from fastfuse.s3.tls import CertificateError, TlsError
 
 __all__ = [
@@ -211,7 +212,7 @@ def _reason(error: BaseException) -> str:
 def _system_text(error: OSError) -> str:
     """Return the system's words for `error`, without the address that trio's repeat; empty where it has none."""
     # A name that does not resolve has a number below 0 and a good text.
-    has_own_text = isinstance(error, TlsError | ProxyRefusalError)
+    has_own_text = isinstance(error, TlsError | ProxyRefusalError | NoThreadError)
     number = error.errno or 0
     return os.strerror(number) if number > 0 and not has_own_text else error.strerror or ""
 

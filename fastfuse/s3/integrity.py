@@ -14,6 +14,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar, TypeVarTuple
 
 import trio
 
@@ -29,6 +30,9 @@ __all__ = ["Integrity"]
 _log = logging.getLogger(__name__)
 
 _HINT = "Something changes bytes on their way: use https, and look at proxies and network cards."
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 # Objects whose pieces are remembered; one piece takes 200 bytes.
 _MAX_OBJECTS = 4096
@@ -274,7 +278,7 @@ async def _hashed(known: _Object, span: _Span, start: int, piece: memoryview) ->
     if len(piece) <= _THREAD_BYTES:
         digest.update(piece)
     else:
-        await trio.to_thread.run_sync(digest.update, piece)
+        await _in_thread(digest.update, piece)
     end = start + len(piece)
     if end == span.end:
         return digest.digest()
@@ -285,7 +289,15 @@ async def _hashed(known: _Object, span: _Span, start: int, piece: memoryview) ->
 async def _digest(algorithm: str, data: Buffer) -> bytes:
     if len(data) <= _THREAD_BYTES:
         return digest_of(algorithm, data)
-    return await trio.to_thread.run_sync(digest_of, algorithm, data)
+    return await _in_thread(digest_of, algorithm, data)
+
+
+async def _in_thread(work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Call `work` in a thread, or here where the system has no room for one."""
+    try:
+        return await trio.to_thread.run_sync(work, *arguments)
+    except RuntimeError:
+        return work(*arguments)
 
 
 def _number(text: str) -> int:

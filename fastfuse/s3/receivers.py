@@ -25,6 +25,9 @@ _IDLE_S = 10.0
 class NoThreadError(OSError):
     """The system has no room for a thread, and none is there yet."""
 
+    def __init__(self) -> None:
+        super().__init__(errno.EAGAIN, "no room for a thread; see ulimit -u and pids.max")
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -83,7 +86,7 @@ class Receivers:
             start_new_thread(self._serve, (trio.lowlevel.current_trio_token(),))
         except RuntimeError as error:
             if not self._threads:
-                raise NoThreadError(errno.EAGAIN, "no room for a thread; see ulimit -u and pids.max") from error
+                raise NoThreadError from error
             # The threads that exist will take the job.
         else:
             self._threads += 1

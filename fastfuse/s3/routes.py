@@ -26,7 +26,7 @@ from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
-from fastfuse.s3.receivers import Receivers
+from fastfuse.s3.receivers import NoThreadError, Receivers
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
@@ -284,6 +284,8 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
     except BaseExceptionGroup as error:
         # Of a cancellation: callers tell `trio.Cancelled` from other errors.
         raise error.exceptions[0] from error
+    except RuntimeError as error:  # of the thread in which trio resolves a name
+        raise NoThreadError from error
     except UnicodeError as error:
         raise OSError(errno.EINVAL, f"{host!r} is not a host name") from error
     except OSError as error:

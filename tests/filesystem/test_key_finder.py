@@ -1,12 +1,13 @@
 """Nobody's processes get credentials, and all else that they may not read or write themselves."""
 
+import errno
 import os
 import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -165,16 +166,25 @@ def test_an_answer_to_whoever_has_gone_is_not_taken_for_a_later_one(aws_environm
         assert found.ask().access_key == "AKIASECOND"
 
 
-def test_a_limit_of_processes_and_a_dead_supervisor_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_processes_or_files_and_a_dead_supervisor_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(_: object) -> int:
         raise NoRoomError("no process can be started")
 
-    with desk() as found, ThreadPoolExecutor(1) as threads:
+    def no_descriptor() -> tuple[int, int]:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with desk() as found, ThreadPoolExecutor(1) as threads, closing(found.finder):
         monkeypatch.setattr(found.finder, "_fork", no_room)
         asked = threads.submit(trio.run, found.resolve)
         found.wait_for_question()
         found.finder.look_after()
         with pytest.raises(FastfuseError, match="no process can be started"):
+            asked.result(PATIENCE_S)
+        monkeypatch.setattr(os, "pipe", no_descriptor)
+        asked = threads.submit(trio.run, found.resolve)
+        found.wait_for_question()
+        found.finder.look_after()
+        with pytest.raises(FastfuseError, match="no process can be started: Too many open files"):
             asked.result(PATIENCE_S)
         found.finder.close()
         with pytest.raises(AccessError, match="has ended"):

@@ -35,6 +35,7 @@ from tests.mounting import (
     mounted,
     run_fastfuse,
 )
+from tests.s3.test_integrity import told
 
 pytestmark = pytest.mark.fuse
 
@@ -414,6 +415,94 @@ def test_a_limit_of_processes_when_the_worker_dies_is_waited_out(server: Loopbac
             wait_until(lambda: mount.log.count("no worker can be started yet") > 6)
         assert reader.result(60) == _DATA
         assert mount.log.count("starting another") == 1
+        assert mount.stop() == 0
+
+
+# As the kernel does where the receiver may have no more: it delivers the message without them.
+_NO_DESCRIPTORS = """
+import os, socket
+limit_fd = os.open({limit!r}, os.O_RDONLY)
+receive = socket.recv_fds
+def limited(*arguments):
+    message, descriptors, *rest = receive(*arguments)
+    if os.fstat(limit_fd).st_size:
+        while descriptors:
+            os.close(descriptors.pop())
+    return (message, descriptors, *rest)
+socket.recv_fds = limited
+"""
+
+
+def test_a_worker_without_a_descriptor_left_is_replaced_only_where_it_cannot_take_a_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L6"""
+    limit = tmp_path / "limit"
+    limit.touch()
+    with_change(monkeypatch, _NO_DESCRIPTORS.format(limit=str(limit)))
+    objects = MemoryObjects({"data/a": b"a"})
+    with (
+        LoopbackServer({"bucket": objects}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+    ):
+        worker = mount.worker()
+        limit.write_text("met")
+        run_fastfuse("status", "--stack", str(mount.path))
+        wait_until(lambda: "no descriptor is left for what the supervisor hands over" in mount.log)
+        assert (mount.path / "a").read_bytes() == b"a"
+        assert mount.worker() == worker
+        objects.put("data/b", b"b")
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert (mount.path / "b").read_bytes() == b"b"
+        assert "the new table cannot be taken: Too many open files; another worker takes over" in mount.log
+        assert mount.log.count("starting another") == 1
+        assert "unforeseen" not in mount.log
+        assert mount.stop() == 0
+
+
+# The threads that receive, that resolve names, that write to the tier, and those of large replies.
+_NO_THREADS = """
+import os, threading
+from fastfuse.s3 import receivers
+limit_fd = os.open({limit!r}, os.O_RDONLY)
+def limited(start):
+    def start_or_not(*arguments):
+        if os.fstat(limit_fd).st_size:
+            raise RuntimeError("can't start new thread")
+        return start(*arguments)
+    return start_or_not
+threading.Thread.start = limited(threading.Thread.start)
+receivers.start_new_thread = limited(receivers.start_new_thread)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--cache",)], ids=["S3 alone", "tier"])
+def test_a_limit_of_threads_is_waited_out(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """L3"""
+    limit = tmp_path / "limit"
+    limit.touch()
+    with_change(monkeypatch, _NO_THREADS.format(limit=str(limit)))
+    objects = MemoryObjects({})
+    for name in ("a", "b", "c"):
+        objects.put(f"data/{name}", _LARGE, checksums=told("crc64nvme", _LARGE))
+    words = (*options, *(str(tmp_path / "tier") for _ in options))
+    with (
+        LoopbackServer({"bucket": objects}) as server,
+        mounted("s3://bucket/data", server.endpoint_url.replace("127.0.0.1", "localhost"), *words) as mount,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        assert (mount.path / "a").read_bytes() == _LARGE
+        limit.write_text("met")
+        kill(mount.worker())
+        readers = [threads.submit((mount.path / name).read_bytes) for name in ("b", "c")]
+        wait_until(lambda: "no room for a thread; see ulimit -u and pids.max; trying again" in mount.log)
+        limit.write_text("")
+        assert [reader.result(60) for reader in readers] == [_LARGE, _LARGE]
+        assert mount.log.count("starting another") == 1
+        assert "unforeseen" not in mount.log
+        assert ("is not used: can't start new thread" in mount.log) == bool(options)
         assert mount.stop() == 0
 
 

@@ -120,6 +120,21 @@ async def test_an_object_that_one_get_reads_is_right_or_fetched_again_or_an_erro
         assert bench.requests("GetObject") == 6
 
 
+async def test_bytes_are_checked_where_there_is_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CRC of all of them, and a hash of pieces of them."""
+
+    async def no_room(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", no_room)
+    for algorithm, piece_bytes in (("crc64nvme", len(DATA)), ("sha256", 2 * len(DATA) // 3)):
+        async with benched(verify=True) as bench:
+            ref = bench.put(DATA, told(algorithm, DATA))
+            assert await bench.read(ref, piece_bytes) == DATA
+            assert bench.counts()["ok"] == 1
+
+
 async def test_an_md5_is_checked_only_if_everything_is() -> None:
     for verify in (False, True):
         async with benched(verify=verify) as bench:
