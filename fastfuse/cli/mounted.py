@@ -70,7 +70,7 @@ def status(
     """Say what the mounts of this machine do.
 
     For each: its state, rates, memory, and last errors.
-    The exit code is 0 if all are ok, and 1 if one is in trouble, stops or does not answer.
+    The exit code is 0 if all of yours are ok, and 1 if one is in trouble, stops or does not answer.
     """
     from fastfuse.cli import status_command as command
 

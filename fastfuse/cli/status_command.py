@@ -15,7 +15,13 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, fastfuse_mounts, is_mounted
+from fastfuse.filesystem.mountpoint import (
+    DeadMountError,
+    ForeignMountError,
+    MountEntry,
+    fastfuse_mounts,
+    is_mounted,
+)
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_duration, format_size
 
@@ -29,12 +35,15 @@ _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  M
 # As many lines as fit on a small terminal.
 _HEAD_EVERY = 20
 _NOT_OK = 1
+_NOT_YOURS = "not yours"
 # A worker hands out what is asked between two requests of the kernel.
 _TASKS_WITHIN_S = 3.0
 
 
 def status(mountpoint: Path | None, *, as_json: bool) -> int:
-    """Print the status of the mount at `mountpoint`, or of every mount; return 0 if all are ok, otherwise 1.
+    """Print the status of the mount at `mountpoint`, or of every mount.
+
+    Return 0 if all of this user's mounts are ok (of root's: all mounts), otherwise 1.
 
     Raises:
         MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount does not answer.
@@ -46,7 +55,7 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
         say("nothing of fastfuse is mounted")
     else:
         say("\n\n".join("\n".join(_lines(one, time.time())) for one in found))
-    return 0 if all(one["state"] == "ok" for one in found) else _NOT_OK
+    return 0 if all(one["state"] in {"ok", _NOT_YOURS} for one in found) else _NOT_OK
 
 
 def stack(mountpoint: Path, *, as_json: bool) -> int:
@@ -109,8 +118,8 @@ def _asked(entry: MountEntry) -> dict[str, Any]:
     try:
         return ask_status(entry)
     except FastfuseError as error:
-        state = "dead" if isinstance(error, DeadMountError) else "no answer"
-        told = {"state": state, "reason": str(error), "hint": error.hint}
+        states: dict[type[FastfuseError], str] = {DeadMountError: "dead", ForeignMountError: _NOT_YOURS}
+        told = {"state": states.get(type(error), "no answer"), "reason": str(error), "hint": error.hint}
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
 
 

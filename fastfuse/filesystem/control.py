@@ -20,7 +20,7 @@ from typing import Any, Final
 from fastfuse.errors import MountError
 from fastfuse.filesystem import sockets
 from fastfuse.filesystem.children import error_message, heard
-from fastfuse.filesystem.mountpoint import DeadMountError, MountEntry, find_mount, is_dead
+from fastfuse.filesystem.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
 from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
 __all__ = [
@@ -282,9 +282,13 @@ def _no_answer(entry: MountEntry) -> MountError:
         return DeadMountError(
             f"the mount at {entry.path} is dead: no process serves it", hint=f"fastfuse unmount {entry.path}"
         )
+    if os.geteuid() not in {0, entry.owner_uid}:
+        return ForeignMountError(
+            f"the mount at {entry.path} is of user {entry.owner_uid}, and answers only that user and root",
+            hint=f"ask as user {entry.owner_uid}, or as root",
+        )
     return MountError(
-        f"the mount at {entry.path} does not answer",
-        hint="it may hang, be another user's, or of another container: see its log",
+        f"the mount at {entry.path} does not answer", hint="it may hang, or be of another container: see its log"
     )
 
 

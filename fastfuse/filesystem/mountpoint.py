@@ -22,6 +22,7 @@ __all__ = [
     "SUBTYPE",
     "BusyMountError",
     "DeadMountError",
+    "ForeignMountError",
     "MountEntry",
     "abort",
     "fastfuse_mounts",
@@ -334,3 +335,7 @@ def _unescaped(field: bytes) -> bytes:
 
 class DeadMountError(MountError):
     """The connection of the mount has ended, and the kernel answers every access with an error."""
+
+
+class ForeignMountError(MountError):
+    """The mount is another user's, and answers only that user and root."""

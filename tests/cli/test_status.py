@@ -221,11 +221,30 @@ def test_one_that_does_not_answer_is_told_among_the_others(
     assert status_command.status(None, as_json=False) == 1
     assert capsys.readouterr().out == (
         "/mnt/x  s3://b/\\x1b\n  state     no answer\n"
-        "  hint      it may hang, be another user's, or of another container: see its log\n"
+        "  hint      it may hang, or be of another container: see its log\n"
     )
     monkeypatch.setattr(status_command, "fastfuse_mounts", list)
     assert status_command.status(None, as_json=False) == 0
     assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
+
+
+def test_a_mount_of_another_user_says_whose_it_is_and_alerts_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/", 1234)
+    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [entry.path])
+    monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert status_command.status(None, as_json=False) == 0
+    assert capsys.readouterr().out == (
+        "/mnt/x  s3://b/\n  state     not yours\n  hint      ask as user 1234, or as root\n"
+    )
+    with pytest.raises(MountError, match="is of user 1234, and answers only that user and root"):
+        status_command.status(entry.path, as_json=False)
+    for uid in (0, 1234):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        assert status_command.status(None, as_json=False) == 1
+        assert "state     no answer" in capsys.readouterr().out
 
 
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(
