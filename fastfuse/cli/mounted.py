@@ -11,7 +11,7 @@ import typer
 from fastfuse import log
 from fastfuse.cli.messages import say
 from fastfuse.cli.options import option
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, FastfuseError, MountError
 
 __all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
 
@@ -43,9 +43,18 @@ def unmount(
     from fastfuse.filesystem import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()
+    kept: list[FastfuseError] = []
     for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
-        mounts.unmount(path, lazy=lazy)
-        say(f"unmounted {path}")
+        try:
+            mounts.unmount(path, lazy=lazy)
+        except FastfuseError as error:
+            kept.append(error)  # a busy mount keeps none of the others
+        else:
+            say(f"unmounted {path}")
+    if len(kept) > 1:
+        raise MountError("; ".join(map(str, kept)), hint=kept[0].hint)
+    if kept:
+        raise kept[0]
     return 0
 
 

@@ -325,10 +325,16 @@ class TestRefusals:
 
 class TestUnmount:
     @pytest.fixture
-    def unmounted(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, bool]]:
+    def busy(self) -> set[Path]:
+        return set()
+
+    @pytest.fixture
+    def unmounted(self, monkeypatch: pytest.MonkeyPatch, busy: set[Path]) -> list[tuple[Path, bool]]:
         calls: list[tuple[Path, bool]] = []
 
         def unmount(path: Path, *, lazy: bool = False) -> None:
+            if path in busy:
+                raise MountError(f"{path} cannot be unmounted: Device or resource busy", hint="close its files")
             calls.append((path, lazy))
 
         def fastfuse_mounts(uid: int | None) -> list[Path]:
@@ -347,6 +353,19 @@ class TestUnmount:
         assert main(["unmount", "--all", "--lazy"]) == 0
         assert unmounted == [(Path("/mnt/a"), True), (Path("/mnt/b"), True)]
         assert capsys.readouterr().out == "unmounted /mnt/a\nunmounted /mnt/b\n"
+
+    def test_a_busy_mount_keeps_no_other(
+        self, unmounted: list[tuple[Path, bool]], busy: set[Path], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        busy.add(Path("/mnt/a"))
+        assert main(["unmount", "--all"]) == 5
+        assert unmounted == [(Path("/mnt/b"), False)]
+        out, err = capsys.readouterr()
+        assert out == "unmounted /mnt/b\n"
+        assert "/mnt/a cannot be unmounted: Device or resource busy\nhint: close its files" in err
+        busy.add(Path("/mnt/b"))
+        assert main(["unmount", "--all"]) == 5
+        assert "/mnt/a cannot be unmounted: Device or resource busy; /mnt/b cannot be" in capsys.readouterr().err
 
     def test_those_of_all_users_are_taken_away_by_root(
         self, unmounted: list[tuple[Path, bool]], monkeypatch: pytest.MonkeyPatch
