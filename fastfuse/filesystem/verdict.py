@@ -80,6 +80,7 @@ class Figures:
     hints: int = _counted("fastfuse_hints", "taken")
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
+    memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
     # The kernel's readahead for this mount; 0 if unknown.
     readahead_kib: int
     # 0 without GETs and without reads.
@@ -171,6 +172,12 @@ def _asked_s(it: Figures) -> float:
     return max(it.active_s, it.stalled_s)
 
 
+def _is_short_of_memory(it: Figures) -> bool:
+    # Parts have at least half of the target.
+    is_small = 2 * it.total_bytes <= it.memory_target_bytes
+    return not is_small and _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes
+
+
 def _is_random(it: Figures) -> bool:
     is_in_order = it.foreseen_share > _MOSTLY_DEMANDED and it.wasted_bytes < _MUCH_WASTE * max(it.served_bytes, 1)
     return not is_in_order and it.mean_file_bytes > _SMALL_BYTES
@@ -180,7 +187,7 @@ RULES: Final = (
     Rule(
         "too little to judge",
         lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY,
-        lambda _: "hardly anything was read",
+        lambda _: "hardly anything was fetched from S3",
         "ask again when more was read",
     ),
     Rule(
@@ -215,7 +222,7 @@ RULES: Final = (
     ),
     Rule(
         "memory target too small",
-        lambda it: _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes,
+        _is_short_of_memory,
         lambda it: (
             f"{format_size(it.wasted_bytes)} were dropped before their readers came, "
             f"beside {format_size(it.served_bytes)} that were read"
@@ -262,8 +269,10 @@ RULES: Final = (
         "network limit",
         lambda _: True,
         lambda it: (
-            f"readers waited, {it.readers:.0f} at a time, for what S3 and the network deliver, "
-            f"{it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6:,.0f} MB/s on average"
+            # A download and a stream count no readers.
+            f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
+            f"for what S3 and the network deliver, "
+            f"{_three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; a larger instance has a faster network",
     ),
@@ -294,16 +303,22 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
     refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
     ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""
-    took = f"a read took {_ms(summary['read_p50_s'])} (p99 {_ms(summary['read_p99_s'])}), "
+    read_s, byte_s = summary["read_p50_s"], summary["first_byte_p50_s"]
+    took = f"a read took {_ms(read_s)} (p99 {_ms(summary['read_p99_s'])})" if read_s else ""
+    began = f"a GET's first byte {_ms(byte_s)} (p99 {_ms(summary['first_byte_p99_s'])})" if byte_s else ""
+    times = ", ".join(filter(None, (took, began)))
     return [
         f"{read}fetched {format_size(summary['fetched_bytes'])} in {summary['gets'] - summary['refused']:,} GETs "
         f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}",
-        f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use; "
-        f"{took if summary['read_p50_s'] else ''}a GET's first byte "
-        f"{_ms(summary['first_byte_p50_s'])} (p99 {_ms(summary['first_byte_p99_s'])})",
+        f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use"
+        f"{'; ' if times else ''}{times}",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",
     ]
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1000:,.3g} ms"
+    return f"{_three_digits(seconds * 1000)} ms"
+
+
+def _three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

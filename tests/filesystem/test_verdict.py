@@ -16,7 +16,7 @@ WELL = Figures(
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hints=0,
-    files=100, total_bytes=100 * GB, readahead_kib=4096,
+    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
 # The same, waiting half of the time.
@@ -77,6 +77,16 @@ def test_what_is_fetched_and_not_read_yet_is_no_waste() -> None:
     assert judge(replace(SLOW, fetched_bytes=120 * GB)).name == "network limit"
 
 
+def test_a_source_that_fits_into_the_memory_is_not_short_of_it() -> None:
+    dropped = FAULTS["memory target too small"]
+    fitting = replace(
+        dropped, total_bytes=2 * GB, served_bytes=2 * GB, fetched_bytes=2 * GB + GB // 5, wasted_bytes=GB // 5
+    )
+    assert judge(fitting).name == "network limit"
+    assert judge(replace(fitting, memory_target_bytes=3 * GB)).name == "memory target too small"
+    assert judge(replace(fitting, memory_target_bytes=0)).name == "memory target too small"  # unknown
+
+
 def test_files_of_which_little_is_read_are_read_here_and_there() -> None:
     assert judge(replace(SLOW, fetched_bytes=160 * GB, wasted_bytes=80 * GB)).name == "random reads"
 
@@ -104,6 +114,8 @@ def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
     assert lines[0].startswith("fetched 74.5 GiB in ")
     assert " s in use; a GET's first byte 20 ms" in lines[1]
+    silent = replace(SLOW, reads=0, fetched_bytes=30_000_000)
+    assert judge(silent, mode).text == "readers waited for what S3 and the network deliver, 0.00833 MB/s on average"
 
 
 def test_idle_hours_hide_no_waiting() -> None:
@@ -120,3 +132,14 @@ def test_the_lines_have_the_figures() -> None:
         "a GET's first byte 20 ms (p99 100 ms)"
     )
     assert lines[2].startswith("network limit: readers waited, 8 at a time, for what S3")
+
+
+def test_what_the_local_tier_served_is_no_little_reading() -> None:
+    lines = summary_lines(as_json(replace(SLOW, gets=0, fetched_bytes=0, first_byte_p50_s=0, first_byte_p99_s=0)))
+    assert lines[1] == "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms)"
+    assert lines[2].startswith("too little to judge: hardly anything was fetched from S3")
+
+
+def test_long_times_are_written_out() -> None:
+    lines = summary_lines(as_json(replace(SLOW, first_byte_p99_s=2.351)))
+    assert lines[1].endswith("a GET's first byte 20 ms (p99 2,351 ms)")
