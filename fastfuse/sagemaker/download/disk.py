@@ -1,19 +1,7 @@
-"""The channel's directory and what lies below it, by descriptors, and the records on disk about a file;
+"""The channel's directory and what lies below it, by descriptors, and the record on disk about a file;
 and what the channels of a job have yet to write to one disk.
 
 A user who can write to the directory may put links there during a download; none is followed, so none leads out of it.
-
-A stamp says which version of which object a file is. A journal says which parts of a large file are there. Its layout,
-little-endian::
-
-    0   8 bytes   magic "FFPARTS1"
-    8   32 bytes  stamp: version and boot
-    40  uint64    bytes of the file
-    48  uint64    bytes of each part but the last
-    56  uint32    CRC-32 of the above
-    60  1 byte    for each part: 1 once all of it is written
-
-A part's byte is written after the part, so that the journal never claims more than is there.
 """
 
 import ctypes
@@ -23,27 +11,23 @@ import hashlib
 import mmap
 import os
 import stat
-import struct
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.files import libc_error, open_directory
 
 __all__ = [
-    *("PRIVATE_NAME", "Directory", "DiskClaim", "Journal", "Part", "Stamp", "Trust", "disk_claims", "disk_errors"),
-    *("open_private", "open_root", "read_stamp", "read_trust", "settle", "version_of", "write_all", "write_stamp"),
+    *("PRIVATE_NAME", "Directory", "DiskClaim", "Trust", "disk_claims", "disk_errors", "open_private", "open_root"),
+    *("read_stamp", "read_trust", "settle", "version_of", "write_all", "write_stamp"),
 ]
 
+# An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
 _DIGEST_BYTES = 16
-# An inode of 256 bytes has room for this; more would cost each file another block.
-STAMP_BYTES = 2 * _DIGEST_BYTES
 
 
 def version_of(ref: ObjectRef) -> bytes:
@@ -51,22 +35,6 @@ def version_of(ref: ObjectRef) -> bytes:
     fields = (ref.bucket, ref.key, ref.etag, str(ref.size_bytes), str(ref.modified_ns))
     # No key with a path contains NUL (clause N2).
     return hashlib.blake2b("\0".join(fields).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """The version of the object and the boot of the host that wrote the file, 16 bytes each."""
-
-    version: bytes
-    boot: bytes
-
-    def __bytes__(self) -> bytes:
-        return self.version + self.boot
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self | None:
-        """Parse a stamp; return None for anything else."""
-        return cls(data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]) if len(data) == STAMP_BYTES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,78 +47,9 @@ class Trust:
     boot: bytes
     settled_ns: int = 0
 
-    def covers(self, stamp: Stamp, changed_ns: int) -> bool:
-        """Return whether a file with `stamp`, last changed at `changed_ns`, holds what was written to it."""
-        return stamp.boot == self.boot or changed_ns <= self.settled_ns
-
-
-_MAGIC = b"FFPARTS1"
-_HEADER = struct.Struct(f"<8s{STAMP_BYTES}sQQ")
-_CRC = struct.Struct("<I")
-_HEAD_BYTES = _HEADER.size + _CRC.size
-_DONE = b"\1"
-
-
-class Part(NamedTuple):
-    """The bytes ``[start, end)`` of a file."""
-
-    number: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """A byte for each part in `done`: 1 where the part is there."""
-
-    stamp: Stamp
-    size_bytes: int
-    part_bytes: int
-    done: bytes
-
-    @classmethod
-    def new(cls, stamp: Stamp, size_bytes: int, part_bytes: int) -> "Journal":
-        return cls(stamp, size_bytes, part_bytes, bytes(-(-size_bytes // part_bytes)))
-
-    @classmethod
-    def parse(cls, data: bytes) -> "Journal | None":
-        """Parse a journal; return None for anything else, or a part of one."""
-        if len(data) < _HEAD_BYTES:
-            return None
-        magic, stamp, size_bytes, part_bytes = _HEADER.unpack_from(data)
-        (crc,) = _CRC.unpack_from(data, _HEADER.size)
-        parsed, done = Stamp.parse(stamp), data[_HEAD_BYTES:]
-        if magic != _MAGIC or crc != zlib.crc32(data[: _HEADER.size]) or parsed is None or not part_bytes:
-            return None
-        return cls(parsed, size_bytes, part_bytes, done) if len(done) == -(-size_bytes // part_bytes) else None
-
-    def __bytes__(self) -> bytes:
-        header = _HEADER.pack(_MAGIC, bytes(self.stamp), self.size_bytes, self.part_bytes)
-        return header + _CRC.pack(zlib.crc32(header)) + self.done
-
-    def mark(self, part: Part) -> tuple[bytes, int]:
-        """Return the bytes that mark `part` as there, and their offset."""
-        return _DONE, _HEAD_BYTES + part.number
-
-    def part(self, number: int) -> Part:
-        start = number * self.part_bytes
-        return Part(number, start, min(start + self.part_bytes, self.size_bytes))
-
-    def missing(self) -> Iterator[Part]:
-        """Yield the parts still to be fetched, in order."""
-        return (self.part(number) for number, is_done in enumerate(self.done) if is_done != _DONE[0])
-
-    @property
-    def done_bytes(self) -> int:
-        return sum(end - start for _, start, end in map(self.part, self._done_numbers()))
-
-    @property
-    def least_bytes(self) -> int:
-        """The least size of the file, if the journal is right."""
-        return max((self.part(number).end for number in self._done_numbers()), default=0)
-
-    def _done_numbers(self) -> Iterator[int]:
-        return (number for number, is_done in enumerate(self.done) if is_done == _DONE[0])
+    def covers(self, boot: bytes, changed_ns: int) -> bool:
+        """Return whether a file that `boot` wrote, last changed at `changed_ns`, holds what was written to it."""
+        return boot == self.boot or changed_ns <= self.settled_ns
 
 
 # The place of unfinished files, in the channel's directory so that a rename stays in one file system.
@@ -220,7 +119,7 @@ def open_root(path: Path, base: Path | None = None) -> Directory:
 
 
 def open_private(root: Directory, name: bytes) -> Directory:
-    """Open the directory of unfinished files, to which only this user can write.
+    """Open the directory of unfinished files, to which only this user can write, and remove what a killed run left.
 
     Raises:
         DiskError: it cannot be had, or it is somebody else's.
@@ -230,8 +129,10 @@ def open_private(root: Directory, name: bytes) -> Directory:
             os.mkdir(name, 0o700, dir_fd=root.fd)
         private = root.enter(name)
         status = os.fstat(private.fd)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise DiskError(f"{_shown(private.path)} is not a directory of this user alone", hint="remove it")
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise DiskError(f"{_shown(private.path)} is not a directory of this user alone", hint="remove it")
+        for left in os.listdir(private.fd):
+            os.unlink(left, dir_fd=private.fd)
     return private
 
 
@@ -274,20 +175,22 @@ def boot_id() -> bytes:
     return bytes.fromhex(_BOOT_ID.read_text().strip().replace("-", ""))
 
 
-def write_stamp(fd: int, stamp: Stamp) -> None:
+def write_stamp(fd: int, version: bytes, boot: bytes) -> None:
     """Record in the file's inode what it is, where the file system has room for that."""
     try:
-        os.setxattr(fd, _STAMP, bytes(stamp))
+        os.setxattr(fd, _STAMP, version + boot)
     except OSError as error:
         if error.errno not in _NO_ATTRIBUTES:
             raise
 
 
-def read_stamp(fd: int) -> Stamp | None:
+def read_stamp(fd: int) -> tuple[bytes, bytes]:
+    """Return the version of the object in the file, and the boot of the host that wrote it; empty where unknown."""
     try:
-        return Stamp.parse(os.getxattr(fd, _STAMP))
+        stamp = os.getxattr(fd, _STAMP)
     except OSError:
-        return None
+        return b"", b""
+    return stamp[:_DIGEST_BYTES], stamp[_DIGEST_BYTES:]
 
 
 def read_trust(root: Directory) -> Trust:

@@ -18,7 +18,6 @@ import trio
 from fastfuse.errors import (
     AccessError,
     FastfuseError,
-    IntegrityError,
     ObjectChangedError,
     ObjectDeniedError,
     ReadError,
@@ -37,8 +36,8 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download import disk, landing
-from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Part, disk_claims, disk_errors, open_root
-from fastfuse.sagemaker.download.landing import Half, Job, Landing, Places
+from fastfuse.sagemaker.download.disk import Directory, DiskClaim, disk_claims, disk_errors, open_root
+from fastfuse.sagemaker.download.landing import Job, Landing, Places
 
 __all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
 
@@ -62,8 +61,6 @@ class DownloadSettings:
     memory_target_bytes: int
     # The size of one GET; a larger file takes several.
     part_size_bytes: int
-    # What an earlier run fetched of an unfinished file is not kept: only a file that is fetched as a whole is checked.
-    is_verified: bool = False
     # The claim among those of the job's channels; alone by default.
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
     # No symbolic link below it is followed; None: the directory before `directory`.
@@ -184,13 +181,12 @@ class _Download:
         self.places = Places(table, root)
         self._private_name = landing.private_name(self.places)
         trust = disk.read_trust(root)
+        self._boot = trust.boot
         self.survey = landing.take_survey(self.places, trust, self._private_name)
         self._private = disk.open_private(root, self._private_name)
         self._claim = settings.claim
-        halves_bytes = landing.clear_private(self.places, self._private, self.survey)
-        landing.check_room(self.places, self.survey, halves_bytes, self._claim)
+        landing.check_room(self.places, self.survey, self._claim)
         self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
-        self._landing = Landing(self._private, trust, continues=not settings.is_verified)
         self._reader = reader
         memory_bytes = settings.memory_target_bytes
         # One part that is written fits beside one that is fetched.
@@ -198,8 +194,8 @@ class _Download:
         # Twice the GETs: as many writes may wait for the disk as GETs for the network.
         self._room = Room(most_gets=most_gets, most_fetches=2 * most_gets, memory_bytes=memory_bytes)
         self._threads = trio.CapacityLimiter(_DISK_THREADS)
-        # The number of parts that are missing, by file.
-        self._halves: dict[Half, int] = {}
+        # The bytes that are missing, by file that is fetched in parts.
+        self._missing: dict[Landing, int] = {}
         self._requests = self._fetched_bytes = self._done_files = self._done_bytes = 0
 
     def clean_up(self) -> None:
@@ -233,53 +229,40 @@ class _Download:
                         await self._start(nursery, job)
                     del job, batch  # and with them their directories
         finally:
-            for half in self._halves:
-                half.close()
+            for file in self._missing:
+                file.close()
 
     async def _start(self, nursery: trio.Nursery, job: Job) -> None:
         size_bytes = job.ref.size_bytes
-        if size_bytes > self._part_bytes:
-            await self._start_parts(nursery, job)
+        if size_bytes <= self._part_bytes:
+            await self._room.enter(size_bytes)
+            nursery.start_soon(self._fetch_whole, job)
             return
-        await self._room.enter(size_bytes)
-        nursery.start_soon(self._fetch_whole, job)
-
-    async def _start_parts(self, nursery: trio.Nursery, job: Job) -> None:
-        half = await self._in_thread(lambda: self._landing.open_half(job, self._part_bytes))
-        missing = list(half.journal.missing())
-        self._halves[half] = len(missing)
-        self._done_bytes += half.journal.done_bytes
-        if not missing:
-            await self._finish(half)
-        for part in missing:
-            await self._room.enter(part.end - part.start)
-            nursery.start_soon(self._fetch_part, half, part)
+        file = await self._in_thread(lambda: Landing(job, self._private, self._boot))
+        self._missing[file] = size_bytes
+        for start in range(0, size_bytes, self._part_bytes):
+            end = min(start + self._part_bytes, size_bytes)
+            await self._room.enter(end - start)
+            nursery.start_soon(self._fetch_part, file, job.ref, start, end)
 
     async def _fetch_whole(self, job: Job) -> None:
         size_bytes = job.ref.size_bytes
         data = await self._get(job.ref, 0, size_bytes)
-        await self._in_thread(lambda: self._landing.land(job, data))
+        await self._in_thread(lambda: landing.land(job, self._private, self._boot, data))
         self._room.leave(size_bytes)
         self._done_bytes += size_bytes
         self._done_files += 1
 
-    async def _fetch_part(self, half: Half, part: Part) -> None:
-        try:
-            data = await self._get(half.job.ref, part.start, part.end)
-        except IntegrityError:
-            await self._in_thread(half.spoil)
-            raise
-        await self._in_thread(lambda: half.write(part, data))
+    async def _fetch_part(self, file: Landing, ref: ObjectRef, start: int, end: int) -> None:
+        data = await self._get(ref, start, end)
+        await self._in_thread(lambda: file.write(data, start))
         self._room.leave(len(data))
         self._done_bytes += len(data)
-        self._halves[half] -= 1
-        if not self._halves[half]:
-            await self._finish(half)
-
-    async def _finish(self, half: Half) -> None:
-        await self._in_thread(lambda: self._landing.finish(half))
-        del self._halves[half]
-        self._done_files += 1
+        self._missing[file] -= len(data)
+        if not self._missing[file]:
+            await self._in_thread(file.finish)
+            del self._missing[file]
+            self._done_files += 1
 
     async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         started_s = trio.current_time()

@@ -141,7 +141,6 @@ class _Directory:
             base=self._base,
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
             part_size_bytes=task.part_size_bytes,
-            is_verified=task.connection.verify,
         )
         done = download_channel(snapshot_fd, task.connection, settings, report)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}

@@ -194,7 +194,6 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         directory=place,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
-        is_verified=task.settings.connection.verify,
         claim=task.disk_claim,
         base=task.settings.paths.base,
     )

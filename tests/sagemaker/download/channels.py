@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,8 @@ class Source:
         options |= {"endpoint_url": self.server.endpoint_url, "region": "us-east-1", "force_path_style": True}
         connection = ConnectionConfig(sign_request=False, **options)
         fd = snapshot_fd(self.table() if table is None else table)
-        settings = replace(settings_for(directory, claim=claim), is_verified=connection.verify)
         try:
-            return download_channel(fd, connection, settings, tell)
+            return download_channel(fd, connection, settings_for(directory, claim=claim), tell)
         finally:
             os.close(fd)
 

@@ -187,9 +187,7 @@ def test_a_key_with_the_private_name_is_a_file_like_any_other(s3: Source, tmp_pa
 def test_leftovers_of_a_killed_run_are_removed(s3: Source, tmp_path: Path) -> None:
     private = tmp_path / os.fsdecode(PRIVATE_NAME)
     private.mkdir(0o700)
-    (private / "7.new").write_bytes(b"half")
-    (private / ("0" * 32)).write_bytes(b"of another version")
-    (private / ("0" * 32 + ".parts")).write_bytes(b"?")
+    (private / ("0" * 32)).write_bytes(b"half")
     s3.run(tmp_path)
     assert files_below(tmp_path) == FILES
 
@@ -253,15 +251,3 @@ def test_what_was_received_damaged_becomes_no_file_and_is_fetched_anew(s3: Sourc
     s3.server.faults.remove(flips)
     s3.run(tmp_path, table=table)  # even one that checks less
     assert files_below(tmp_path) == FILES
-
-
-def test_a_checked_run_does_not_continue_what_another_began(s3: Source, tmp_path: Path) -> None:
-    table = table_of(ref for ref in refs_of(s3.objects) if ref.key == "large")
-    s3.server.faults.add(FaultRule(action=Flip(lambda start, end: [3]), operation="GetObject", key="large"))
-    s3.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="large", skip=2))
-    with pytest.raises(AccessError):
-        s3.run(tmp_path, table=table)
-    s3.server.faults.clear()
-    report = s3.run(tmp_path, table=table, verify=True)
-    assert files_below(tmp_path) == {"large": LARGE}
-    assert (report.requests, report.fetched_bytes) == (6, len(LARGE))
