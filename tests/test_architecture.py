@@ -71,15 +71,14 @@ LIBRARIES: Mapping[str, set[str]] = {
     for name, users in {
         "aiobotocore": "s3",
         "anycrc": "s3.checksums",
-        "botocore": "s3",
+        "botocore": "s3 sagemaker",
         "httpx2": "s3",
         "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
         "prometheus_client": "metrics",
         "psutil": "",
         "pyarrow": "index",
-        "pydantic": "cli report sagemaker",
+        "pydantic": "cli report",
         "pygal": "report.layout",
-        "pydantic_core": "sagemaker",
         "pyfuse3": "filesystem.fuse",
         "rich": "cli demo index sagemaker terminal",
         "torch": "hints",
@@ -89,8 +88,8 @@ LIBRARIES: Mapping[str, set[str]] = {
     }.items()
 }
 
-# Libraries that come with aiobotocore, its extra httpx2, and pydantic.
-BROUGHT_BY_OTHERS = {"botocore", "httpx2", "pydantic_core"}
+# Libraries that come with aiobotocore and its extra httpx2.
+BROUGHT_BY_OTHERS = {"botocore", "httpx2"}
 # The library of an extra: whoever needs it is told to install it.
 ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 

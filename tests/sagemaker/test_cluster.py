@@ -210,14 +210,6 @@ def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
     assert [(shard.index, shard.count) for shard in shards if shard] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_a_group_that_nobody_describes_is_refused() -> None:
-    channel = source()
-    channel["DataSource"]["S3DataSource"]["InstanceGroupNames"] = ["train"]  # type: ignore[index]
-    job = job_of([source("a"), channel])
-    with pytest.raises(ConfigurationError, match=r"InputDataConfig\[1\]\..*InstanceGroupNames: 'train' is no group"):
-        find_cluster(job, {})
-
-
 @pytest.mark.parametrize(
     ("hosts", "is_sharded", "reads_all"),
     [(1, False, True), (1, True, True), (2, False, False), (2, True, True)],

@@ -146,7 +146,11 @@ def test_nothing_of_a_job_that_sagemaker_ran_is_sent() -> None:
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/"}, "is no place for files that go to S3"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/input/x"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/tmp/../opt"}, "is no place for files"),
-        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "relative"}, "LocalPath: has characters"),
+        (
+            ("CheckpointConfig",),
+            {"S3Uri": "s3://b", "LocalPath": "relative"},
+            "'relative' is no place for files",
+        ),
         (("TensorBoardOutputConfig",), {"S3OutputPath": "b"}, "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), "/models", "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), ABSENT, "OutputDataConfig.S3OutputPath: is missing"),

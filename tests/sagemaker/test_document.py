@@ -27,27 +27,21 @@ ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S
 @pytest.mark.parametrize(
     ("data", "place", "message"),
     [
-        (b"", "1:1", "not JSON: Expecting value"),
-        (b"[\n  1,\n  }", "3:3", "not JSON: Expecting value"),
-        (b"{'a': 1}", "1:2", "not JSON: Expecting property name enclosed in double quotes"),
-        (b'{"a": 1} x', "1:10", "not JSON: Extra data"),
-        (b'{"a" 1}', "1:6", "not JSON: Expecting ':' delimiter"),
-        (b'{"a": [1 2]}', "1:10", "not JSON: Expecting ',' delimiter"),
-        (b'{"a": [1,]}', "1:10", "not JSON: Expecting value"),
-        (b'{"a": 1,}', "1:9", "not JSON: Expecting property name enclosed in double quotes"),
-        (b'{"a": [', "1:8", "not JSON: Expecting value"),
-        (b'[{"a', "1:3", "not JSON: Unterminated string starting at"),
-        (b'["a\nb"]', "1:4", "not JSON: Invalid control character at"),
-        (b'{"a": 1,\n "b": 2,\n "a": 3}', "3:2", "'a' is given twice in one object"),
-        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "'a' is given twice in one object"),
-        (b'{"a": NaN}', "1:2", "NaN is not JSON"),
-        (b"[1,\n-Infinity]", "2:1", "-Infinity is not JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "1:2", "the number has too many digits"),
+        (b"", "1:1", "this is not JSON: Expecting value"),
+        (b"[\n  1,\n  }", "3:3", "this is not JSON: Expecting value"),
+        (b"{'a': 1}", "1:2", "a name in quotes and a ':' are missing here"),
+        (b'{"a": 1} x', "1:10", "something follows the '}' that ends it all"),
+        (b"1 x", "1:3", "something follows the value"),
+        (b"[1,]", "1:3", "a ',' stands before the ']'"),
+        (b'["a\nb"]', "1:4", "this is not JSON: Invalid control character at"),
+        (b'{"a": 1,\n "b": 2,\n "a": 3}', "3:2", "the name 'a' stands in this object for the second time"),
+        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "the name 'a' stands in this object"),
+        (b"[1,\n-Infinity]", "2:1", "the value that begins here is not JSON: -Infinity is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "1:7", "this number has too many digits"),
         (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "1:66", "nested too deeply"),
-        (b'{"a":' * 70 + b"1" + b"}" * 70, "1:322", "nested too deeply"),
-        (b'{"caf\xe9": 1}', "1:6", "not UTF-8"),
-        ('{"é":\n"é'.encode() + b"\xff", "2:3", "not UTF-8"),
-        ('{"a": 1}'.encode("utf-16"), "1:1", "not UTF-8"),
+        (b"[" * 1_000_000, "1:2", "the value that begins here is nested too deeply"),
+        (b'{"a":' * 100_000, "1:6", "the value that begins here is nested too deeply"),
+        (b'{"caf\xe9": 1}', "1:6", "this is not UTF-8"),
     ],
 )
 def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: str, message: str) -> None:
@@ -56,17 +50,11 @@ def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: 
     assert str(caught.value).startswith(f"job.json:{place}: {message}")
 
 
-@pytest.mark.parametrize("data", [b"[" * 1_000_000, b'{"a":' * 100_000])
-def test_a_nesting_beyond_the_parsers_own_depth_is_refused(data: bytes) -> None:
-    with pytest.raises(ConfigurationError, match=r"job\.json:1:\d+: nested too deeply"):
-        read_json(data, "job.json")
-
-
 def test_more_values_than_any_description_has_are_refused() -> None:
     data = b'{"a": [' + b"1," * (MAX_VALUES - 2) + b"1]}"
-    assert len(read_json(data, "job.json").text) == len(data)
+    assert len(read_json(data, "job.json").tree["a"]) == MAX_VALUES - 1
     for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
-        with pytest.raises(ConfigurationError, match=r"job\.json: has more than 100000 values"):
+        with pytest.raises(ConfigurationError, match=r"job\.json:1:\d+: more than 100000 values"):
             read_json(more, "job.json")
 
 
@@ -78,15 +66,6 @@ def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
         with pytest.raises(ConfigurationError) as caught:
             parse_json_job(text, "job.json")
         assert len(str(caught.value)) < 700
-
-
-def test_a_nesting_just_deep_enough_is_read() -> None:
-    data = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
-    assert read_json(data, "job.json").text == data.decode()
-
-
-def test_a_byte_order_mark_is_no_part_of_the_text() -> None:
-    assert read_json(b'\xef\xbb\xbf{"a": 1}', "job.json").tree == {"a": 1}
 
 
 values = st.recursive(
@@ -103,7 +82,7 @@ values = st.recursive(
 @given(values, st.sampled_from([None, 0, 2]), st.data())
 def test_every_value_has_its_place(tree: object, indent: int | None, data: st.DataObject) -> None:
     text = json.dumps(tree, indent=indent)
-    document = read_json(text.encode(), "j")
+    document = read_json(b"\xef\xbb\xbf" + text.encode(), "j")
     assert document.tree == tree
     path: list[str | int] = []
     inner = tree
@@ -111,11 +90,11 @@ def test_every_value_has_its_place(tree: object, indent: int | None, data: st.Da
         step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
         path.append(step)
         inner = inner[step]
-    name, line, column = document.place(tuple(path)).split(":")
+    with pytest.raises(ConfigurationError) as caught:
+        document.fail(tuple(path), "x", "")
+    _, line, column, _ = str(caught.value).split(":")
     rest = text.split("\n")[int(line) - 1][int(column) - 1 :]
-    named = isinstance(path[-1], str) if path else False
-    assert name == "j"
-    assert rest.startswith(json.dumps(path[-1] if named else inner, indent=indent).split("\n")[0])
+    assert rest.startswith(json.dumps(inner, indent=indent).split("\n")[0])
 
 
 @given(st.binary(max_size=200))

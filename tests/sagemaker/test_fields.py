@@ -9,25 +9,9 @@ from typing import Any
 
 import botocore
 import pytest
-from pydantic import BaseModel
 
 from fastfuse.sagemaker.description.channel import Handling
-from fastfuse.sagemaker.description.request import (
-    FIELDS,
-    AlgorithmRequest,
-    ChannelRequest,
-    CheckpointRequest,
-    FileSystemSource,
-    GroupRequest,
-    OutputRequest,
-    Request,
-    ResourceRequest,
-    S3Source,
-    SourceRequest,
-    StoppingRequest,
-    TensorBoardRequest,
-    given_fields,
-)
+from fastfuse.sagemaker.description.request import FIELDS, given_fields
 from tests.docs.blocks import ROOT
 from tests.mounting import run_fastfuse
 from tests.sagemaker.jobs import job_of, request, source, with_field
@@ -131,30 +115,3 @@ def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path, m
 def test_the_page_of_fields_has_every_row() -> None:
     rows = "".join(f"| `{field.path}` | {field.handling} | {field.note} |\n" for field in FIELDS)
     assert rows in (ROOT / "docs/JOB_FIELDS.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("shape", "names"),
-    [
-        (Request, ("CreateTrainingJobRequest", "DescribeTrainingJobResponse")),
-        (ChannelRequest, ("Channel",)),
-        (SourceRequest, ("DataSource",)),
-        (S3Source, ("S3DataSource",)),
-        (FileSystemSource, ("FileSystemDataSource",)),
-        (AlgorithmRequest, ("AlgorithmSpecification",)),
-        (ResourceRequest, ("ResourceConfig",)),
-        (GroupRequest, ("InstanceGroup",)),
-        (OutputRequest, ("OutputDataConfig",)),
-        (StoppingRequest, ("StoppingCondition",)),
-        (CheckpointRequest, ("CheckpointConfig",)),
-        (TensorBoardRequest, ("TensorBoardOutputConfig",)),
-    ],
-)
-def test_every_field_that_the_api_has_is_known(shape: type[BaseModel], names: tuple[str, ...]) -> None:
-    known = shape.model_fields.keys() | shape.known  # type: ignore[attr-defined]
-    assert {field for name in names for field in shapes()[name]["members"]} <= known
-
-
-def test_no_field_is_known_that_the_api_has_not() -> None:
-    answers = shapes()["CreateTrainingJobRequest"]["members"] | shapes()["DescribeTrainingJobResponse"]["members"]
-    assert Request.model_fields.keys() | Request.known == answers.keys() | {"ResponseMetadata"}

@@ -29,7 +29,7 @@ __all__ = [
 
 # An error quotes this much of a value.
 _SHOWN_LETTERS = 60
-_CORRECT = "correct the manifest here"
+_CORRECT = "correct the file here"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MANIFEST_FORM = 'a manifest is [{"prefix": "s3://BUCKET/PREFIX/"}, "KEY", "KEY", ...]'
 # https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_S3DataSource.html, AttributeNames.
@@ -85,7 +85,7 @@ def decoded(data: bytes, name: str, first_line: int = 1) -> str:
         return data.decode("utf-8-sig" if first_line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         before = JsonText(data[: error.start].decode("utf-8", "replace"), name, first_line)
-        before.fail(len(before.text), "this is not UTF-8", hint="save the manifest as UTF-8")
+        before.fail(len(before.text), "this is not UTF-8", hint="save the file as UTF-8")
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -130,14 +130,14 @@ class JsonText:
         except ValueError as error:
             self.fail(at, f"the value that begins here is not JSON: {error}", hint=_CORRECT)
 
-    def elements(self, at: int) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the value of each element of the array at `at`; nothing may follow the array.
+    def elements(self, at: int, *, is_all: bool = True) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the value of each element of the array at `at`; with `is_all`, nothing may follow it.
 
         Raises:
             ConfigurationError: the array is not complete JSON.
         """
         at = self.after_space(at + 1)
-        while self._is_within(at, "]", is_all=True):
+        while self._is_within(at, "]", is_all=is_all):
             value, end = self.value(at)
             yield at, value
             at = self._after_comma(end, "]")

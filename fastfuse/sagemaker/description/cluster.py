@@ -70,7 +70,6 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     current, hosts = named or _numbered(0, 1)
     groups = _dealt(job, hosts)
     own = next(group for group in groups if current in group.hosts)
-    _check_groups(job, groups)
     return Cluster(
         current_host=current,
         hosts=hosts,
@@ -223,16 +222,3 @@ def _natural(host: str) -> tuple[str, int]:
     """Return a key that sorts ``algo-2`` before ``algo-10``."""
     number = re.search(r"\d{1,18}$", host)
     return (host[: number.start()], int(number[0])) if number else (host, 0)
-
-
-def _check_groups(job: TrainingJob, groups: Sequence[InstanceGroup]) -> None:
-    """Check group names again: a description without ``ResourceConfig`` names no groups."""
-    known = {group.name for group in groups}
-    for index, channel in enumerate(job.channels):
-        for name in channel.instance_group_names:
-            if name not in known:
-                _refuse(
-                    f"InputDataConfig[{index}].DataSource.S3DataSource.InstanceGroupNames: {name!r} is no group of "
-                    "the job",
-                    "describe the groups in ResourceConfig.InstanceGroups, or leave the names out",
-                )

@@ -4,13 +4,12 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description import request as api
 from fastfuse.sagemaker.description.channel import (
     HOMOGENEOUS,
     Channel,
@@ -25,6 +24,9 @@ from fastfuse.sagemaker.description.request import FieldError, FieldPath
 
 __all__ = ["job_of"]
 
+# A structure of a request, by the names of the API.
+_Fields = dict[str, Any]
+
 # In the place of an S3 URI, for a directory of this host; the API has no such thing, but AWS's local mode has.
 _FILE_SCHEME: Final = "file://"
 
@@ -34,161 +36,165 @@ _AWS_HOST: Final = re.compile(
 )
 
 
-def job_of(request: api.Request, *, default_mode: InputMode | None) -> TrainingJob:
-    """Make the job; channels without a mode get `default_mode`.
+def job_of(request: _Fields, *, default_mode: InputMode | None) -> TrainingJob:
+    """Make the job of what `parse_request` returns; channels without a mode get `default_mode`.
 
     Raises:
         FieldError: fields contradict each other, or ask for what is not served here; or a channel has no mode.
     """
-    groups = _groups(request.ResourceConfig) if request.ResourceConfig else ()
+    resources, algorithm = request.get("ResourceConfig"), request.get("AlgorithmSpecification", {})
     channels = tuple(
-        _channel(("InputDataConfig", index), item, request.AlgorithmSpecification.TrainingInputMode, default_mode)
-        for index, item in enumerate(request.InputDataConfig)
+        _channel(("InputDataConfig", index), item, algorithm.get("TrainingInputMode"), default_mode)
+        for index, item in enumerate(request["InputDataConfig"])
     )
     _check_names(channels)
-    if request.ResourceConfig is not None:
-        _check_group_names(channels, request.ResourceConfig)
+    groups = () if resources is None else _groups(resources)
+    _check_group_names(channels, {group.name for group in groups})
+    # An answer of SageMaker's names the places of the job that it ran, which are not to be written to.
+    arn = request.get("TrainingJobArn", "")
+    # Arguments alone are those of an image's own command, which is not here.
+    entrypoint = algorithm.get("ContainerEntrypoint", ())
     return TrainingJob(
         channels=channels,
-        name=request.TrainingJobName or "",
-        arn=request.TrainingJobArn or "",
+        name=request.get("TrainingJobName", ""),
+        arn=arn,
         groups=groups,
-        hyperparameters=dict(request.HyperParameters),
-        environment=dict(request.Environment),
-        # An answer of SageMaker's names the places of the job that it ran, which are not to be written to.
-        output=None if request.TrainingJobArn else _output(request),
-        synced=() if request.TrainingJobArn else tuple(_synced(request)),
-        max_runtime_s=_runtime_s(request),
-        command=_command(request),
+        hyperparameters=request.get("HyperParameters", {}),
+        environment=request.get("Environment", {}),
+        output=None if arn else _output(request),
+        synced=() if arn else tuple(_synced(request)),
+        max_runtime_s=_runtime_s(request.get("StoppingCondition", {})),
+        command=(*entrypoint, *algorithm.get("ContainerArguments", ())) if entrypoint else (),
     )
 
 
-def _channel(
-    path: FieldPath, item: api.ChannelRequest, job_mode: InputMode | None, default_mode: InputMode | None
-) -> Channel:
-    mode = item.InputMode or job_mode or default_mode
-    if mode is None:
+def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode: InputMode | None) -> Channel:
+    given = item.get("InputMode") or job_mode
+    if (chosen := given or default_mode) is None:
         raise FieldError(
             ("AlgorithmSpecification", "TrainingInputMode"),
-            f"is missing, and InputDataConfig[{path[1]}] ({item.ChannelName!r}) has no InputMode of its own",
+            f"is missing, and InputDataConfig[{path[1]}] ({item['ChannelName']!r}) has no InputMode of its own",
             hint="the API requires it: File, FastFile or Pipe, for every channel without an InputMode",
         )
-    source = _source(path, item)
+    mode = InputMode(chosen)
     _check_mode(path, item, mode)
+    kind, source = _source((*path, "DataSource"), item["DataSource"])
+    where, is_s3 = (*path, "DataSource", kind), kind == "S3DataSource"
     channel = Channel(
-        name=item.ChannelName,
+        name=item["ChannelName"],
         input_mode=mode,
-        is_mode_assumed=not (item.InputMode or job_mode),
-        source=_uri(path, source) if isinstance(source, api.S3Source) else _file_system(path, source),
-        content_type=item.ContentType,
-        is_gzip=item.CompressionType == "Gzip",
-        wraps_records=item.RecordWrapperType == "RecordIO",
-        shuffle_seed=item.ShuffleConfig.Seed if item.ShuffleConfig else None,
+        is_mode_assumed=given is None,
+        source=_uri(where, source) if is_s3 else _file_system(where, source),
+        content_type=item.get("ContentType"),
+        is_gzip=item.get("CompressionType") == "Gzip",
+        wraps_records=item.get("RecordWrapperType") == "RecordIO",
+        shuffle_seed=item.get("ShuffleConfig", {}).get("Seed"),
     )
-    if isinstance(source, api.FileSystemSource):
+    if not is_s3:
         return channel
-    _check_attributes(path, source, mode)
+    _check_attributes(where, source, mode)
     return replace(
         channel,
-        source_kind=source.S3DataType,
-        is_sharded=source.S3DataDistributionType == "ShardedByS3Key",
-        attribute_names=source.AttributeNames,
-        instance_group_names=source.InstanceGroupNames,
+        source_kind=SourceKind(source["S3DataType"]),
+        is_sharded=source.get("S3DataDistributionType") == "ShardedByS3Key",
+        attribute_names=tuple(source.get("AttributeNames", ())),
+        instance_group_names=tuple(source.get("InstanceGroupNames", ())),
     )
 
 
-def _source(path: FieldPath, item: api.ChannelRequest) -> api.S3Source | api.FileSystemSource:
-    where = (*path, "DataSource")
-    given = [name for name in type(item.DataSource).model_fields if getattr(item.DataSource, name) is not None]
+def _source(where: FieldPath, given: _Fields) -> tuple[str, _Fields]:
+    """Return the kind of the channel's only source, and its fields."""
     if len(given) > 1:
         raise FieldError(where, f"has {' and '.join(given)}", hint="a channel has one data source: keep one of them")
-    if item.DataSource.DatasetSource is not None:
+    if "DatasetSource" in given:
         raise FieldError(
             (*where, "DatasetSource"),
             "is a dataset of the SageMaker hub, and fastfuse serves S3",
             hint="give the S3 prefix of its files as an S3DataSource",
         )
-    source = item.DataSource.S3DataSource or item.DataSource.FileSystemDataSource
-    if source is None:
+    if not given:
         raise FieldError(where, "names no source", hint="give it an S3DataSource or a FileSystemDataSource")
+    [source] = given.items()
     return source
 
 
-def _file_system(path: FieldPath, source: api.FileSystemSource) -> LocalDirectory:
+def _file_system(where: FieldPath, source: _Fields) -> LocalDirectory:
     return LocalDirectory(
-        path=_full_path((*path, "DataSource", "FileSystemDataSource", "DirectoryPath"), source.DirectoryPath),
-        file_system=source.FileSystemId,
-        is_writable=source.FileSystemAccessMode == "rw",
+        path=_full_path((*where, "DirectoryPath"), source["DirectoryPath"]),
+        file_system=source["FileSystemId"],
+        is_writable=source["FileSystemAccessMode"] == "rw",
     )
 
 
 def _full_path(where: FieldPath, text: str) -> str:
-    if not text.startswith("/") or "\0" in text or ".." in text.split("/"):
+    if not text.startswith("/") or ".." in text.split("/"):
         raise FieldError(
             where, f"{text!r} is not the full path of a directory", hint="begin it with /, and leave .. out of it"
         )
     return text
 
 
-def _check_mode(path: FieldPath, item: api.ChannelRequest, mode: InputMode) -> None:
+def _check_mode(path: FieldPath, item: _Fields, mode: InputMode) -> None:
     for name in ("CompressionType", "RecordWrapperType"):
-        if mode is not InputMode.PIPE and getattr(item, name) != "None":
+        if mode is not InputMode.PIPE and item.get(name, "None") != "None":
             raise FieldError(
                 (*path, name),
-                f"is {getattr(item, name)}, which is for Pipe mode, and the channel's mode is {mode}",
+                f"is {item[name]}, which is for Pipe mode, and the channel's mode is {mode}",
                 hint="set InputMode to Pipe, or leave it out and let the script decompress or parse the files",
             )
 
 
-def _check_attributes(path: FieldPath, source: api.S3Source, mode: InputMode) -> None:
+def _check_attributes(where: FieldPath, source: _Fields, mode: InputMode) -> None:
     # AWS's documents disagree on modes for augmented manifests. Here every mode takes them: a job must run when
     # only its mode changes.
-    where = (*path, "DataSource", "S3DataSource", "AttributeNames")
-    is_augmented = source.S3DataType is SourceKind.AUGMENTED_MANIFEST
-    if source.AttributeNames and not is_augmented:
+    where, names = (*where, "AttributeNames"), source.get("AttributeNames", ())
+    is_augmented = source["S3DataType"] == SourceKind.AUGMENTED_MANIFEST
+    if names and not is_augmented:
         raise FieldError(
             where,
-            f"is for augmented manifests, and S3DataType is {source.S3DataType}",
+            f"is for augmented manifests, and S3DataType is {source['S3DataType']}",
             hint="leave it out, or set S3DataType to AugmentedManifestFile",
         )
-    if is_augmented and mode is InputMode.PIPE and not source.AttributeNames:
+    if is_augmented and mode is InputMode.PIPE and not names:
         raise FieldError(
             where, "is missing: a pipe carries the attributes that it names, in its order", hint="name one at least"
         )
-    for index, name in enumerate(source.AttributeNames):
-        if name in source.AttributeNames[:index]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise FieldError((*where, index), f"names {name!r} a second time", hint="name each attribute once")
 
 
-def _uri(path: FieldPath, source: api.S3Source) -> S3Uri | LocalDirectory:
-    path = (*path, "DataSource", "S3DataSource", "S3Uri")
-    if source.S3Uri.startswith(_FILE_SCHEME):
-        return _named_directory(path, source)
+def _uri(where: FieldPath, source: _Fields) -> S3Uri | LocalDirectory:
+    path, text, kind = (*where, "S3Uri"), source["S3Uri"], source["S3DataType"]
+    if kind == "Converse":
+        raise FieldError(
+            (*where, "S3DataType"),
+            "is Converse, which names conversations and no objects",
+            hint="give the prefix of the files as an S3Prefix",
+        )
+    if text.startswith(_FILE_SCHEME):
+        # Taken verbatim, as the keys of an S3 URI are.
+        directory = LocalDirectory(path=_full_path(path, text.removeprefix(_FILE_SCHEME)))
+        if kind != SourceKind.PREFIX:
+            raise FieldError(
+                path,
+                f"names a directory, and S3DataType is {kind}, which names objects in S3",
+                hint="set S3DataType to S3Prefix, or put the manifest into S3",
+            )
+        return directory
     try:
-        uri = _https_uri(source.S3Uri) if source.S3Uri.startswith("https://") else S3Uri.parse(source.S3Uri)
+        uri = _https_uri(text) if text.startswith("https://") else S3Uri.parse(text)
     except ConfigurationError as error:
         raise FieldError(path, str(error), hint=error.hint) from error
-    if not source.S3Uri.startswith(("s3://", "https://")):
-        raise FieldError(path, f"{source.S3Uri!r} is not an S3 URI", hint="the API wants s3:// in small letters")
-    if source.S3DataType is not SourceKind.PREFIX and (not uri.path or uri.path.endswith("/")):
+    if not text.startswith(("s3://", "https://")):
+        raise FieldError(path, f"{text!r} is not an S3 URI", hint="the API wants s3:// in small letters")
+    if kind != SourceKind.PREFIX and (not uri.path or uri.path.endswith("/")):
         raise FieldError(
             path,
-            f"{str(uri)!r} names no file, and S3DataType is {source.S3DataType}",
+            f"{str(uri)!r} names no file, and S3DataType is {kind}",
             hint="give the URI of the manifest, or set S3DataType to S3Prefix",
         )
     return uri
-
-
-def _named_directory(path: FieldPath, source: api.S3Source) -> LocalDirectory:
-    # Taken verbatim, as the keys of an S3 URI are.
-    directory = _full_path(path, source.S3Uri.removeprefix(_FILE_SCHEME))
-    if source.S3DataType is not SourceKind.PREFIX:
-        raise FieldError(
-            path,
-            f"names a directory, and S3DataType is {source.S3DataType}, which names objects in S3",
-            hint="set S3DataType to S3Prefix, or put the manifest into S3",
-        )
-    return LocalDirectory(path=directory)
 
 
 def _https_uri(text: str) -> S3Uri:
@@ -234,29 +240,27 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
             )
 
 
-def _groups(resources: api.ResourceRequest) -> tuple[RequestedGroup, ...]:
-    path = ("ResourceConfig", "InstanceGroups")
-    if not resources.InstanceGroups:
-        count = 1 if resources.InstanceCount is None else resources.InstanceCount
-        kind = resources.InstanceType or "local"
+def _groups(resources: _Fields) -> tuple[RequestedGroup, ...]:
+    path, given = ("ResourceConfig", "InstanceGroups"), resources.get("InstanceGroups")
+    if not given:
+        kind, count = resources.get("InstanceType", "local"), resources.get("InstanceCount", 1)
         return (RequestedGroup(name=HOMOGENEOUS, instance_type=kind, count=count),)
-    if resources.InstanceType is not None or resources.InstanceCount is not None:
+    if resources.keys() & {"InstanceType", "InstanceCount"}:
         raise FieldError(
             path, "is given beside InstanceType or InstanceCount", hint="describe the instances in one of the two ways"
         )
-    names = [item.InstanceGroupName for item in resources.InstanceGroups]
+    names = [item["InstanceGroupName"] for item in given]
     for index, name in enumerate(names):
         if name in names[:index]:
             where = (*path, index, "InstanceGroupName")
             raise FieldError(where, f"{name!r} is the name of another group, too", hint="give each group its own")
     return tuple(
-        RequestedGroup(name=item.InstanceGroupName, instance_type=item.InstanceType, count=item.InstanceCount)
-        for item in resources.InstanceGroups
+        RequestedGroup(name=name, instance_type=item["InstanceType"], count=item["InstanceCount"])
+        for name, item in zip(names, given, strict=True)
     )
 
 
-def _check_group_names(channels: tuple[Channel, ...], resources: api.ResourceRequest) -> None:
-    known = {item.InstanceGroupName for item in resources.InstanceGroups}
+def _check_group_names(channels: tuple[Channel, ...], known: set[str]) -> None:
     for index, channel in enumerate(channels):
         for position, name in enumerate(channel.instance_group_names):
             if name not in known:
@@ -276,34 +280,35 @@ _CHECKPOINTS: Final = "/opt/ml/checkpoints"
 _TENSORBOARD: Final = "/opt/ml/output/tensorboard"
 
 
-def _output(request: api.Request) -> OutputConfig | None:
-    config = request.OutputDataConfig
+def _output(request: _Fields) -> OutputConfig | None:
+    config = request.get("OutputDataConfig")
     if config is None:
         return None
-    folder = _folder(("OutputDataConfig", "S3OutputPath"), config.S3OutputPath)
+    folder = _folder(("OutputDataConfig", "S3OutputPath"), config["S3OutputPath"])
     return OutputConfig(
         place=S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/output/"),
-        kms_key_id=config.KmsKeyId or "",
-        is_compressed=config.CompressionType == "GZIP",
+        kms_key_id=config.get("KmsKeyId", ""),
+        is_compressed=config.get("CompressionType") != "NONE",
     )
 
 
-def _synced(request: api.Request) -> Iterator[SyncedDirectory]:
-    checkpoints, logs = request.CheckpointConfig, request.TensorBoardOutputConfig
+def _synced(request: _Fields) -> Iterator[SyncedDirectory]:
+    checkpoints, logs = request.get("CheckpointConfig"), request.get("TensorBoardOutputConfig")
     if checkpoints is not None:
-        path = _local_path("CheckpointConfig", checkpoints.LocalPath or _CHECKPOINTS)
-        place = _folder(("CheckpointConfig", "S3Uri"), checkpoints.S3Uri)
+        path = _local_path("CheckpointConfig", checkpoints.get("LocalPath", _CHECKPOINTS))
+        place = _folder(("CheckpointConfig", "S3Uri"), checkpoints["S3Uri"])
         yield SyncedDirectory(name="checkpoints", local_path=path, place=place, are_checkpoints=True)
     if logs is not None:
-        path = _local_path("TensorBoardOutputConfig", logs.LocalPath or _TENSORBOARD)
-        folder = _folder(("TensorBoardOutputConfig", "S3OutputPath"), logs.S3OutputPath)
+        path = _local_path("TensorBoardOutputConfig", logs.get("LocalPath", _TENSORBOARD))
+        folder = _folder(("TensorBoardOutputConfig", "S3OutputPath"), logs["S3OutputPath"])
         place = S3Uri(folder.bucket, f"{folder.path}{_job_name(request)}/tensorboard-output/")
         yield SyncedDirectory(name="tensorboard", local_path=path, place=place, are_checkpoints=False)
 
 
 def _local_path(config: str, text: str) -> str:
     path = posixpath.normpath(text)
-    if ".." in text.split("/") or path in _NOT_ALONE or f"{path}/".startswith(f"{_INPUT}/"):
+    is_full = text.startswith("/") and ".." not in text.split("/")
+    if not is_full or path in _NOT_ALONE or f"{path}/".startswith(f"{_INPUT}/"):
         raise FieldError(
             (config, "LocalPath"),
             f"{text!r} is no place for files that go to S3",
@@ -322,21 +327,18 @@ def _folder(where: FieldPath, text: str) -> S3Uri:
     return S3Uri(place.bucket, f"{path}/" if path else "")
 
 
-def _job_name(request: api.Request) -> str:
-    if not request.TrainingJobName:
+def _job_name(request: _Fields) -> str:
+    if "TrainingJobName" not in request:
         raise FieldError(
             ("TrainingJobName",),
             "is missing: it is a part of the keys of what the job makes",
             hint="name the job, or leave OutputDataConfig and TensorBoardOutputConfig out",
         )
-    return request.TrainingJobName
+    return str(request["TrainingJobName"])
 
 
-def _runtime_s(request: api.Request) -> int | None:
-    condition = request.StoppingCondition
-    if condition is None:
-        return None
-    runtime_s, wait_s = condition.MaxRuntimeInSeconds, condition.MaxWaitTimeInSeconds
+def _runtime_s(condition: _Fields) -> int | None:
+    runtime_s, wait_s = condition.get("MaxRuntimeInSeconds"), condition.get("MaxWaitTimeInSeconds")
     if runtime_s is not None and wait_s is not None and wait_s < runtime_s:
         raise FieldError(
             ("StoppingCondition", "MaxWaitTimeInSeconds"),
@@ -344,10 +346,3 @@ def _runtime_s(request: api.Request) -> int | None:
             hint="wait at least as long as the job may run",
         )
     return runtime_s
-
-
-def _command(request: api.Request) -> tuple[str, ...]:
-    """Return the command that the job names; arguments alone are those of an image's own command, which is not here."""
-    algorithm = request.AlgorithmSpecification
-    entrypoint, arguments = algorithm.ContainerEntrypoint, algorithm.ContainerArguments
-    return (*entrypoint, *(arguments or ())) if entrypoint else ()

@@ -20,7 +20,6 @@ compression        none, gzip
 record_wrapper     none, recordio
 shuffle_seed       a whole number
 attribute          of an augmented manifest; can be repeated
-instance_group     can be repeated
 memory_weight      of the memory target, relative to the other channels; 1 if left out
 =================  ======================================================================
 """
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.sources.manifests import JsonText, decoded
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
@@ -60,9 +60,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "record_wrapper": ("RecordWrapperType",),
     "shuffle_seed": ("ShuffleConfig", "Seed"),
     "attribute": (*_S3, "AttributeNames"),
-    "instance_group": (*_S3, "InstanceGroupNames"),
 }
-_LISTS: Final = ("attribute", "instance_group")
 _WEIGHT: Final = "memory_weight"
 _OPTIONS: Final = sorted((_FIELDS.keys() | {_WEIGHT}) - {"name", "source"})
 # A larger ratio leaves a channel less memory than one part.
@@ -123,11 +121,12 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
         names[_CHANNELS, index] = word
         names |= {(_CHANNELS, index, *theirs): f"{word}: {ours}" for ours, theirs in _FIELDS.items()}
 
-    def place(path: FieldPath) -> str:
+    def fail(path: FieldPath, message: str, hint: str) -> NoReturn:
         named = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in names), ())
-        return names[named] + _steps(path[len(named) :]) if named else _path_text(path)
+        place = names[named] + _steps(path[len(named) :]) if named else _path_text(path)
+        _refuse(f"{place}: {message}", hint)
 
-    job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
+    job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, fail)
     weighed = zip(job.channels, weights, strict=True)
     return replace(job, channels=tuple(replace(channel, memory_weight=float(weight)) for channel, weight in weighed))
 
@@ -141,7 +140,7 @@ def _take(word: str, values: dict[str, Any], setting: str) -> None:
         hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(_OPTIONS)}"
         hint += "" if separator else "; a source with a comma in it goes into a job file"
         _refuse(f"{word}: {setting!r} is not an option of a channel", hint)
-    if name in _LISTS:
+    if name == "attribute":
         values.setdefault(name, []).append(text)
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
@@ -189,26 +188,21 @@ MAX_BYTES: Final = 4 << 20
 MAX_DEPTH: Final = 64
 # A description of twenty channels has a few thousand.
 MAX_VALUES: Final = 100_000
-# More digits than any number of the API has; Python refuses to convert thousands of them.
-_MAX_DIGITS: Final = 40
-
-_SPACE: Final = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """`name` is the file's, for errors; `offsets` has each value's place in `text`, or that of its name."""
+    """A JSON document; `offsets` has the place of each value in `text`."""
 
-    name: str
-    tree: object
-    text: str
+    tree: Any
+    text: JsonText
     offsets: dict[FieldPath, int]
 
-    def place(self, path: FieldPath) -> str:
-        """Return ``FILE:LINE:COLUMN`` where the field is named, or what would hold it if there is none."""
+    def fail(self, path: FieldPath, message: str, hint: str) -> NoReturn:
+        """Raise with the place of the value at `path`, or of what would hold it if there is none."""
         while path not in self.offsets:
             path = path[:-1]
-        return f"{self.name}:{_line_and_column(self.text, self.offsets[path])}"
+        self.text.fail(self.offsets[path], message, hint)
 
 
 def read_job(path: Path) -> TrainingJob:
@@ -238,141 +232,70 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
         ConfigurationError: as `read_job`.
     """
     document = read_json(data, name)
-    if isinstance(document.tree, list):
-        tree: object = {_CHANNELS: document.tree}
-        # The array has no name in the file, and is the whole of it.
-        return _checked(tree, _DEFAULT_MODE, lambda path: f"{document.place(path[1:])}: {_path_text(path)}")
-    whole = document.place(())
-    if not isinstance(document.tree, dict):
-        _refuse(f"{whole}: not a job description", f"give {_KINDS}")
-    if "ChannelName" in document.tree:
-        _refuse(f"{whole}: one channel, where a job or a list of channels is wanted", "put it between square brackets")
-    if document.tree and all(isinstance(value, str) and value.startswith("s3://") for value in document.tree.values()):
-        _refuse(
-            f"{whole}: not a job description, but sources by name of channel",
+    tree = document.tree
+
+    def fail(path: FieldPath, message: str, hint: str) -> NoReturn:
+        # An array alone has no name in the file, and is the whole of it.
+        document.fail(path[1:] if isinstance(tree, list) else path, f"{_path_text(path)}: {message}", hint)
+
+    if isinstance(tree, list):
+        return _checked({_CHANNELS: tree}, _DEFAULT_MODE, fail)
+    if not isinstance(tree, dict):
+        document.fail((), "not a job description", f"give {_KINDS}")
+    if "ChannelName" in tree:
+        document.fail((), "one channel, where a job or a list of channels is wanted", "put it between square brackets")
+    if tree and all(isinstance(value, str) and value.startswith("s3://") for value in tree.values()):
+        document.fail(
+            (),
+            "not a job description, but sources by name of channel",
             "give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
         )
-    default_mode = _DEFAULT_MODE if document.tree.keys() == {_CHANNELS} else None
-    return _checked(document.tree, default_mode, lambda path: f"{document.place(path)}: {_path_text(path)}")
+    return _checked(tree, _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None, fail)
 
 
-def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
+def _checked(
+    tree: object, default_mode: InputMode | None, fail: Callable[[FieldPath, str, str], NoReturn]
+) -> TrainingJob:
     try:
         job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:
-        raise ConfigurationError(f"{place(error.path)}: {error}", hint=error.hint) from error
+        fail(error.path, str(error), error.hint)
     return replace(job, fields=given_fields(tree))
 
 
 def read_json(data: bytes, name: str) -> Document:
-    """Parse the JSON document in `data`, once, into plain dictionaries, lists, texts and numbers.
+    """Parse the JSON document in `data` into plain dictionaries, lists, texts and numbers.
 
     Raises:
         ConfigurationError: not UTF-8, not JSON, a name twice in one object, a number that is none, nested too deeply;
             with line and column.
     """
-    text = _decoded(data, name)
+    text = JsonText(decoded(data, name), name)
     offsets: dict[FieldPath, int] = {}
-    start = _skip_space(text, 0)
-    try:
-        tree, end = _value(text, start, (), start, offsets)
-        if (end := _skip_space(text, end)) < len(text):
-            raise json.JSONDecodeError("Extra data", text, end)
-    except OverflowError as error:
-        raise ConfigurationError(f"{name}: {error}", hint="is this the data?") from error
-    except json.JSONDecodeError as error:
-        what = error.msg if isinstance(error, _RefusedError) else f"not JSON: {error.msg}"
-        raise ConfigurationError(
-            f"{name}:{error.lineno}:{error.colno}: {what}", hint=f"the file is {_KINDS}"
-        ) from error
-    return Document(name, tree, text, offsets)
+    tree = _value(text, text.after_space(0), (), offsets)
+    return Document(tree, text, offsets)
 
 
-def _decoded(data: bytes, name: str) -> str:
-    """Decode UTF-8, without the byte order mark that Windows' tools put first."""
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8-sig", "replace")
-        place = f"{name}:{_line_and_column(before, len(before))}"
-        raise ConfigurationError(f"{place}: not UTF-8", hint="save the file as UTF-8") from error
-
-
-def _line_and_column(text: str, offset: int) -> str:
-    return f"{text.count(chr(10), 0, offset) + 1}:{offset - text.rfind(chr(10), 0, offset)}"
-
-
-class _RefusedError(json.JSONDecodeError):
-    """JSON that no job description has."""
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ValueError("the number has too many digits")
-    return int(digits)
-
-
-def _constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
-
-
-_DECODER: Final = json.JSONDecoder(parse_int=_integer, parse_constant=_constant)
-
-
-def _value(text: str, at: int, path: FieldPath, named_at: int, offsets: dict[FieldPath, int]) -> tuple[object, int]:
-    """Return the value at `at` and the offset behind it, and note the places of all that it holds."""
-    offsets[path] = named_at
-    if len(offsets) > MAX_VALUES + 1:  # and the whole
-        raise OverflowError(f"has more than {MAX_VALUES} values")
+def _value(text: JsonText, at: int, path: FieldPath, offsets: dict[FieldPath, int]) -> Any:  # noqa: ANN401 - JSON
+    """Return the value at `at`, and note the places of all that it holds."""
+    offsets[path] = at
     if len(path) > MAX_DEPTH:
-        raise _RefusedError("nested too deeply for a job description", text, named_at)
-    if not text.startswith(("{", "["), at):
-        return _scalar(text, at, named_at)
-    is_object = text[at] == "{"
-    closing = "}" if is_object else "]"
-    made: dict[str | int, object] = {}
-    at = _skip_space(text, at + 1)
-    while made or not text.startswith(closing, at):
-        item_at = at
-        step, at = _name(text, at) if is_object else (len(made), at)
-        if step in made:
-            raise _RefusedError(f"{str(step)[:100]!r} is given twice in one object", text, item_at)
-        made[step], at = _value(text, at, (*path, step), item_at, offsets)
-        at = _skip_space(text, at)
-        if text.startswith(closing, at):
-            break
-        at = _after(",", text, at)
-    return (made if is_object else [*made.values()]), at + 1
-
-
-def _name(text: str, at: int) -> tuple[str, int]:
-    """Return the name of a member, and the offset of its value."""
-    if not text.startswith('"', at):
-        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, at)
-    name, at = _DECODER.raw_decode(text, at)
-    return name, _after(":", text, at)
-
-
-def _scalar(text: str, at: int, named_at: int) -> tuple[object, int]:
+        text.fail(at, "nested too deeply for a job description")
+    if len(offsets) > MAX_VALUES + 1:  # and the whole
+        text.fail(at, f"more than {MAX_VALUES} values", "is this the data?")
+    if text.text.startswith("{", at):
+        members = text.members(at, is_all=not path)
+        return {one.name: _value(text, one.start, (*path, one.name), offsets) for one in members}
+    if text.text.startswith("[", at):
+        elements = enumerate(text.elements(at, is_all=not path))
+        return [_value(text, start, (*path, index), offsets) for index, (start, _) in elements]
+    _, end = text.value(at)
+    if not path and (after := text.after_space(end)) < len(text.text):
+        text.fail(after, "something follows the value")
     try:
-        return _DECODER.raw_decode(text, at)
-    except json.JSONDecodeError:
-        raise
-    except ValueError as error:
-        raise _RefusedError(str(error), text, named_at) from error
-
-
-def _after(delimiter: str, text: str, at: int) -> int:
-    """Return the offset of what follows `delimiter`, which follows spaces."""
-    at = _skip_space(text, at)
-    if not text.startswith(delimiter, at):
-        raise json.JSONDecodeError(f"Expecting {delimiter!r} delimiter", text, at)
-    return _skip_space(text, at + 1)
-
-
-def _skip_space(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
-    return found.end() if found else at
+        return json.loads(text.text[at:end])
+    except ValueError:
+        text.fail(at, "this number has too many digits")
 
 
 def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:

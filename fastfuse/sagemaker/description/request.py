@@ -1,24 +1,21 @@
-"""CreateTrainingJob requests and DescribeTrainingJob answers, field by field, as SageMaker's API defines them.
+"""CreateTrainingJob requests and DescribeTrainingJob answers, field by field, checked with botocore's model of the API.
 
-Each structure of the API is a class here: its attributes are the fields that fastfuse reads. The others of the API are
-known by their rows in `FIELDS`. A new field of a job begins here; `contradictions` decides what fields mean together.
-Lengths, patterns and words are those of botocore's ``sagemaker/2017-07-24/service-2.json``.
+`FIELDS` says what becomes of each field. What fastfuse reads is checked: names, types, words, lengths and patterns. A
+new field of a job begins here; `contradictions` decides what fields mean together.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Final, Literal
+from functools import cache
+from typing import Any, Final, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from botocore.loaders import Loader
+from botocore.model import ServiceModel, Shape
 
-from fastfuse.index.origin import SourceKind
-from fastfuse.sagemaker.description.channel import FieldRow, Handling, InputMode
+from fastfuse.sagemaker.description.channel import FieldRow, Handling
 
-__all__ = [
-    *("FIELDS", "ChannelRequest", "FieldError", "FieldPath", "FileSystemSource", "Request", "ResourceRequest"),
-    *("S3Source", "given_fields", "parse_request"),
-]
+__all__ = ["FIELDS", "FieldError", "FieldPath", "given_fields", "parse_request"]
 
 FieldPath = tuple[str | int, ...]
 
@@ -111,252 +108,133 @@ def _rows(table: str) -> Iterator[FieldRow]:
 FIELDS: Final = tuple(_rows(_TABLE))
 
 
-# Text becomes an enum, which strict mode would refuse.
-_Mode = Annotated[InputMode, Field(strict=False)]
-_Kind = Annotated[SourceKind, Field(strict=False)]
+# Fields outside of the channels that nobody reads: whatever they hold is no reason to refuse a job.
+_UNREAD: Final = frozenset(
+    row.path
+    for row in FIELDS
+    if row.handling is Handling.NOT_DONE and not row.path.startswith(("InputDataConfig.", "StoppingCondition."))
+)
+# The API requires more, such as an output and a role; a job needs channels, and `contradictions` asks for the modes.
+_REQUIRED: Final = frozenset({"InputDataConfig"})
+_NOT_REQUIRED: Final = frozenset({"TrainingInputMode"})
+# `contradictions` parses URIs, which may be of directories here; new types of instances come faster than models; and
+# hyperparameters may hold anything.
+_FREE: Final = frozenset({"S3Uri", "TrainingInstanceType", "HyperParameterKey", "HyperParameterValue"})
 
-_Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")]
-_AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
-_GroupName = Annotated[str, Field(min_length=1, max_length=64)]
-_ParameterName = Annotated[str, Field(max_length=256)]
-_ParameterValue = Annotated[str, Field(max_length=2500)]
-_VariableName = Annotated[str, Field(max_length=512, pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")]
-_VariableValue = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
-_Long = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-_Count = Annotated[int, Field(ge=0, lt=2**31)]
-_Seconds = Annotated[int, Field(ge=1, lt=2**31)]
-_LocalPath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
-# A word of a command; no NUL can stand in one.
-_Word = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
-
-
-# Fields of a DescribeTrainingJob answer only.
-_ANSWERED: Final = """
-    AutoMLJobArn BillableTimeInSeconds BillableTokenCount CreationTime DebugRuleEvaluationStatuses FailureReason
-    FinalMetricDataList LabelingJobArn LastModifiedTime MlflowDetails ModelArtifacts OutputModelPackageArn
-    ProfilerRuleEvaluationStatuses ProfilingStatus ProgressInfo ResponseMetadata SecondaryStatus
-    SecondaryStatusTransitions TrainingEndTime TrainingJobStatus TrainingStartTime TrainingTimeInSeconds TuningJobArn
-    WarmPoolStatus
-"""
-
-
-def _fields_below(structure: str) -> frozenset[str]:
-    """Return the fields of the API in a structure, by its path in `FIELDS`."""
-    below = (row.path.removeprefix(structure) for row in FIELDS if row.path.startswith(structure))
-    return frozenset(path.partition(".")[0] for path in below)
-
-
-class _Shape(BaseModel):
-    """A structure of the API, without fields of any other name; null counts as not set, as AWS's tools print it."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    # Fields of the API; those without an attribute say nothing about the data.
-    known: ClassVar[frozenset[str]] = frozenset()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _leave_out(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        ignored = cls.known - cls.model_fields.keys()
-        return {name: item for name, item in value.items() if item is not None and name not in ignored}
-
-
-class ShuffleRequest(_Shape):
-    Seed: _Long
-
-
-class S3Source(_Shape):
-    known = _fields_below("InputDataConfig.DataSource.S3DataSource.")
-
-    S3DataType: _Kind
-    S3Uri: Annotated[str, Field(max_length=1024)]
-    S3DataDistributionType: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
-    AttributeNames: Annotated[tuple[_AttributeName, ...], Field(max_length=16, strict=False)] = ()
-    InstanceGroupNames: Annotated[tuple[_GroupName, ...], Field(max_length=5, strict=False)] = ()
-
-
-class FileSystemSource(_Shape):
-    FileSystemId: Annotated[str, Field(min_length=11, max_length=21, pattern=r"^fs-[0-9a-f]{8,}$")]
-    FileSystemAccessMode: Literal["ro", "rw"]
-    FileSystemType: Literal["EFS", "FSxLustre"]
-    DirectoryPath: Annotated[str, Field(max_length=4096)]
-
-
-class SourceRequest(_Shape):
-    S3DataSource: S3Source | None = None
-    FileSystemDataSource: FileSystemSource | None = None
-    # `contradictions` refuses it by name.
-    DatasetSource: dict[str, Any] | None = None
-
-
-class ChannelRequest(_Shape):
-    ChannelName: _Name
-    DataSource: SourceRequest
-    ContentType: Annotated[str, Field(max_length=256)] | None = None
-    CompressionType: Literal["None", "Gzip"] = "None"
-    RecordWrapperType: Literal["None", "RecordIO"] = "None"
-    InputMode: _Mode | None = None
-    ShuffleConfig: ShuffleRequest | None = None
-
-
-class AlgorithmRequest(_Shape):
-    known = _fields_below("AlgorithmSpecification.")
-
-    TrainingInputMode: _Mode | None = None
-    ContainerEntrypoint: Annotated[tuple[_Word, ...], Field(min_length=1, max_length=100, strict=False)] | None = None
-    ContainerArguments: Annotated[tuple[_Word, ...], Field(min_length=1, max_length=100, strict=False)] | None = None
-
-
-class GroupRequest(_Shape):
-    InstanceGroupName: _GroupName
-    InstanceType: str
-    InstanceCount: _Count
-
-
-class ResourceRequest(_Shape):
-    known = _fields_below("ResourceConfig.")
-
-    InstanceType: str | None = None
-    InstanceCount: _Count | None = None
-    InstanceGroups: Annotated[tuple[GroupRequest, ...], Field(max_length=5, strict=False)] = ()
-
-
-class OutputRequest(_Shape):
-    S3OutputPath: Annotated[str, Field(max_length=1024)]
-    KmsKeyId: Annotated[str, Field(max_length=2048, pattern=r"^[a-zA-Z0-9:/_-]*$")] | None = None
-    CompressionType: Literal["GZIP", "NONE"] = "GZIP"
-
-
-class CheckpointRequest(_Shape):
-    S3Uri: Annotated[str, Field(max_length=1024)]
-    LocalPath: _LocalPath | None = None
-
-
-class TensorBoardRequest(_Shape):
-    S3OutputPath: Annotated[str, Field(max_length=1024)]
-    LocalPath: _LocalPath | None = None
-
-
-class StoppingRequest(_Shape):
-    known = _fields_below("StoppingCondition.")
-
-    MaxRuntimeInSeconds: _Seconds | None = None
-    MaxWaitTimeInSeconds: _Seconds | None = None
-
-
-class Request(_Shape):
-    known = _fields_below("") | {*_ANSWERED.split()}
-
-    InputDataConfig: Annotated[tuple[ChannelRequest, ...], Field(min_length=1, max_length=20, strict=False)]
-    TrainingJobName: Annotated[str, Field(max_length=63, pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$")] | None = None
-    TrainingJobArn: str | None = None
-    AlgorithmSpecification: AlgorithmRequest = AlgorithmRequest()
-    ResourceConfig: ResourceRequest | None = None
-    OutputDataConfig: OutputRequest | None = None
-    CheckpointConfig: CheckpointRequest | None = None
-    TensorBoardOutputConfig: TensorBoardRequest | None = None
-    StoppingCondition: StoppingRequest | None = None
-    HyperParameters: Annotated[dict[_ParameterName, _ParameterValue], Field(max_length=100)] = {}
-    Environment: Annotated[dict[_VariableName, _VariableValue], Field(max_length=100)] = {}
-
-
-def parse_request(tree: object) -> Request:
-    """Check each field of `tree` by itself and return the request.
-
-    Raises:
-        FieldError: the first field that the API would refuse.
-    """
-    try:
-        return Request.model_validate(tree)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-    # A misspelt field is the cause of a missing one.
-    details = next((item for item in found if item["type"] == "extra_forbidden"), found[0])
-    path = tuple(part for part in details["loc"] if part != "[key]")
-    message, hint = _explained(details, path)
-    raise FieldError(path, message, hint=hint)
-
-
-def _explained(details: ErrorDetails, path: FieldPath) -> tuple[str, str]:
-    """Return what is wrong and what to do, without the value, which may be a secret of the job."""
-    kind = details["type"]
-    if kind == "missing":
-        return "is missing", _REQUIRED.get(str(path[-1]), "the API requires it")
-    if kind == "extra_forbidden":
-        return _unknown(path)
-    if kind == "enum" and details["input"] == "Converse":
-        return "is Converse, which names conversations and no objects", "give the prefix of the files as an S3Prefix"
-    if kind == "too_long" and path == ("InputDataConfig",):
-        return (
-            "has more than the 20 channels that the API allows",
-            "name several prefixes in the manifest of one channel",
-        )
-    message, hint = _SENTENCES.get(kind, ("is not an object", "put it between braces"))
-    limits = details.get("ctx", {})
-    return message.format_map(limits), hint.format_map(limits)
-
-
-# By the type of pydantic's error; other types mean a value that is no object.
-_NO_WORD: Final = ("is not one of {expected}", "words of the API are written exactly so")
-_EMPTY: Final = ("is empty", "the API wants one at least")
-_OUT_OF_RANGE: Final = ("is out of the range that the API allows", "")
-_SENTENCES: Final = {
-    "enum": _NO_WORD,
-    "literal_error": _NO_WORD,
-    "string_too_short": _EMPTY,
-    "too_short": _EMPTY,
-    "string_too_long": ("has more than the {max_length} characters that the API allows", ""),
-    "too_long": ("has more than the {max_length} items that the API allows", ""),
-    "string_pattern_mismatch": ("has characters that the API does not allow there", "it must match {pattern}"),
-    "string_type": ("is not text", "put it between quotes: numbers are text there, too"),
-    "string_unicode": ("is not text that UTF-8 can hold", "half a surrogate pair is no character"),
-    "int_type": ("is not a whole number", "write it without quotes and without a decimal point"),
-    "greater_than_equal": _OUT_OF_RANGE,
-    "less_than": _OUT_OF_RANGE,
-    "tuple_type": ("is not a list", "put it between square brackets"),
-}
-
-_REQUIRED: Final = {
+_HINTS: Final = {
     "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
-    "S3DataType": "one of S3Prefix, ManifestFile and AugmentedManifestFile",
-    "S3Uri": "write it as s3://BUCKET/PREFIX",
     "S3OutputPath": "write it as s3://BUCKET/PREFIX",
     "DataSource": "it says where the data of the channel is: an S3DataSource or a FileSystemDataSource",
 }
 
 
-def _unknown(path: FieldPath) -> tuple[str, str]:
-    known = _fields_at(path[:-1])
-    close = get_close_matches(str(path[-1]), known, n=1) or [
-        name for name in known if name.lower() == str(path[-1]).lower()
-    ]
+def parse_request(tree: object) -> dict[str, Any]:
+    """Check each field of `tree` by itself and return the fields that are read and set.
+
+    Null counts as not set, as AWS's tools print it. Errors do not show values, which may be secrets of the job.
+
+    Raises:
+        FieldError: the first field that the API would refuse.
+    """
+    return _structure(_members(), _REQUIRED, tree, ())
+
+
+@cache
+def _members() -> dict[str, Shape]:
+    """Return the fields of a whole job: those of a request, and of SageMaker's answer."""
+    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
+    answer, request = map(model.shape_for, ("DescribeTrainingJobResponse", "CreateTrainingJobRequest"))
+    return {**answer.members, **request.members}
+
+
+def _structure(members: Mapping[str, Shape], required: frozenset[str], value: Any, path: FieldPath) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    _check_kind(value, dict, path)
+    above = "".join(f"{step}." for step in path if isinstance(step, str))
+    rows = {row.path.removeprefix(above).partition(".")[0] for row in FIELDS if row.path.startswith(above)}
+    # A field without a row would be ignored silently. Those that only answers have share one row.
+    known = members.keys() | {"ResponseMetadata"} if not path else rows or members.keys()
+    made = {}
+    for name, item in value.items():
+        if name not in known:
+            _refuse_unknown((*path, name), sorted(known))
+        is_read = (path or name in rows) and above + name not in _UNREAD
+        if item is not None and name in members and is_read:
+            made[name] = _checked(members[name], item, (*path, name))
+    for name in sorted(required - made.keys()):
+        raise FieldError((*path, name), "is missing", hint=_HINTS.get(name, "the API requires it"))
+    return made
+
+
+def _refuse_unknown(path: FieldPath, known: list[str]) -> NoReturn:
+    name = str(path[-1])
+    close = get_close_matches(name, known, n=1) or [one for one in known if one.lower() == name.lower()]
     hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
-    return "is not a field of the API", hint
+    raise FieldError(path, "is not a field of the API", hint=hint)
 
 
-def _fields_at(path: FieldPath) -> list[str]:
-    shape: type[_Shape] = Request
-    for part in path:
-        shape = _SHAPES.get(str(part), shape)
-    return sorted(shape.known | shape.model_fields.keys())
+def _checked(shape: Shape, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - JSON
+    match shape.type_name:
+        case "structure":
+            required = frozenset(shape.required_members) - _NOT_REQUIRED
+            return _structure(shape.members, required, value, path)
+        case "list":
+            _check_kind(value, list, path)
+            _check_length(shape, value, path, "items")
+            return [_checked(shape.member, item, (*path, index)) for index, item in enumerate(value)]
+        case "map":
+            _check_kind(value, dict, path)
+            _check_length(shape, value, path, "items")
+            for name, item in value.items():
+                _check_text(shape.key, name, (*path, name))
+                _check_text(shape.value, item, (*path, name))
+        case "string":
+            _check_text(shape, value, path)
+        case "integer" | "long":
+            _check_kind(value, int, path)
+            bound = 1 << (31 if shape.type_name == "integer" else 63)
+            if not shape.metadata.get("min", -bound) <= value <= shape.metadata.get("max", bound - 1):
+                raise FieldError(path, "is out of the range that the API allows")
+    return value
 
 
-_SHAPES: Final[dict[str, type[_Shape]]] = {
-    "InputDataConfig": ChannelRequest,
-    "DataSource": SourceRequest,
-    "S3DataSource": S3Source,
-    "FileSystemDataSource": FileSystemSource,
-    "ShuffleConfig": ShuffleRequest,
-    "AlgorithmSpecification": AlgorithmRequest,
-    "ResourceConfig": ResourceRequest,
-    "InstanceGroups": GroupRequest,
-    "OutputDataConfig": OutputRequest,
-    "CheckpointConfig": CheckpointRequest,
-    "TensorBoardOutputConfig": TensorBoardRequest,
-    "StoppingCondition": StoppingRequest,
+_KINDS: Final = {
+    dict: ("an object", "put it between braces"),
+    list: ("a list", "put it between square brackets"),
+    int: ("a whole number", "write it without quotes and without a decimal point"),
+    str: ("text", "put it between quotes: numbers are text there, too"),
 }
+
+
+def _check_kind(value: object, kind: type, path: FieldPath) -> None:
+    if type(value) is not kind:  # a bool is an int
+        what, hint = _KINDS[kind]
+        raise FieldError(path, f"is not {what}", hint=hint)
+
+
+def _check_text(shape: Shape, value: Any, path: FieldPath) -> None:  # noqa: ANN401 - JSON
+    words = [] if shape.name in _FREE else shape.enum
+    if words and value not in words:
+        hint = "words of the API are written exactly so"
+        raise FieldError(path, f"is not one of {', '.join(map(repr, words))}", hint=hint)
+    _check_kind(value, str, path)
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise FieldError(path, "is not text that UTF-8 can hold", hint="half a surrogate pair is no character")
+    _check_length(shape, value, path, "characters")
+    pattern = shape.metadata.get("pattern", ".*")
+    if shape.name not in _FREE and ("\0" in value or not re.fullmatch(pattern, value, re.DOTALL | re.ASCII)):
+        hint = f"it must match {pattern}"
+        raise FieldError(path, "has characters that the API does not allow there", hint=hint)
+
+
+def _check_length(shape: Shape, value: Any, path: FieldPath, what: str) -> None:  # noqa: ANN401 - with a length
+    least, most = shape.metadata.get("min", 0), shape.metadata.get("max")
+    if len(value) < least:
+        message = f"has fewer than the {least} {what} that the API wants" if value else "is empty"
+        raise FieldError(path, message, hint="the API wants one at least" if not value else "")
+    if most is not None and len(value) > most:
+        is_channels = path == ("InputDataConfig",)
+        hint = "name several prefixes in the manifest of one channel" if is_channels else ""
+        raise FieldError(path, f"has more than the {most} {what} that the API allows", hint=hint)
 
 
 def given_fields(tree: object) -> tuple[FieldRow, ...]:
