@@ -5,10 +5,6 @@ A thread that receives into new pages also delays every thread that asks the sys
 from one mapping that is made at the start. It has no huge pages: most free memory of that size has never been used.
 See docs/MEASUREMENTS.md, "memory of parts".
 
-A caller that lends pages to the kernel, as ``vmsplice`` does, must never write to them again, because the kernel does
-not say when it has read them. With `is_written_once` a buffer that is given back loses its pages: its next use gets new
-ones, and the lent pages stay as they are.
-
 The C library keeps freed memory, which makes the next part cheap. It keeps more than it uses where sizes change: the
 memory of one part of 8 MiB has to serve many of 300 KiB, with a client's own buffers between them. The trimmer
 therefore looks at the process's memory as buffers are taken, and gives free memory back to the system where there is
@@ -100,12 +96,9 @@ class PartBuffers:
     and all buffers in use are not more than `limit_bytes` together.
     """
 
-    def __init__(
-        self, *, part_bytes: int, limit_bytes: int, is_written_once: bool = False, trimmer: Trimmer | None = None
-    ) -> None:
+    def __init__(self, *, part_bytes: int, limit_bytes: int, trimmer: Trimmer | None = None) -> None:
         """`trimmer` keeps the whole process within its memory as buffers are taken."""
         self._trimmer = trimmer
-        self._is_written_once = is_written_once
         self._part_bytes = part_bytes
         self._limit_bytes = limit_bytes
         self._most_lost_bytes = limit_bytes // _LOSS_DIVISOR
@@ -119,7 +112,6 @@ class PartBuffers:
         self._gone: deque[tuple[int, int, int | None]] = deque()
         units = limit_bytes // _UNIT_BYTES if part_bytes else 0
         self._arena = self._map(units)
-        self._arena_address = 0 if self._arena is None else _address(memoryview(self._arena))
         self._blocks = Blocks(units, _units(part_bytes))
         # The units that have pages, and their number.
         self._has_pages = bytearray(units)
@@ -143,13 +135,6 @@ class PartBuffers:
         if self._trimmer is not None:
             self._trimmer.took(size_bytes)
         return buffer.data
-
-    def lent_from(self, data: memoryview) -> int:
-        """Return the address of `data`, a piece of a buffer taken here, or 0 if its pages may be written to again."""
-        if not self._is_written_once or self._arena is None:
-            return 0
-        address = _address(data)
-        return address if 0 <= address - self._arena_address < len(self._arena) else 0
 
     @property
     def limit_bytes(self) -> int:
@@ -192,11 +177,8 @@ class PartBuffers:
             name, size_bytes, start = self._gone.popleft()
             del self._watches[name]
             self._count(size_bytes, start, -1)
-            if start is None:
-                continue
-            self._blocks.give(start, _units(size_bytes))
-            if self._is_written_once:
-                self._forget_pages(start, _units(size_bytes))
+            if start is not None:
+                self._blocks.give(start, _units(size_bytes))
 
     def _cool(self) -> None:
         """Give pages back to the system: what the C library keeps, then those of free units."""
@@ -233,8 +215,3 @@ def _units(size_bytes: int) -> int:
 
 def _left_over_bytes(size_bytes: int) -> int:
     return _units(size_bytes) * _UNIT_BYTES - size_bytes
-
-
-def _address(data: memoryview) -> int:
-    address: int = np.frombuffer(data, np.uint8).ctypes.data
-    return address

@@ -1,8 +1,6 @@
 """Buffers that are used again: nobody's bytes change under him, and memory stays within its limit."""
 
-import ctypes
 import mmap
-import os
 import resource
 import subprocess
 import sys
@@ -172,47 +170,6 @@ def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: 
     monkeypatch.setattr(mmap, "mmap", no_room)
     buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
     assert len(buffers.take(PART)) == PART
-
-
-def test_pages_that_are_written_once_stay_in_a_pipe_as_they_were_when_their_buffer_is_used_again() -> None:
-    """As a reader that splices them on holds them for as long as it likes."""
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=PART, is_written_once=True)
-    reading_fd, writing_fd = os.pipe()
-    taken = set()
-    for mark in (b"a", b"b", b"c"):
-        buffer = buffers.take(PART - 5)
-        buffer[:] = mark * len(buffer)
-        address = buffers.lent_from(buffer[100:200].toreadonly())
-        taken.add(address)
-        lend(writing_fd, address, 100)
-        del buffer
-    assert len(taken) == 1  # the same place each time
-    assert os.read(reading_fd, 1000) == b"a" * 100 + b"b" * 100 + b"c" * 100
-    os.close(reading_fd)
-    os.close(writing_fd)
-
-
-def test_what_may_be_written_again_is_not_to_be_lent() -> None:
-    again = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
-    assert again.lent_from(again.take(PART)) == 0
-    once = PartBuffers(part_bytes=PART, limit_bytes=4 * PART, is_written_once=True)
-    assert once.lent_from(once.take(PART)) != 0
-    assert once.lent_from(once.take(SMALL)) == 0
-    assert once.lent_from(memoryview(bytes(PART))) == 0
-
-
-def test_what_is_written_once_keeps_no_page_when_it_is_given_back() -> None:
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART, is_written_once=True)
-    held = buffers.take(PART)
-    held[:] = b"x" * PART
-    assert buffers.resident_bytes == PART
-    del held
-    assert buffers.resident_bytes == 0
-
-
-def lend(fd: int, address: int, size_bytes: int) -> None:
-    pages = (ctypes.c_size_t * 2)(address, size_bytes)  # struct iovec
-    assert ctypes.CDLL(None).vmsplice(fd, pages, 1, 0) == size_bytes
 
 
 # --- the process's own memory

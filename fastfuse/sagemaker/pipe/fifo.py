@@ -4,9 +4,6 @@ Both ends are open before the FIFO can be seen. A reader that opens it therefore
 ``O_NONBLOCK`` or without; it never takes an epoch that has not begun for an empty one. inotify tells that a reader has
 opened it. Then our reading end closes, and the end of the last reader is a `BrokenPipeError`.
 
-Pages that are never written to again are lent (``vmsplice``), and only the reader copies. A reader may hold them for as
-long as it likes (``pv``, ``tee``), so lending pages that are used again would give it wrong bytes.
-
 A FIFO whose writer was killed in the middle of an object ends like an epoch. So the process that starts a streamer
 holds the writing ends in a `Guard` as well, until the streamer says that an epoch is complete::
 
@@ -26,7 +23,6 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,11 +38,6 @@ __all__ = ["Fifo", "Guard", "remove_stale"]
 _WRITE_BYTES = 512 << 10
 # Linux's default maximum without privileges, /proc/sys/fs/pipe-max-size; the default of 64 KiB is slow.
 _PIPE_BYTES = 1 << 20
-# Less is copied: each lent page takes a slot of the pipe, however little data it holds.
-_LEAST_LENT_BYTES = 64 << 10
-_SPLICE_F_NONBLOCK = 2  # <fcntl.h>
-# Where write is allowed and vmsplice is not (seccomp), or not there (gVisor).
-_CANNOT_LEND = {errno.EPERM, errno.ENOSYS}
 _IN_OPEN = 0x20  # <sys/inotify.h>
 # struct inotify_event without a name: watch, mask, cookie, length of the name.
 _EVENT = struct.Struct("iIII")
@@ -55,25 +46,11 @@ _MODE = 0o644
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class _IoVector(ctypes.Structure):
-    """struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
-
-
-def _nowhere(_: memoryview) -> int:
-    return 0
-
-
 class Fifo:
     """The FIFO at `path`; neither making it nor waiting for its reader blocks the thread."""
 
-    def __init__(
-        self, path: Path, lent_from: Callable[[memoryview], int] = _nowhere, *, directory: Path | None = None
-    ) -> None:
-        """Make the FIFO. `lent_from` returns the address of bytes whose pages are never written to again, or 0.
-
-        `directory` is another path to the directory of `path`, to be used in its place.
+    def __init__(self, path: Path, *, directory: Path | None = None) -> None:
+        """Make the FIFO. `directory` is another path to the directory of `path`, to be used in its place.
 
         Raises:
             ConfigurationError: something that is no FIFO is there.
@@ -84,7 +61,6 @@ class Fifo:
         self._write_fd = self._read_fd = self._opens_fd = -1
         # Written since other tasks had their turn.
         self._turn_bytes = 0
-        self._lent_from = lent_from
         hidden = self._place.with_name(f".{path.name}.{os.getpid()}")
         try:
             hidden.unlink(missing_ok=True)
@@ -152,35 +128,18 @@ class Fifo:
             BrokenPipeError: there is no reader any more.
         """
         rest = memoryview(data)
-        address = self._lent_from(rest) if len(rest) >= _LEAST_LENT_BYTES else 0
         while rest:
             try:
-                if address:
-                    written = self._lend(address + len(data) - len(rest), min(len(rest), _WRITE_BYTES))
-                else:
-                    written = os.write(self._write_fd, rest[:_WRITE_BYTES])
+                written = os.write(self._write_fd, rest[:_WRITE_BYTES])
             except BlockingIOError:
                 await trio.lowlevel.wait_writable(self._write_fd)
                 self._turn_bytes = 0
-                continue
-            except OSError as error:
-                if not address or error.errno not in _CANNOT_LEND:
-                    raise
-                self._lent_from, address = _nowhere, 0
                 continue
             rest = rest[written:]
             self._turn_bytes += written
             if self._turn_bytes >= _WRITE_BYTES:
                 await trio.lowlevel.checkpoint()
                 self._turn_bytes = 0
-
-    def _lend(self, address: int, size_bytes: int) -> int:
-        """Lend as many pages as there is room for (vmsplice(2)); raise as `os.write` does."""
-        pages = _IoVector(address, size_bytes)
-        count: int = _LIBC.vmsplice(self._write_fd, ctypes.byref(pages), 1, _SPLICE_F_NONBLOCK)
-        if count < 0:
-            raise libc_error()
-        return count
 
     def _open(self, hidden: Path) -> None:
         os.chmod(hidden, _MODE)  # whatever the umask is

@@ -112,15 +112,12 @@ class PipeStream:
             # The engine leaves a quarter to readers of other files, of which there are none.
             max_parts_in_flight=-(-settings.connection.max_connections * 4 // 3) + 1,
         )
-        # Pages are lent to readers, who may keep them.
-        self._buffers = PartBuffers(
-            part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes, is_written_once=True
-        )
+        buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)
         self._reader: RangeReader
         if isinstance(settings.channel.source, LocalDirectory):
-            self._reader = FileReader(self._buffers)
+            self._reader = FileReader(buffers)
         else:
-            self._reader = S3Client(S3Session(settings.connection), buffers=self._buffers, counters=settings.counters)
+            self._reader = S3Client(S3Session(settings.connection), buffers=buffers, counters=settings.counters)
         self._report = report
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
@@ -245,7 +242,7 @@ class PipeStream:
 
     def _make_fifo(self, epoch: int) -> None:
         path = self._settings.directory / f"{self._settings.channel.name}_{epoch}"
-        fifo = Fifo(path, self._buffers.lent_from, directory=path_of(self._directory_fd))
+        fifo = Fifo(path, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
         if self._settings.guard is not None:
             self._settings.guard.hold(fifo.fileno())

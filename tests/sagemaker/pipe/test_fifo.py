@@ -1,5 +1,3 @@
-import ctypes
-import errno
 import fcntl
 import os
 import select
@@ -10,7 +8,6 @@ import trio
 import trio.testing
 
 from fastfuse.errors import ConfigurationError, MountError
-from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 from tests.descriptors import open_descriptors
 
@@ -37,76 +34,6 @@ async def test_a_reader_that_has_come_is_noticed_and_gets_what_is_written(tmp_pa
     assert os.read(fd, 100) == b""
     os.close(fd)
     assert os.listdir(tmp_path) == []
-
-
-PART = 1 << 20
-
-
-async def lent(tmp_path: Path, fifo: Fifo, parts: list[memoryview]) -> bytes:
-    """What a reader of `fifo` gets that comes when everything is written; no more than a pipe holds."""
-    fd = os.open(tmp_path / "train_0", os.O_RDONLY)
-    await fifo.opened()
-    while parts:
-        await fifo.write(parts.pop(0))
-    fifo.close()
-    data = b"".join(iter(lambda: os.read(fd, PART), b""))
-    os.close(fd)
-    return data
-
-
-async def test_pages_are_lent_and_not_copied_where_nobody_writes_to_them_again(tmp_path: Path) -> None:
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART, is_written_once=True)
-    part = buffers.take(PART)
-    part[:] = b"a" * PART
-    fifo = Fifo(tmp_path / "train_0", buffers.lent_from)
-    fd = os.open(tmp_path / "train_0", os.O_RDONLY)
-    await fifo.opened()
-    await fifo.write(part[: PART // 2].toreadonly())
-    part[:3] = b"bbb"  # which nobody does, but so it shows
-    assert os.read(fd, 6) == b"bbbaaa"
-    await fifo.write(part[:100].toreadonly())
-    part[:3] = b"ccc"
-    rest = os.read(fd, PART)
-    assert rest == b"a" * (PART // 2 - 6) + b"bbb" + b"a" * 97
-    os.close(fd)
-    fifo.close()
-
-
-async def test_a_reader_that_splices_parts_on_has_their_bytes_when_their_memory_is_used_for_others(
-    tmp_path: Path,
-) -> None:
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=PART, is_written_once=True)
-    fifo = Fifo(tmp_path / "train_0", buffers.lent_from)
-    fd = os.open(tmp_path / "train_0", os.O_RDONLY)
-    await fifo.opened()
-    reading_fd, writing_fd = os.pipe()
-    for mark in b"abc":
-        part = buffers.take(PART)
-        part[:] = bytes([mark]) * PART
-        await fifo.write(part[: 64 << 10].toreadonly())
-        del part
-        assert os.splice(fd, writing_fd, 16 << 10) == 16 << 10
-        os.read(fd, PART)
-    for mark in b"abc":
-        assert os.read(reading_fd, 16 << 10) == bytes([mark]) * (16 << 10)
-    for each in (fd, reading_fd, writing_fd):
-        os.close(each)
-    fifo.close()
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
-async def test_where_pages_cannot_be_lent_they_are_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    class Libc:
-        def vmsplice(self, *_: object) -> int:
-            ctypes.set_errno(number)
-            return -1
-
-    fifo = Fifo(tmp_path / "train_0", lambda _: 4096)
-    monkeypatch.setattr("fastfuse.sagemaker.pipe.fifo._LIBC", Libc())
-    parts = [memoryview(bytes([mark]) * (128 << 10)) for mark in b"ab"]
-    assert await lent(tmp_path, fifo, parts) == b"a" * (128 << 10) + b"b" * (128 << 10)
 
 
 async def test_a_reader_that_goes_while_a_write_waits_ends_the_write(tmp_path: Path) -> None:
