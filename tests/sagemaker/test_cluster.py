@@ -180,21 +180,6 @@ def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: st
     assert cluster.instance_groups[2].hosts[:2] == ("algo-10", "algo-11")
 
 
-@pytest.mark.parametrize(
-    ("groups", "wanted"), [(GROUPS, 11), (GROUPS[:1], 2), ((replace(GROUPS[0], name="homogeneousCluster"),), 2)]
-)
-@pytest.mark.parametrize("environ", [{}, {"RANK": "", "WORLD_SIZE": ""}, {"WORLD_SIZE": "1"}])
-def test_a_job_of_several_instances_needs_to_know_which_of_them_this_is(
-    groups: tuple[RequestedGroup, ...], wanted: int, environ: dict[str, str]
-) -> None:
-    job = TrainingJob(channels=(), groups=groups)
-    with pytest.raises(ConfigurationError, match=rf"asks for {wanted} instances, and nothing says which") as caught:
-        find_cluster(job, environ)
-    assert f"--host 1/{wanted} on the first" in caught.value.hint
-    assert ("--host 1/1 to" in caught.value.hint) == (len(groups) == 1)
-    assert len(find_cluster(job, environ, f"1/{wanted}").hosts) == wanted
-
-
 def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
     groups = [
         {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": count}

@@ -31,27 +31,6 @@ def test_another_base_directory_is_in_every_place_and_told_to_the_toolkit(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "variable"),
-    [
-        ("3", "3"),
-        ("0.5", "0.5"),
-        ("true", "true"),
-        ('"text"', "text"),
-        ("text", "text"),
-        ("null", ""),
-        ('{"b": 1, "a": [1, 2]}', '{"a":[1,2],"b":1}'),
-        ('["é"]', '["\\u00e9"]'),
-        ("é", "é"),
-        ("NaN", "NaN"),
-        ("", ""),
-        ("[" * 2500, "[" * 2500),
-    ],
-)
-def test_a_hyperparameter_is_json_where_it_can_be_and_text_where_not(text: str, variable: str) -> None:
-    assert environment_of(job_of(request(HyperParameters={"my-rate": text})))["SM_HP_MY-RATE"] == variable
-
-
-@pytest.mark.parametrize(
     "parameters",
     [
         {"a=b": "1"},

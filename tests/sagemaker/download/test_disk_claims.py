@@ -34,27 +34,6 @@ def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
     assert second.others_bytes == 0
 
 
-def test_a_claim_that_no_disk_could_hold_is_cut_short() -> None:
-    first, second = disk_claims(2)
-    second.put(7, 1)
-    first.put(7, 1 << 65)
-    assert second.others_bytes == (1 << 63) - 1
-    first.shrink(0.5)
-    assert second.others_bytes == (1 << 63) - 1
-
-
-def test_claims_are_shared_with_processes_that_are_forked() -> None:
-    claims = disk_claims(2)
-    pid = os.fork()
-    if not pid:
-        claims[1].put(7, 1000)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    ours = claims[0]
-    ours.put(7, 1)
-    assert ours.others_bytes == 1000
-
-
 def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
     claims = disk_claims(2)
     with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as place:

@@ -131,15 +131,6 @@ async def test_the_first_error_ends_everything(tmp_path: Path, autojump_clock: t
     assert whole.items() <= objects.items()
 
 
-async def test_empty_files_and_directories_take_no_request(tmp_path: Path) -> None:
-    store, refs = filled({"a/b/c/": b"", "a/empty": b""})
-    reader = CountingReader(store)
-    await fetch(refs, reader, tmp_path)
-    assert reader.calls == []
-    assert (tmp_path / "a/b/c").is_dir()
-    assert files_below(tmp_path) == {"a/empty": b""}
-
-
 async def test_made_files_are_made_again_each_time(tmp_path: Path) -> None:
     builder = TableBuilder("bucket", "")
     builder.add_made(b"order.txt", b"1\n2\n", 5)
@@ -156,25 +147,6 @@ async def is_let_in(room: Room, size_bytes: int) -> bool:
         await room.enter(size_bytes)
         return True
     return False
-
-
-async def test_a_get_waits_for_memory_that_a_write_still_holds() -> None:
-    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
-    await room.enter(60)
-    assert not await is_let_in(room, 41)
-    room.landed(0.0)
-    assert not await is_let_in(room, 41)
-    room.leave(60)
-    assert await is_let_in(room, 41)
-
-
-async def test_what_is_larger_than_the_memory_goes_alone() -> None:
-    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
-    await room.enter(1000)
-    assert not await is_let_in(room, 1)
-    room.landed(0.0)
-    room.leave(1000)
-    assert await is_let_in(room, 1)
 
 
 async def test_writes_that_are_not_through_hold_gets_back() -> None:

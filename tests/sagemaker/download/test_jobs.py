@@ -10,34 +10,12 @@ from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import open_root
-from fastfuse.sagemaker.download.landing import Job, Places, jobs
+from fastfuse.sagemaker.download.landing import Places, jobs
 from tests.sagemaker.download.channels import table_of
 
 
 def table_with(*keys: str) -> InodeTable:
     return table_of([ObjectRef("bucket", key, 1, '"etag"', 10**18) for key in keys])
-
-
-def paths_of(found: list[Job], root: Path) -> list[str]:
-    return [os.path.relpath(os.fsdecode(job.path), root) for job in found]
-
-
-def test_jobs_come_directory_by_directory_and_directories_are_made(tmp_path: Path) -> None:
-    table = table_with("a", "b/c", "b/d/e", "f/g", "z")
-    places = Places(table, open_root(tmp_path))
-    found = list(jobs(places, bytearray(len(table))))
-    assert paths_of(found, tmp_path) == ["a", "z", "b/c", "f/g", "b/d/e"]
-    assert [job.ref.key for job in found] == ["a", "z", "b/c", "f/g", "b/d/e"]
-    assert (tmp_path / "b/d").is_dir()
-    assert found[2].directory is not found[3].directory
-
-
-def test_what_is_there_is_no_job(tmp_path: Path) -> None:
-    table = table_with("a", "b/c", "z")
-    is_there = bytearray(len(table))
-    is_there[table.row(table.lookup(1, b"a") or 0)] = 1
-    places = Places(table, open_root(tmp_path))
-    assert paths_of(list(jobs(places, is_there)), tmp_path) == ["z", "b/c"]
 
 
 @pytest.mark.parametrize("name", [b"..", b"./", b"x/", b"x\0"])

@@ -2,10 +2,7 @@
 
 import json
 import os
-import select
 import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
-from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 
 
@@ -30,7 +26,6 @@ def main(
     endpoint_url: str,
     source: str,
     directory: str,
-    is_guarded: bool = False,
     kind: str = "S3Prefix",
     attribute_names: tuple[str, ...] = (),
     part_size_bytes: int = 8 << 20,
@@ -60,29 +55,11 @@ def main(
         names = ("epoch", "written_bytes", "fetched_bytes", "requests")
         tell(progress={name: getattr(stream, name) for name in names}, error=str(stream.failure or ""))
 
-    def stream(guard: Guard | None) -> int:
-        try:
-            stream_channel(fd, replace(pipe, guard=guard), ready=lambda: tell(ready=True), report=report)
-        except FastfuseError as error:
-            tell(raised=str(error))
-            return error.exit_code
-        return 0
-
-    return _guarded(stream) if is_guarded else stream(None)
-
-
-def _guarded(stream: Callable[[Guard | None], int]) -> int:
-    """As who runs jobs does: the streamer is a child, whose death its reader does not hear of before we let it."""
-    guard = Guard()
-    child = fork_child(lambda: stream(guard))
-    tell(pid=child)
-    death_fd = os.pidfd_open(child)
-    sources: list[Guard | int] = [guard, death_fd]
-    while death_fd not in select.select(sources, [], [])[0]:
-        guard.update()
-    tell(died=wait_child(child))
-    sys.stdin.read()
-    guard.close()
+    try:
+        stream_channel(fd, pipe, ready=lambda: tell(ready=True), report=report)
+    except FastfuseError as error:
+        tell(raised=str(error))
+        return error.exit_code
     return 0
 
 

@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.index.sources.shuffle import shuffled
-from fastfuse.testing import ACCESS_DENIED, FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
 from tests.sagemaker.pipe.test_encodings import MAGIC, model_read
 
@@ -42,7 +41,6 @@ def server() -> Iterator[LoopbackServer]:
         "records/1": MAGIC + b"x" * (9 * MIB) + MAGIC,
         "records/2": b"odd",
         "records/3": b"",
-        "prefix.manifest": json.dumps([{"prefix": "s3://bucket/data/"}, "large", "a/001", "a/001"]).encode(),
         "lines.manifest": "".join(f"{json.dumps(line)}\n" for line in lines).encode(),
     }
     with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
@@ -65,10 +63,9 @@ def stream(server: LoopbackServer, place: Path) -> Stream:
     """Stream a prefix or manifest of the bucket to `place`, until the block ends."""
 
     @contextmanager
-    def streamed(source: str = "data/", *, is_ready: bool = True, **settings: object) -> Iterator[Streamer]:
+    def streamed(source: str = "data/", **settings: object) -> Iterator[Streamer]:
         with streaming(server.endpoint_url, f"s3://bucket/{source}", place, **settings) as streamer:
-            if is_ready:
-                streamer.hear("ready")
+            streamer.hear("ready")
             yield streamer
 
     return streamed
@@ -128,21 +125,10 @@ def test_a_reader_that_never_blocks_gets_everything(stream: Stream, place: Path)
         assert Reader.start(place, count=2, is_blocking=False).epochs() == [WHOLE] * 2
 
 
-def test_an_empty_shard_is_an_empty_epoch(stream: Stream, place: Path) -> None:
-    with stream("nothing/"):
-        assert Reader.start(place, count=2).epochs() == [digest(b"")] * 2
-
-
 def test_each_epoch_is_shuffled_by_seed_and_number(stream: Stream, place: Path) -> None:
     with stream(shuffle_seed=7):
         expected = [digest(b"".join(ORDERED[at] for at in shuffled(len(ORDERED), 7, epoch))) for epoch in (0, 1)]
         assert Reader.start(place, count=2).epochs() == expected
-
-
-def test_a_manifest_is_streamed_in_its_own_order_and_twice_where_it_says_so(stream: Stream, place: Path) -> None:
-    with stream("prefix.manifest", kind="ManifestFile"):
-        expected = DATA["data/large"] + DATA["data/a/001"] * 2
-        assert Reader.start(place).epochs() == [digest(expected)]
 
 
 def test_gzip_is_decompressed_over_all_members(stream: Stream, place: Path) -> None:
@@ -177,22 +163,6 @@ def test_without_records_the_attributes_follow_one_another(stream: Stream, place
         assert Reader.start(place).epochs() == [digest(expected)]
 
 
-def test_an_epoch_that_fails_has_no_end_until_the_streamer_is_stopped(
-    server: LoopbackServer, stream: Stream, place: Path
-) -> None:
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/large"))
-    with stream() as streamer:
-        reader = Reader.start(place)
-        assert "'data/large'" in streamer.hear("error")
-        assert not reader.is_done()
-        # As who runs the job does.
-        reader.kill()
-        streamer.process.send_signal(signal.SIGTERM)
-        assert "'data/large'" in streamer.hear("raised")
-        assert streamer.wait() == 1
-    assert names(place) == set()
-
-
 def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, stream: Stream, place: Path) -> None:
     """The server keeps no checksums, but its ETags are MD5s."""
     with stream("data/large", verify=True):
@@ -225,60 +195,3 @@ def test_sigterm_while_a_slow_service_is_waited_for_ends_it(
         assert fifo.read(10) == ORDERED[0][:10]
         assert streamer.stop() == 0
     server.faults.remove(stall)
-
-
-def test_what_an_earlier_run_has_left_is_replaced(stream: Stream, place: Path) -> None:
-    with stream() as streamer:
-        streamer.process.kill()
-        streamer.wait()
-    assert names(place) == {"train_0"}
-    os.mkfifo(place / "train_7")
-    os.mkfifo(place / "train_x")
-    with stream() as streamer:
-        assert names(place) == {"train_0", "train_x"}
-        assert Reader.start(place).epochs() == [WHOLE]
-
-
-def test_what_is_no_fifo_is_refused_and_stays(stream: Stream, place: Path) -> None:
-    place.mkdir(parents=True)
-    (place / "train_0").write_text("mine")
-    with stream(is_ready=False) as streamer:
-        assert "is where a FIFO of the channel belongs" in streamer.hear("raised")
-        assert streamer.wait() == 2
-    assert (place / "train_0").read_text() == "mine"
-    assert names(place) == {"train_0"}
-
-
-def test_what_takes_the_next_epochs_place_fails_this_one(stream: Stream, place: Path) -> None:
-    place.mkdir(parents=True)
-    (place / "train_1").mkdir()
-    with stream() as streamer:
-        reader = Reader.start(place)
-        assert "train_1" in streamer.hear("error")
-        reader.kill()
-        assert streamer.stop() == 2
-    assert names(place) == {"train_1"}
-
-
-def test_a_streamer_that_is_killed_gives_its_reader_no_end(stream: Stream, place: Path) -> None:
-    with stream(is_guarded=True, is_ready=False) as streamer:
-        pid = streamer.hear("pid")
-        streamer.hear("ready")
-        # It has one epoch to its end, so its parent lets go what it should.
-        assert Reader.start(place).epochs() == [WHOLE]
-        with open(place / "train_1", "rb", buffering=0) as fifo:
-            assert fifo.read(10) == ORDERED[0][:10]
-            later = os.open(place / "train_2", os.O_RDONLY | os.O_NONBLOCK)
-            os.kill(pid, signal.SIGKILL)
-            assert streamer.hear("died") == -signal.SIGKILL
-            os.set_blocking(fifo.fileno(), False)
-            # What was in the pipe, and then nothing that would look like an end.
-            while fifo.read(MIB):
-                pass
-            assert fifo.read(1) is None
-            with pytest.raises(BlockingIOError):
-                os.read(later, 1)
-            assert streamer.wait() == 0  # its standard input ends: the job is dead
-            assert fifo.read(1) == b""
-            assert os.read(later, 1) == b""
-            os.close(later)

@@ -77,10 +77,6 @@ def test_attributes_come_in_the_order_asked_for_and_references_as_uris() -> None
     assert found == [b'a "b"', "s3://b/k", b"1"]
 
 
-def test_without_names_all_attributes_come_as_the_line_has_them() -> None:
-    assert attributes_of(b' { "b" : true , "a" : [1, 2] } ') == [b"true", b"[1, 2]"]
-
-
 @pytest.mark.parametrize("number", ["1", "-0.10", "1e5", "1E+400", "1" * 5000, "1.0"])
 def test_a_number_comes_digit_for_digit(number: str) -> None:
     assert attributes_of(f'{{"a":{number}}}'.encode(), ("a",)) == [number.encode()]

@@ -117,10 +117,6 @@ def test_what_becomes_a_thousand_times_as_much_comes_a_mebibyte_at_a_time() -> N
     assert b"".join(pieces) == data
 
 
-def test_an_empty_object_is_empty() -> None:
-    assert decompressed() == b""
-
-
 @given(st.integers(1, 60))
 def test_data_that_is_cut_short_anywhere_is_an_error(missing_bytes: int) -> None:
     packed = gzip.compress(bytes(range(64)))

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastfuse.testing import LoopbackServer
-from tests.sagemaker.prefixes import in_fast_file_mode, matching, paths_of_key_names
+from tests.sagemaker.prefixes import in_fast_file_mode, matching
 from tests.sagemaker.running.jobs import channel, running, script
 
 KEYS = (
@@ -44,22 +44,6 @@ def contents(
 def named(mode: str, prefixes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """A channel for each prefix."""
     return {prefix: channel(f"c{at}", mode, prefix) for at, prefix in enumerate(prefixes)}
-
-
-def test_file_mode_downloads_every_key_that_begins_with_the_prefix(server: LoopbackServer) -> None:
-    channels = named("File", PREFIXES)
-    found, _ = contents(server, [*channels.values()])
-    for prefix, described in channels.items():
-        expected = {path: f"{key}\n" for path, key in paths_of_key_names(SIZES, prefix).items()}
-        assert found[described["ChannelName"]] == expected
-
-
-def test_pipe_mode_streams_every_key_that_begins_with_the_prefix(server: LoopbackServer) -> None:
-    channels = named("Pipe", PREFIXES)
-    found, _ = contents(server, [*channels.values()])
-    for prefix, described in channels.items():
-        expected = "".join(f"{key}\n" for key in matching(KEYS, prefix) if SIZES[key])
-        assert found[described["ChannelName"]] == {"0": expected, "1": expected}
 
 
 def test_fast_file_mode_shows_the_folder_and_warns_where_the_other_modes_deliver_more(server: LoopbackServer) -> None:
