@@ -1,23 +1,16 @@
 """Channels that are directories of this host: on its own disk, or of a file system that is mounted (EFS, FSx, NFS).
 
-`find_directory` refuses a directory that is missing, empty, not mounted, or elsewhere than it seems. For Pipe mode and
-for shards its files are listed as the objects of a prefix: the table's bucket is the directory, and its keys are the
-paths below it. `FileReader` reads them in the place of an S3 client.
-
-In other modes the directory is bind-mounted at the channel's place with everything that is mounted below it: read-only,
-without devices and set-uid programs, and in one step, so that nobody sees it writable. That takes CAP_SYS_ADMIN and
-Linux 5.12. Otherwise a symbolic link is put there. A host's share of a directory is a directory of links. A link that
-is made here begins with ``/./``, by which `take_away` knows it. A mount is known by what it shows.
+`find_directory` refuses a directory that is missing, empty, not mounted, or elsewhere than it seems. For Pipe mode, for
+shards and for manifests its files are listed as the objects of a prefix: the table's bucket is the directory, and its
+keys are the paths below it. `FileReader` reads them in the place of an S3 client. `local_places` shows them in other
+modes.
 """
 
-import ctypes
-import logging
+import errno
 import os
-import signal
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -25,28 +18,27 @@ import trio
 
 from fastfuse.errors import (
     ConfigurationError,
-    DiskError,
     EmptySourceError,
-    MountError,
     ObjectChangedError,
     ObjectDeniedError,
     SourceError,
     UnavailableError,
 )
-from fastfuse.filesystem.mountpoint import find_mount, mount_holding
+from fastfuse.filesystem.mountpoint import mount_holding
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
-from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.listing.named import MAX_MANIFEST_BYTES
 from fastfuse.index.snapshot import Snapshot, save_snapshot
+from fastfuse.index.sources.manifests import read_manifest
 from fastfuse.index.sources.shard import Shard
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
+from fastfuse.sagemaker.description.channel import LocalDirectory
 
-__all__ = ["FileReader", "Found", "find_directory", "index_files", "keep_in_place", "list_files", "take_away"]
+__all__ = ["FileReader", "Found", "find_directory", "find_files", "index_files", "list_files"]
 
 
 class Found(NamedTuple):
@@ -110,23 +102,79 @@ def _below(root: Path, source: LocalDirectory) -> Path:
     return found
 
 
+# An error quotes this much of a URI.
+_SHOWN_LETTERS = 120
 # Key, size in bytes and time of the last change in nanoseconds.
 _File = tuple[bytes, int, int]
 
 
-def list_files(found: Found, shard: Shard | None, *, allow_empty: bool) -> InodeTable:
-    """Return a table of the files of the directory, or of a host's share of them.
+def find_named(source: LocalDirectory, place: Path, *, allow_empty: bool) -> tuple[Found, list[bytes]]:
+    """Return the directory of the prefix of a manifest, and the paths below it that the manifest names, in its order.
+
+    Raises:
+        FastfuseError: the manifest cannot be read, or as `find_directory`.
+    """
+    try:
+        with open(source.path, "rb", opener=_open_file) as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise SourceError(f"the manifest {source.path!r} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise SourceError(
+            f"the manifest {source.path!r} has more than {MAX_MANIFEST_BYTES:,} bytes", hint="is it the manifest?"
+        )
+    below = _PathsBelow()
+    names = [one.key.encode() for one in read_manifest(data, source.path, below)]
+    if not names and not allow_empty:
+        raise EmptySourceError(f"the manifest {source.path!r} names no file", hint="--allow-empty takes it as it is")
+    return find_directory(LocalDirectory(path=below.directory), place, allow_empty=allow_empty), names
+
+
+class _PathsBelow:
+    """Takes the URIs of a manifest apart: the first one is the prefix, and the others begin with it."""
+
+    def __init__(self) -> None:
+        self.directory = ""
+
+    def __call__(self, uri: str) -> S3Uri:
+        scheme, _, path = uri.partition("://")
+        parts = path.split("/")
+        if scheme != "file" or parts[0] or ".." in parts or "\0" in path:
+            raise ConfigurationError(
+                f"{uri[:_SHOWN_LETTERS]!r} is not the full path of a file of this host",
+                hint="a manifest of this host has file:///DIRECTORY/ for its prefix, and no .. in it",
+            )
+        self.directory = self.directory or path.rpartition("/")[0] or "/"
+        return S3Uri(self.directory, path.removeprefix(self.directory).lstrip("/"))
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a regular file; anything else might be waited for."""
+    fd = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return fd
+
+
+def list_files(
+    found: Found, shard: Shard | None, *, allow_empty: bool, names: Sequence[bytes] | None = None
+) -> InodeTable:
+    """Return a table of the files of the directory, or of those whose `names` are given, or of a host's share of them.
 
     Raises:
         SourceError: the directory cannot be read, has no file, or has one that cannot be taken.
     """
     builder = TableBuilder(str(found.path), "")
-    waiting = [b""]
     try:
-        while waiting:
-            files = list(_look_into(found, waiting.pop(), waiting))
-            keys, sizes, mtimes = zip(*files, strict=True) if files else ((), (), ())
-            builder.add(keys, sizes, mtimes, [""] * len(files), ["STANDARD"] * len(files))
+        if names is None:
+            waiting = [b""]
+            while waiting:
+                _add(builder, _look_into(found, waiting.pop(), waiting))
+        else:
+            places = {name: at for at, name in enumerate(sorted({*names}))}
+            _add(builder, _look_at(found, places))
+            builder.set_source_order([places[name] for name in names])
     except OSError as error:
         raise SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}") from error
     table, refusals = builder.build()
@@ -144,10 +192,42 @@ def index_files(source: LocalDirectory, place: Path, shard: Shard | None, *, all
     Raises:
         FastfuseError: as `find_directory` and `list_files`.
     """
-    table = list_files(find_directory(source, place, allow_empty=allow_empty), shard, allow_empty=allow_empty)
+    table = find_files(source, place, shard, allow_empty=allow_empty)[1]
     fd = os.memfd_create("fastfuse-files", os.MFD_CLOEXEC)
     save_snapshot(Snapshot(source=str(source), listed_at_ns=time.time_ns(), table=table, refusals=Refusals()), fd)
     return fd, table.metadata.file_count
+
+
+def find_files(
+    source: LocalDirectory, place: Path, shard: Shard | None, *, allow_empty: bool
+) -> tuple[Found, InodeTable]:
+    """Return the directory of a source, and a table of its files, of those that a manifest names, or of a share.
+
+    Raises:
+        FastfuseError: as `find_directory`, `find_named` and `list_files`.
+    """
+    if not source.is_manifest:
+        found = find_directory(source, place, allow_empty=allow_empty)
+        return found, list_files(found, shard, allow_empty=allow_empty)
+    found, names = find_named(source, place, allow_empty=allow_empty)
+    return found, list_files(found, shard, allow_empty=allow_empty, names=names)
+
+
+def _add(builder: TableBuilder, found: Iterable[_File]) -> None:
+    files = list(found)
+    keys, sizes, mtimes = zip(*files, strict=True) if files else ((), (), ())
+    builder.add(keys, sizes, mtimes, [""] * len(files), ["STANDARD"] * len(files))
+
+
+def _look_at(found: Found, names: Iterable[bytes]) -> Iterator[_File]:
+    """Yield the files below the directory that have these names."""
+    for name in names:
+        path = os.path.join(os.fsencode(found.path), name)
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise SourceError(f"{_shown(path)}, which the manifest names, is no file", hint="take it out")
+        _check_link(found, path)
+        yield name, status.st_size, status.st_mtime_ns
 
 
 def _look_into(found: Found, folder: bytes, waiting: list[bytes]) -> Iterator[_File]:
@@ -215,182 +295,3 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
         raise kind(f"{ref.uri!r} cannot be read: {error.strerror}") from error
     if done < len(buffer):
         raise ObjectChangedError(f"{ref.uri!r} has changed since the job began")
-
-
-_log = logging.getLogger(__name__)
-
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
-_MARK = "/."
-
-# Linux has one number for each of these on every architecture but alpha.
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
-# <linux/mount.h>, <fcntl.h>, <sys/mount.h>
-_OPEN_TREE_CLONE = 1
-_AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
-_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
-_MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
-_MS_PRIVATE = 1 << 18
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class _MountAttributes(ctypes.Structure):
-    """struct mount_attr."""
-
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns_fd"))
-
-
-def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool) -> str:
-    """Mount `directory` at `place` below `base`, or link to it; return why it is not mounted, or nothing if it is."""
-    with _empty_directory(place, base) as place_fd:
-        try:
-            _bind(directory, place_fd, is_writable=is_writable)
-        except OSError as error:
-            reason = error.strerror or ""
-        else:
-            return ""
-    with _link_errors(place), directory_at(place.parent, base) as parent_fd:
-        os.rmdir(place.name, dir_fd=parent_fd)
-        os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
-    return reason
-
-
-def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
-    """Make a link at `place` to each file of `table`, which lists `directory`."""
-    with _empty_directory(place, base) as fd, _link_errors(place):
-        for row in range(1, len(table)):  # directories come before what is in them
-            path = table.path(table.inode(row))
-            if path.endswith("/"):
-                os.mkdir(path, dir_fd=fd)
-            else:
-                os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
-
-
-def take_away(place: Path, channel: Channel) -> None:
-    """Remove what an earlier run or a dead process put at `place`; nothing else is touched.
-
-    Raises:
-        FastfuseError, OSError: it cannot be removed, or whose it is cannot be told.
-    """
-    mount, source = find_mount(place), channel.source
-    if mount is None and _is_ours(str(place)):
-        place.unlink()
-    elif not isinstance(source, LocalDirectory):
-        return
-    elif mount is None:
-        _remove_links(place)
-    elif not mount.is_ours and find_directory(source, place, allow_empty=True).path.samefile(place):
-        _unmount(place)
-
-
-def _unmount(place: Path) -> None:
-    """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
-    if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
-        reason = libc_error().strerror
-        raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
-
-
-def _remove_links(place: Path) -> None:
-    """Remove the links below `place` that were made here, and each directory that was made for them."""
-    if not place.is_dir():
-        return
-    for folder, _, names, fd in os.fwalk(place, topdown=False):
-        links = [name for name in names if _is_ours(name, fd)]
-        for name in links:
-            os.unlink(name, dir_fd=fd)
-        if links:
-            with suppress(OSError):  # something else is in it
-                for emptied in (Path(folder), *Path(folder).parents):
-                    if emptied == place:
-                        break
-                    emptied.rmdir()
-
-
-def _is_ours(name: str, directory_fd: int | None = None) -> bool:
-    try:
-        return os.readlink(name, dir_fd=directory_fd).startswith(f"{_MARK}/")
-    except OSError:  # it is no link
-        return False
-
-
-@contextmanager
-def _link_errors(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there"
-        ) from error
-
-
-@contextmanager
-def _empty_directory(place: Path, base: Path) -> Iterator[int]:
-    """Open the directory `place`, which is made if it is missing."""
-    try:
-        fd = open_directory(place, base)
-    except OSError as error:
-        raise MountError(
-            f"the channel cannot be put at {place}: {error.strerror}", hint="remove what is there"
-        ) from error
-    try:
-        if os.listdir(fd):
-            raise MountError(
-                f"the directory {place}, where the channel is to be put, is not empty",
-                hint="remove what is there, or give another --base-dir",
-            )
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _bind(directory: Path, place_fd: int, *, is_writable: bool) -> None:
-    """Mount a private copy of the tree of mounts at `directory` (mount_setattr(2)); raise `OSError` if that fails."""
-    tree_fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE)
-    try:
-        read_only = 0 if is_writable else _MOUNT_ATTR_RDONLY
-        # Private: what is unmounted here is not unmounted there.
-        attributes = _MountAttributes(set=read_only | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, propagation=_MS_PRIVATE)
-        size_bytes = ctypes.sizeof(attributes)
-        _call(_MOUNT_SETATTR, tree_fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.byref(attributes), size_bytes)
-        _call(_MOVE_MOUNT, tree_fd, b"", place_fd, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
-    finally:
-        os.close(tree_fd)
-
-
-def _call(*arguments: object) -> int:
-    result: int = _LIBC.syscall(*arguments)
-    if result < 0:
-        raise libc_error()
-    return result
-
-
-def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin, ready: Callable[[str], None]) -> None:
-    """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
-
-    Raises:
-        FastfuseError: the directory cannot be used, or cannot be put there.
-    """
-    source = channel.source
-    assert isinstance(source, LocalDirectory)
-    found = find_directory(source, place, allow_empty=origin.allow_empty)
-    if origin.shard is None:
-        refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
-        what = str(found.path)
-    else:
-        table = list_files(found, origin.shard, allow_empty=origin.allow_empty)
-        _put_links(table, found.path, place, base)
-        refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
-    if refusal:
-        access = f"linked ({refusal}; file permissions alone decide who may write)"
-    else:
-        access = "mounted writable" if source.is_writable else "mounted read-only"
-    if channel.shuffle_seed is not None:
-        _log.warning("channel %s: ShuffleConfig has an effect in Pipe mode only; shuffle in the script", channel.name)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks mounts to list again
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    ready(f"{what} {access} at {place}")
-    signal.sigwait(_STOPPING)
-    if refusal:
-        take_away(place, channel)
-    else:
-        _unmount(place)

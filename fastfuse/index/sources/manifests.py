@@ -14,9 +14,9 @@ https://docs.aws.amazon.com/sagemaker/latest/dg/augmented-manifest.html::
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
@@ -42,6 +42,8 @@ _LINE_FORM = 'a line is {"source-ref": "s3://BUCKET/KEY", "label": ...}'
 # A string, or white space outside of one. Possessive quantifiers prevent backtracking.
 _STRING_OR_SPACE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[ \t\r\n]+')
 _HAS_SPACE = re.compile(r"[ \t\r]")
+
+_Parse: TypeAlias = Callable[[str], S3Uri]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,10 @@ class JsonText:
 
     _decoder = json.JSONDecoder(parse_float=_no_number, parse_int=_no_number, parse_constant=_no_constant)
 
-    def __init__(self, text: str, name: str, first_line: int = 1) -> None:
+    def __init__(self, text: str, name: str, first_line: int = 1, parse: _Parse = S3Uri.parse) -> None:
         self.text = text
         self._name = name
+        self.parse = parse
         # The position up to which lines were counted, its line, and the line's beginning: positions mostly ascend.
         self._counted, self._line, self._line_start = 0, first_line, 0
         self._first_line = first_line
@@ -202,7 +205,7 @@ class JsonText:
             ConfigurationError: `uri` names no object, or one outside `bucket`.
         """
         try:
-            parsed = S3Uri.parse(uri)
+            parsed = self.parse(uri)
         except ConfigurationError as error:
             self.fail(at, str(error), error.hint)
         if bucket and parsed.bucket != bucket:
@@ -220,15 +223,15 @@ class JsonText:
         raise ConfigurationError(f"{self._name}:{line}:{column}: {message}", hint=hint) from None
 
 
-def read_manifest(data: bytes, name: str) -> list[Reference]:
+def read_manifest(data: bytes, name: str, parse: _Parse = S3Uri.parse) -> list[Reference]:
     """Return the objects of the manifest called `name`, in its order; an object named twice is there twice.
 
-    A key is the prefix and the element, joined without a ``/`` in between.
+    A key is the prefix and the element, joined without a ``/`` in between. `parse` takes the prefix apart first.
 
     Raises:
         ConfigurationError: `data` is no manifest; with line and column.
     """
-    text = JsonText(decoded(data, name), name)
+    text = JsonText(decoded(data, name), name, parse=parse)
     start = text.after_space(0)
     if not text.text.startswith("[", start):
         text.fail(start, "this is not the beginning of a JSON array", _MANIFEST_FORM)
@@ -254,7 +257,7 @@ def _prefix(text: JsonText, at: int) -> tuple[str, str]:
     if not isinstance(prefix, str) or not prefix:
         text.fail(at, "the prefix is not a string, or empty", _MANIFEST_FORM)
     try:
-        return prefix, S3Uri.parse(prefix).bucket
+        return prefix, text.parse(prefix).bucket
     except ConfigurationError as error:
         text.fail(at, f"the prefix cannot be used: {error}", error.hint or _MANIFEST_FORM)
 

@@ -32,10 +32,12 @@ class InputMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDirectory:
-    """A directory of this host, as the source of a channel in the place of objects in S3."""
+    """A directory of this host, or a manifest that names files of one: a source in the place of objects in S3."""
 
     # Absolute; with a `file_system`, below the place where it is mounted.
     path: str
+    # True if `path` is a manifest.
+    is_manifest: bool = False
     # ``FileSystemId``; empty for a directory that has a path on the host.
     file_system: str = ""
     # The place where the file system is mounted on this host; empty until `located` has told.
@@ -55,7 +57,7 @@ class Channel:
     input_mode: InputMode
     # Nothing in the description says the mode.
     is_mode_assumed: bool = False
-    # The prefix, the manifest itself, or a directory in the place of a prefix.
+    # The prefix, the manifest itself, or a directory or manifest of this host.
     source: S3Uri | LocalDirectory
     source_kind: SourceKind = SourceKind.PREFIX
     # ``ShardedByS3Key``: each host gets its own part of the objects.

@@ -19,7 +19,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
 from fastfuse.sagemaker.description.channel import Channel
-from fastfuse.sagemaker.local_files import take_away
+from fastfuse.sagemaker.local_places import take_away
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
 
 __all__ = ["Guardian", "sweep"]

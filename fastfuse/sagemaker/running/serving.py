@@ -27,7 +27,8 @@ from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, 
 from fastfuse.sagemaker.download.disk import DiskClaim
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.local_files import index_files, keep_in_place
+from fastfuse.sagemaker.local_files import index_files
+from fastfuse.sagemaker.local_places import keep_in_place
 from fastfuse.sagemaker.outputs.record import listing_of, write_etags
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
