@@ -12,12 +12,12 @@ too much, which takes 2 to 20 ms.
 """
 
 import mmap
-import os
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
@@ -41,20 +41,13 @@ _LOOKS_PER_LIMIT = 64
 _SLACK_BYTES = 8 << 20
 # The share of the limit to take before the next trim: until then there is little to gain.
 _PATIENCE_DIVISOR = 8
-# Seven numbers.
-_STATM_BYTES = 256
+_STATM = Path("/proc/self/statm")
 
 
 def private_bytes() -> int:
     """Return the bytes of resident memory that belong to no file and to no other process; proc(5)."""
-    _, resident, shared, *_ = os.pread(_statm(os.getpid()), _STATM_BYTES, 0).split()
+    _, resident, shared, *_ = _STATM.read_text().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
-
-
-@cache
-def _statm(pid: int) -> int:
-    """Open the figures of this process, whose number is `pid`, for good: later it may have no descriptor left."""
-    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Trimmer:

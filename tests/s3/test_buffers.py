@@ -1,7 +1,6 @@
 """Buffers that are used again: nobody's bytes change under him, and memory stays within its limit."""
 
 import mmap
-import resource
 import subprocess
 import sys
 import threading
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 
 PART = 1 << 20
@@ -84,23 +82,6 @@ print(resident_bytes() - before_bytes)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return int(done.stdout)
-
-
-def test_each_process_knows_its_own_memory_also_without_a_descriptor_left() -> None:
-    before_bytes = private_bytes()
-
-    def grow() -> None:
-        held = bytearray(64 << 20)
-        assert private_bytes() >= before_bytes + len(held)
-
-    assert wait_child(fork_child(grow)) == 0
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
-    try:
-        held = bytearray(64 << 20)
-        assert private_bytes() >= before_bytes + len(held)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("size_bytes", [300_000, 4 << 20, (8 << 20) // 2 + 4096, (8 << 20) - 4096])
