@@ -181,7 +181,7 @@ async def reader(request: pytest.FixtureRequest) -> AsyncIterator[Reader]:
 async def test_a_reader_alone_is_limited_where_every_other_request_is_refused(
     reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.0)
+    monkeypatch.setattr("random.random", lambda: 0.0)
     for _ in range(3):
         assert not reader.is_limited
         mock_clock.jump(0.1)
@@ -197,7 +197,7 @@ async def test_readers_of_whose_requests_few_are_refused_are_not_limited(
     reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is answered while nothing waits to be tried again counts, too."""
-    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.1)
+    monkeypatch.setattr("random.random", lambda: 0.5)
     mock_clock.autojump_threshold = 5.0  # for a read that waits, which fails this test
     for _ in range(4):
         for _ in range(60):
@@ -218,7 +218,7 @@ async def test_readers_of_whose_requests_few_are_refused_are_not_limited(
 async def test_what_threads_read_counts_as_answered(
     reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("random.uniform", lambda _low, _high: 0.0)
+    monkeypatch.setattr("random.random", lambda: 0.0)
     for _ in range(3):
         for _ in range(100):
             reader.client.count_direct(1000, took_s=0.1, first_byte_s=0.1, is_checked=True)
