@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.testing import FaultRule, MemoryObjects, Stall
+from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
 
@@ -93,9 +94,12 @@ def test_an_open_file_that_was_replaced_or_deleted_is_stale_but_for_the_pages_th
         change(here.objects)
         refresh(here)
         assert os.pread(held.fileno(), 100, 0) == b"before"
+        assert os.fstat(held.fileno()).st_size == len(b"before")
         with pytest.raises(OSError, match="Stale file handle") as caught:
             gone.read()
         assert caught.value.errno == errno.ESTALE
+        told = "a refresh has replaced or removed the open file"
+        wait_until(lambda: told in run_fastfuse("status", str(here.path)).stdout)
         with pytest.raises(OSError, match="Stale file handle"):
             direct_read(Path(f"/proc/self/fd/{held.fileno()}"), 4096)
         assert (here.path / "changes").read_bytes() == b"after, and longer"

@@ -118,7 +118,7 @@ class InodeTable:
             if at < len(rows) and self.inode(rows[at]) == inode:
                 row: int = rows[at]
                 return row
-        raise StaleInodeError(f"inode {inode} is not in the table")
+        raise StaleInodeError(f"a refresh has replaced or removed the open file (inode {inode}); open it again")
 
     def inode(self, row: int) -> int:
         """Return the inode number of a row."""
