@@ -112,4 +112,5 @@ def check_device(device: Path = _DEVICE) -> None:
     except OSError as error:
         if error.errno in {errno.ENODEV, errno.ENXIO}:
             raise MountError("the kernel has no FUSE", hint="modprobe fuse") from error
-        raise MountError(f"/dev/fuse may not be opened: {error.strerror}", hint=CONTAINER) from error
+        hint = f"chmod a+rw {_DEVICE} as root, or {CONTAINER}" if os.geteuid() else CONTAINER
+        raise MountError(f"/dev/fuse may not be opened: {error.strerror}", hint=hint) from error

@@ -104,7 +104,8 @@ def test_a_container_without_the_right_to_mount(unasked: LoopbackServer, place: 
 def test_an_ordinary_user_who_may_not_open_dev_fuse(unasked: LoopbackServer, place: Path) -> None:
     preparation = DEV_FUSE_FOR_ALL.replace("666", "600")
     done = run(in_namespace(as_nobody(command(unasked, place)), preparation))
-    assert_refused(done, 5, "/dev/fuse may not be opened: Permission denied", "--device /dev/fuse")
+    hint = "hint: chmod a+rw /dev/fuse as root, or in a container: --device /dev/fuse"
+    assert_refused(done, 5, "/dev/fuse may not be opened: Permission denied", hint)
 
 
 def test_an_ordinary_user_without_fusermount3(unasked: LoopbackServer, place: Path) -> None:
