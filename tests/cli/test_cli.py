@@ -422,6 +422,18 @@ class TestHelp:
         assert line in done.stdout.split("\n")
         assert done.stderr.split("\n")[-1] == "[]"
 
+    def test_ctrl_c_before_the_command_line_is_loaded_leaves_no_traceback(self) -> None:
+        code = (
+            "import runpy, signal, sys\n"
+            "class Interrupted:\n"
+            "    def find_spec(self, name, *_):\n"
+            "        if name == 'fastfuse.cli.main': signal.raise_signal(signal.SIGINT)\n"
+            "sys.meta_path.insert(0, Interrupted())\n"
+            "runpy.run_module('fastfuse', run_name='__main__')"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (130, "")
+
     def test_help_of_every_command_loads_nothing_that_is_slow(self) -> None:
         # The commands need these: they take half a second and more to import, where help takes 0.12 s.
         code = (
