@@ -237,6 +237,7 @@ class CommandProcess:
         if not has_it:
             _send(self.pid, number)
         if self._kill_at_s is None:
+            _log.info("the command has %g s to end after %s, and is killed then", timeout_s, number.name)
             self._kill_at_s = time.monotonic() + timeout_s
 
     @property

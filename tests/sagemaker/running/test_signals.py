@@ -76,6 +76,7 @@ def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(
         processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
         assert job.stop() == 128 + signal.SIGKILL
         assert "SIGTERM" in job.output
+        assert "the command has 0.5 s to end after SIGTERM, and is killed then" in job.log
         for process in processes:
             wait_for_end(process)
         assert_nothing_is_left(job)
