@@ -143,14 +143,27 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
     yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
     waiting, stalled = counters["fastfuse_waiting_reads"], rates["fastfuse_stalled_seconds"]
-    yield f"  waiting   {waiting} reads now; readers waited in {percent(stalled)} of that time"
+    reads = "1 read" if waiting == 1 else f"{waiting} reads"
+    yield f"  waiting   {reads} now; readers waited in {percent(stalled)} of that time"
     held, target = counters["fastfuse_pool_bytes"], one["memory_target_bytes"]
     yield f"  memory    {format_size(held)} of {format_size(target)} for data"
+    if cache := one.get("cache"):  # a mount of another version may not say
+        yield f"  cache     {_cache(cache, counters)}"
     respawns, hangs = counters["fastfuse_worker_respawns"], counters["fastfuse_worker_hangs"]
-    replaced = f", replaced {respawns} times ({hangs} hung)" if respawns else ""
+    times = "once" if respawns == 1 else f"{respawns} times"
+    replaced = f", replaced {times} ({hangs} hung)" if respawns else ""
     yield f"  worker    process {one['worker_pid']}{replaced}"
     for at, text in one["errors"]:
         yield f"  error     {_moment(at)} {plain(text)}"
+
+
+def _cache(cache: Mapping[str, Any], counters: Mapping[str, float]) -> str:
+    """Return what the local tier takes, what it has served, and how often it could not be used."""
+    used, size = (format_size(int(counters[f"fastfuse_cache_{name}_bytes"])) for name in ("used", "size"))
+    served = format_size(int(counters['fastfuse_cache_bytes{event="served"}']))
+    failed = sum(count for name, count in counters.items() if name.startswith("fastfuse_cache_failures{"))
+    failures = f", {failed:,.0f} failures" if failed else ""
+    return f"{used} of {size} in {plain(cache['directory'])}, {served} served{failures}"
 
 
 def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:

@@ -2,14 +2,17 @@
 
 import os
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fastfuse.sizes import format_size
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.cache.node import MIB
-from tests.mounting import Mount, mounted
+from tests.filesystem.waiting import wait_until
+from tests.mounting import Mount, mounted, run_fastfuse
 
 pytestmark = pytest.mark.fuse
 
@@ -39,6 +42,9 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
             assert wrong_files(later) == []
+            size = format_size(sum(map(len, DATA.values())))
+            told = re.compile(rf"  cache     \S+ MiB of 1 GiB in {tmp_path}/cache, {size} served\n")
+            wait_until(lambda: told.search(run_fastfuse("status", str(later.path)).stdout) is not None)
         assert fetched_bytes() == sum(map(len, DATA.values()))
     owner = (tmp_path / "cache").stat()
     assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)

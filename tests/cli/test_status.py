@@ -80,7 +80,7 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
         done = run_fastfuse("status", str(mount.path))
         assert done.returncode == 1
         assert re.search(r"\n  trouble   for \d+ s: \d+ × 503 SlowDown; 1 request is tried again\n", done.stdout)
-        assert re.search(r"\n  waiting   [1-9]\d* reads now; ", done.stdout)
+        assert re.search(r"\n  waiting   [1-9]\d* reads? now; ", done.stdout)
         server.faults.remove(slow)
         assert reading.result(60) == b"b" * 1000
     wait_until(lambda: status_of(mount)["state"] == "ok")
@@ -167,9 +167,7 @@ def test_counters_outlive_a_worker_and_its_successor_is_shown(mount: Mount) -> N
     wait_until(lambda: status_of(mount)["worker_pid"] not in {0, worker})
     wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 2000)
     found = status_of(mount)
-    assert (
-        f"process {found['worker_pid']}, replaced 1 times (0 hung)\n" in run_fastfuse("status", str(mount.path)).stdout
-    )
+    assert f"process {found['worker_pid']}, replaced once (0 hung)\n" in run_fastfuse("status", str(mount.path)).stdout
 
 
 def test_stats_print_a_line_an_interval_that_fits_on_a_terminal(mount: Mount) -> None:
@@ -245,6 +243,17 @@ def test_a_mount_of_another_user_says_whose_it_is_and_alerts_nobody(
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
         assert status_command.status(None, as_json=False) == 1
         assert "state     no answer" in capsys.readouterr().out
+
+
+def test_failures_of_the_local_tier_are_told(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = status_of(mount)
+    found["cache"] = {"directory": "/nvme/\x1b"}
+    found["counters"] |= {'fastfuse_cache_failures{kind="disk"}': 2, 'fastfuse_cache_failures{kind="index"}': 1}
+    said: list[str] = []
+    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    monkeypatch.setattr(status_command, "say", said.append)
+    assert status_command.status(mount.path, as_json=False) == 0
+    assert "\n  cache     0 B of 0 B in /nvme/\\x1b, 0 B served, 3 failures\n" in said[0]
 
 
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(
