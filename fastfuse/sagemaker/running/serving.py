@@ -155,7 +155,7 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     if isinstance(source, LocalDirectory):
         return index_files(source, task.place, origin.shard, allow_empty=origin.allow_empty)
     # In a process of its own, whose garbage goes with it.
-    snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection))
+    snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
     _log.info("listed %s: %s", source, report)
     counters.add(counters.slot("fastfuse_index_requests"), report.requests)
     return snapshot_fd, report.files

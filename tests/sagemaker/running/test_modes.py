@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import urllib.request
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
-from fastfuse.testing import ACCESS_DENIED, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
+from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
+from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
 from tests.semantics.places import block_bytes
@@ -62,6 +64,32 @@ def assert_reported(record: Record, modes: tuple[str, str]) -> None:
 def is_up(modes: tuple[str, str]) -> bool:
     """Return whether a channel of these modes has to be taken down."""
     return {*modes} != {"File"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_trouble_of_a_channel_and_its_end_are_told_with_its_name_and_counted(
+    server: LoopbackServer, mode: str
+) -> None:
+    """While it is listed, and while it is read."""
+    server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
+    server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="train/a", times=1))
+    with running(server.endpoint_url, [channel("train", mode, "train/")], "--metrics-listen", "0") as job:
+        job.wait_for_log("All channels are ready")
+        if mode == "Pipe":
+            assert (job.data / "train_0").read_bytes().startswith(OBJECTS["train/a"])
+        else:
+            assert (job.data / "train/a").read_bytes() == OBJECTS["train/a"]
+        wait_until(lambda: job.log.count("answered again after ") == 2)
+        told = [line for line in job.log.splitlines() if "503 SlowDown" in line]
+        assert all(line.endswith("1 × 503 SlowDown; 1 object waited channel=train") for line in told[1::2])
+        assert all(line.endswith(" so far) channel=train") for line in told[::2])
+        assert "page 1 of the listing of 's3://bucket/train/': 503 SlowDown, request FASTFUSE; trying" in told[0]
+        assert "'s3://bucket/train/a': 503 SlowDown, request FASTFUSE; trying again (attempt 1 failed, " in told[2]
+        address = re.search(r"metrics are served at (\S+)", job.log)
+        assert address, job.log
+        with urllib.request.urlopen(address[1], timeout=60) as reply:
+            counted = re.findall(r'fastfuse_retries_total{.*cause="throttled".*} (.*)', reply.read().decode())
+        assert counted == ["2.0"]
 
 
 def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: LoopbackServer, tmp_path: Path) -> None:
