@@ -16,6 +16,7 @@ from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import AccessError, FastfuseError
+from fastfuse.repeats import EVERY_S
 from fastfuse.s3.failures import resolution_error, safe_cause
 
 __all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
@@ -96,6 +97,8 @@ class CredentialSource:
         self._lock = trio.Lock()
         self._renew_at: datetime | None = None
         self._replaced_s = -inf
+        # When a line of each level was logged.
+        self._told_s: dict[int, float] = {}
         self.latest: Credentials | None = None
 
     @property
@@ -139,14 +142,22 @@ class CredentialSource:
             try:
                 fresh = await self._resolve()
             except FastfuseError as error:
-                logger.warning("The service refused the AWS credentials, and there are no others: %s", error)
+                line = f"The service refused the AWS credentials, and there are no others: {error}"
+                self._tell(logging.WARNING, line)
                 fresh = refused
             self._replaced_s = trio.current_time()
             if replace(fresh, expires_at=None) == replace(refused, expires_at=None):
                 return False
-            logger.info("The service refused the AWS credentials; using those that were resolved anew.")
+            self._tell(logging.INFO, "The service refused the AWS credentials; using those that were resolved anew.")
             self._keep(fresh)
             return True
+
+    def _tell(self, level: int, line: str) -> None:
+        """Log that keys were refused, once in 30 s at each level: revoked ones are looked for every second."""
+        now_s = trio.current_time()
+        if now_s >= self._told_s.get(level, -inf) + EVERY_S:
+            self._told_s[level] = now_s
+            logger.log(level, "%s", line)
 
     def _is_due(self) -> bool:
         return self._renew_at is not None and self._now() >= self._renew_at

@@ -1,4 +1,5 @@
 import json
+import logging
 import sys
 import traceback
 from datetime import UTC, datetime, timedelta
@@ -343,8 +344,22 @@ async def test_a_search_that_fails_is_logged_and_leaves_the_old_keys(
     source, resolver, _ = source_with(None)
     first = await source.current()
     resolver.error = ServiceError("no network")
-    for _ in range(3):
+    for _ in range(40):
         assert not await source.replace(first)
+        await trio.sleep(1)
     assert await source.current() == first
-    [record] = caplog.records
-    assert "no network" in record.getMessage()
+    # One line in 30 s.
+    assert [message.endswith(": no network") for message in caplog.messages] == [True, True]
+    assert resolver.calls == 41
+
+
+async def test_keys_that_are_refused_as_soon_as_they_are_found_do_not_fill_the_log(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    source, resolver, _ = source_with(None)
+    for _ in range(40):
+        assert await source.replace(await source.current())
+        await trio.sleep(1)
+    assert [message.endswith("resolved anew.") for message in caplog.messages] == [True, True]
+    assert resolver.calls == 41
