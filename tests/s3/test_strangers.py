@@ -128,6 +128,21 @@ async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve
     assert count[0] in (1, 4)
 
 
+@pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
+async def test_so_does_the_question_for_an_object(serve: Serve, shown: str) -> None:
+    """What speaks HTTP is not told from S3: a page has no words in reply to a HEAD, and moto sends pages, too."""
+    with stranger(serve) as (config, count):
+        error = await use(config, lambda client: client.head("bucket", "key"))
+    assert count[0] in (1, 4)
+    if shown.startswith("200"):
+        assert "has no length or no time that makes sense" in str(error)
+        assert "--endpoint-url" in error.hint
+    elif not shown[0].isdigit():
+        assert f"What answers at {config.endpoint_url} is not an S3 service: " in str(error)
+        assert shown in str(error)
+        assert "--endpoint-url" in error.hint
+
+
 async def test_so_does_the_question_for_a_region() -> None:
     with stranger(lambda c: c.recv(1 << 16)) as (config, count):
         async with aclosing(client_of(ConnectionConfig(endpoint_url=config.endpoint_url))) as client:
