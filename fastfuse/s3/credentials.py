@@ -99,6 +99,8 @@ class CredentialSource:
         self._replaced_s = -inf
         # When a line of each level was logged.
         self._told_s: dict[int, float] = {}
+        # Ends with the renewal that is under way beside readers.
+        self._renewal: trio.Event | None = None
         self.latest: Credentials | None = None
 
     @property
@@ -114,10 +116,15 @@ class CredentialSource:
     async def current(self) -> Credentials:
         """Return credentials that are valid now, resolved on first use and renewed ahead of their expiry.
 
-        A checkpoint only where something has to be resolved. A renewal that fails while the old credentials are
-        still valid is logged and tried again later.
+        A checkpoint only where there are no valid ones. A renewal delays nobody while the old credentials are still
+        valid: it is a task of its own. If it fails it is logged and tried again later.
         """
         if self.latest is not None and not self._is_due():
+            return self.latest
+        if self.latest is not None and not self._has_expired(self.latest):
+            if self._renewal is None:
+                self._renewal = trio.Event()
+                trio.lowlevel.spawn_system_task(self._renew_beside, self._renewal)
             return self.latest
         async with self._lock:
             if self.latest is None:
@@ -161,6 +168,24 @@ class CredentialSource:
 
     def _is_due(self) -> bool:
         return self._renew_at is not None and self._now() >= self._renew_at
+
+    def _has_expired(self, credentials: Credentials) -> bool:
+        return credentials.expires_at is not None and credentials.expires_at <= self._now()
+
+    async def _renew_beside(self, ended: trio.Event) -> None:
+        """Renew the credentials that are due; raise nothing, as a task of trio's own must not."""
+        try:
+            async with self._lock:
+                if self.latest is not None and self._is_due():
+                    await self._renew(self.latest)
+        except FastfuseError:
+            pass  # they have expired meanwhile: who needs others looks for them, and is told why there are none
+        except Exception:
+            self._renew_at = self._now() + _LEAST_RENEWAL_PAUSE
+            logger.exception("Renewing the AWS credentials failed for an unforeseen reason")
+        finally:
+            self._renewal = None
+            ended.set()
 
     async def _renew(self, old: Credentials) -> None:
         assert old.expires_at is not None

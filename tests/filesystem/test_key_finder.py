@@ -278,10 +278,14 @@ def test_keys_are_renewed_by_a_program_that_only_root_may_run_while_the_worker_i
         kill(worker)
         assert (mount.path / "c").read_bytes() == contents["c"]
         assert asked() == before
+        waits.touch()
         due.write_text("now")
-        assert (mount.path / "d").read_bytes() == contents["d"]
+        reading = threads.submit((mount.path / "d").read_bytes)
+        with waiting_finder():
+            assert reading.result(PATIENCE_S) == contents["d"]
+            due.write_text("")
         assert asked() > before
-        due.write_text("")
+        wait_until(lambda: len(mount.children()) == 1)
 
         # Who looks for others dies. The read is tried again with the old ones.
         waits.touch()

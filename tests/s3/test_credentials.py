@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ObjectDeniedError, ServiceError
+from fastfuse.errors import AccessError, ConfigurationError, ObjectDeniedError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -137,7 +137,7 @@ async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
             configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
 
     clock.now += timedelta(seconds=31)
-    assert await source.current() == first
+    assert await renewed(source) == first
     [record] = caplog.records  # one line, and no traceback of botocore's
     assert "Renewing the AWS credentials failed, " in record.getMessage()
     assert record.exc_info is None
@@ -148,7 +148,7 @@ async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
     configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
     assert await source.current() == first
     clock.now += timedelta(seconds=20)
-    assert (await source.current()).access_key == "AKIASECOND"
+    assert (await renewed(source)).access_key == "AKIASECOND"
 
 
 @pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
@@ -179,6 +179,7 @@ async def test_a_read_is_signed_with_the_renewed_keys(aws_environment: Path, tmp
             await reader.get(ref, 0, 4)
         reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
         clock.now += timedelta(seconds=31)
+        await renewed(session.credentials)
         assert await reader.get(ref, 0, 4) == b"data"
         await reader.aclose()
 
@@ -208,13 +209,17 @@ class Resolver:
     def __init__(self, clock: Clock, lifetime: timedelta | None) -> None:
         self.clock = clock
         self.lifetime = lifetime
-        self.error: FastfuseError | None = None
+        self.error: Exception | None = None
+        # None: at once.
+        self.answers: trio.Event | None = None
         self.fixed: Credentials | None = None
         self.calls = self.started_over = 0
 
     async def __call__(self) -> Credentials:
         await trio.lowlevel.checkpoint()
         self.calls += 1
+        if self.answers is not None:
+            await self.answers.wait()
         if self.error is not None:
             raise self.error
         if self.fixed is not None:
@@ -224,6 +229,14 @@ class Resolver:
 
     def start_over(self) -> None:
         self.started_over += 1
+
+
+async def renewed(source: CredentialSource) -> Credentials:
+    """Return the credentials once a renewal that is due has ended."""
+    await source.current()
+    if source._renewal is not None:
+        await source._renewal.wait()
+    return await source.current()
 
 
 def source_with(lifetime: timedelta | None) -> tuple[CredentialSource, Resolver, Clock]:
@@ -246,18 +259,42 @@ async def test_an_hours_keys_are_renewed_a_quarter_of_an_hour_before_they_end() 
     clock.now = START + timedelta(minutes=45)
     assert (await source.current()).access_key == "key 1"
     clock.now = START + timedelta(minutes=46)
-    assert (await source.current()).access_key == "key 2"
+    assert (await renewed(source)).access_key == "key 2"
     assert resolver.calls == 2
 
 
-async def test_many_readers_renew_once() -> None:
+@pytest.mark.parametrize("minutes", [50, 70], ids=["due", "expired"])
+async def test_many_readers_renew_once(minutes: int) -> None:
     source, resolver, clock = source_with(timedelta(hours=1))
     await source.current()
-    clock.now += timedelta(minutes=50)
+    clock.now += timedelta(minutes=minutes)
     async with trio.open_nursery() as nursery:
         for _ in range(10):
-            nursery.start_soon(source.current)
+            nursery.start_soon(renewed, source)
     assert resolver.calls == 2
+
+
+async def test_a_renewal_that_hangs_delays_nobody_while_the_old_keys_are_valid() -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now = START + timedelta(minutes=50)
+    resolver.answers = trio.Event()
+    for _ in range(3):
+        with trio.testing.assert_no_checkpoints():
+            assert (await source.current()).access_key == "key 1"
+        await trio.testing.wait_all_tasks_blocked()
+    resolver.answers.set()
+    assert (await renewed(source)).access_key == "key 2"
+    assert resolver.calls == 2
+
+
+async def test_a_renewal_that_fails_unforeseen_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    await source.current()
+    clock.now = START + timedelta(minutes=50)
+    resolver.error = ValueError("no JSON")
+    assert (await renewed(source)).access_key == "key 1"
+    assert "failed for an unforeseen reason" in caplog.text
 
 
 async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,12 +303,12 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     clock.now = START + timedelta(minutes=50)
     resolver.error = ServiceError("no network")
     for _ in range(3):
-        assert (await source.current()).access_key == "key 1"
+        assert (await renewed(source)).access_key == "key 1"
     assert resolver.calls == 2
     assert "no network" in caplog.text
     resolver.error = None
     clock.now = START + timedelta(minutes=56)
-    assert (await source.current()).access_key == "key 3"
+    assert (await renewed(source)).access_key == "key 3"
 
 
 async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
@@ -282,12 +319,12 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     resolver.fixed = first
     clock.now = START + timedelta(minutes=46)
     for _ in range(3):
-        assert await source.current() == first
+        assert await renewed(source) == first
     assert resolver.calls == 2
     assert "were not renewed yet" in caplog.text
     resolver.fixed = None
     clock.now = START + timedelta(minutes=54)
-    assert (await source.current()).access_key == "key 3"
+    assert (await renewed(source)).access_key == "key 3"
 
 
 async def test_a_failed_renewal_of_expired_keys_is_an_error() -> None:
