@@ -44,7 +44,7 @@ __all__ = ["DISTURBANCES", "HANGS", "SQUEEZED", "Disturbance", "Scene", "Window"
 HANGS = "worker hangs"
 SQUEEZED = "memory squeezed"
 
-_POLL_S = 0.01
+_POLL_S = 0.05
 _WOKEN_AFTER_S = 1.5
 
 
@@ -112,7 +112,7 @@ def _hang(scene: Scene) -> None:
     """Stop a worker and leave it so: the supervisor replaces it."""
     with _worker(scene) as pid:
         os.kill(pid, signal.SIGSTOP)
-        while scene.mount.worker() == pid:
+        while scene.mount.worker() in (pid, None):
             time.sleep(_POLL_S)
 
 

@@ -13,7 +13,7 @@ from bench.mounting import ENVIRONMENT, make_mountpoint
 from bench.processes import process_tree, pss_bytes
 from bench.soak.server import BUCKET, SoakServer
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.control import TASKS, ask, entry_of
+from fastfuse.filesystem.control import TASKS, ask, ask_status, entry_of
 
 __all__ = ["SoakMount", "at_rest", "is_alive", "sample", "settled"]
 
@@ -51,10 +51,10 @@ class SoakMount(MountProcess):
         return self.log_path.read_text(errors="replace")
 
     def worker(self) -> int | None:
-        """Return the pid of the newest child with the connection to the kernel; None where there is none just now."""
-        # In the order in which they were forked; pids begin anew at some time.
-        children = map(int, Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split())
-        return next(reversed([child for child in children if _is_connected(child)]), None)
+        """Return the pid of the worker; None where there is none just now. Other children have its descriptors, too."""
+        with suppress(FastfuseError):  # the supervisor has other things to do
+            return ask_status(entry_of(self.root))["worker_pid"] or None
+        return None
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics; a label's value stands behind the name: ``fastfuse_errors_total EIO``."""
@@ -71,12 +71,6 @@ def _write_credentials(place: Path) -> dict[str, str]:
     config.write_text(f"[default]\ncredential_process = /bin/sh {program}\n")
     kept = {name: value for name, value in ENVIRONMENT.items() if not name.startswith("AWS_")}
     return {**kept, "AWS_CONFIG_FILE": str(config), "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
-
-
-def _is_connected(pid: int) -> bool:
-    with suppress(FileNotFoundError, ProcessLookupError):  # it, or its descriptor, may go at any time
-        return any(os.readlink(path) == "/dev/fuse" for path in Path(f"/proc/{pid}/fd").iterdir())
-    return False
 
 
 def is_alive(pid: int) -> bool:
