@@ -33,8 +33,10 @@ _MAX_OUTPUT_BYTES = 1 << 20
 _BOOT = """
 set -e
 scratch=$1 python=$2
-# A file system that others unmount would live on here.
-awk '$3 ~ /^fuse/ { print $2 }' /proc/mounts | while read -r place; do umount --lazy "$(printf %b "$place")"; done
+# A file system that others unmount would live on here. It goes from here, too, once they remove its mount point.
+awk '$3 ~ /^fuse/ { print $2 }' /proc/mounts | while read -r place; do
+    umount --lazy "$(printf %b "$place")" || ! mountpoint --quiet "$(printf %b "$place")"
+done
 mkdir "$scratch/overlays"
 mount -t tmpfs none "$scratch/overlays"
 for place in /etc /mnt /opt /root /usr/local; do

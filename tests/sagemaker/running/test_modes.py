@@ -73,8 +73,9 @@ def test_the_trouble_of_a_channel_and_its_end_are_told_with_its_name_and_counted
     """While it is listed, and while it is read."""
     server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
     server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="train/a", times=1))
-    with running(server.endpoint_url, [channel("train", mode, "train/")], "--metrics-listen", "0") as job:
-        job.wait_for_log("All channels are ready")
+    trained, waits = [channel("train", mode, "train/")], ("sleep", "infinity")
+    with running(server.endpoint_url, trained, "--metrics-listen", "0", command=waits) as job:
+        job.wait_for_log("Running sleep")
         if mode == "Pipe":
             assert (job.data / "train_0").read_bytes().startswith(OBJECTS["train/a"])
         else:
