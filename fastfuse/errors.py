@@ -12,7 +12,7 @@ __all__ = [
     *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
     *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
     *("OutputError", "PoisonedReadError", "ReadError", "ServiceError", "SourceError", "StaleInodeError"),
-    *("ThrottledError", "UnavailableError", "WriteConflictError", "errno_for", "first_of"),
+    *("UnavailableError", "WriteConflictError", "errno_for", "first_of"),
 ]
 
 
@@ -61,15 +61,6 @@ class MissingObjectError(SourceError):
 
 class ServiceError(FastfuseError):
     """The service cannot be used: unreachable, TLS failure, 5xx or throttled after all retries, nonsense replies."""
-
-
-class ThrottledError(ServiceError):
-    """The service asks for fewer requests; the same request may succeed later. `detail` is what it said."""
-
-    def __init__(self, message: str, *, hint: str = "", detail: str = "throttled", request_id: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.detail = detail
-        self.request_id = request_id
 
 
 class ConditionsUnsupportedError(ServiceError):

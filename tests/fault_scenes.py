@@ -21,7 +21,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.s3 import client as s3_client
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.buffers import PartBuffers
@@ -56,8 +55,7 @@ class Scene:
         self.directory = directory
         self.counters = Counters()
         self._retries = Retries(self.counters)
-        monkeypatch.setattr(s3_client, "LIST_DEADLINE_S", connection.deadline_s)
-        monkeypatch.setattr(listing_page, "_DEADLINE_S", connection.deadline_s)
+        monkeypatch.setattr(listing_page, "LIST_DEADLINE_S", connection.deadline_s)
 
     def ref(self, key: str) -> ObjectRef:
         stored = self.server.buckets["bucket"].view().lookup(key.encode())

@@ -86,7 +86,7 @@ class Row:
         """What is requested, as the log names it."""
         if self.situation.is_read:
             return f"'s3://bucket/{self.situation.key}'"
-        return f"{'page 1 of ' if self.cause.kind is Kind.THROTTLED else ''}the listing of 's3://bucket/'"
+        return "page 1 of the listing of 's3://bucket/'"
 
     @property
     def hits(self) -> int | None:

@@ -39,14 +39,14 @@ CHANGE = """
 import os
 from fastfuse.filesystem import refresh
 from fastfuse.index.listing import page
-from fastfuse.s3 import client, retry_policy
+from fastfuse.s3 import retry_policy
 from fastfuse.s3.credentials import CredentialSource
 CredentialSource.take = lambda self, found: None
 retry_policy.FIRST_PAUSE_S, retry_policy.LONGEST_PAUSE_S = 0.01, {pause_s}
 plain = refresh._list
 def in_a_hurry(*arguments):
     if os.path.exists({hurry!r}):
-        client.LIST_DEADLINE_S = page._DEADLINE_S = {deadline_s}
+        page.LIST_DEADLINE_S = {deadline_s}
     return plain(*arguments)
 refresh._list = in_a_hurry
 """
@@ -107,8 +107,7 @@ def refreshed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Refreshed]:
 
 
 def retry_line(cause: Cause) -> str:
-    page = "page 1 of " if cause.kind is Kind.THROTTLED else ""
-    return f"WARNING {cause.retry_line(f'{page}the listing of {chr(39)}s3://bucket/{chr(39)}')}"
+    return "WARNING " + cause.retry_line("page 1 of the listing of 's3://bucket/'")
 
 
 def most(kind: Kind) -> int:

@@ -13,7 +13,7 @@ from fastfuse.advise.probe import measure_network
 from fastfuse.doctor.rules import Finding, Level, clock, network, region
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.listing.acceptance import check_readable, samples
-from fastfuse.index.listing.page import parse_page
+from fastfuse.index.listing.page import Pager
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
@@ -21,6 +21,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import StallWatch
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, failure_of_connection
 
 __all__ = ["ask_service"]
@@ -145,7 +146,7 @@ class _Steps:
 
     async def _list(self) -> list[Finding]:
         began_s = trio.current_time()
-        page = parse_page(await self._client.list(self._source.bucket, prefix=self._source.path))
+        page = await Pager(self._client, self._source.bucket, Retries()).page(self._source.path)
         self._refs = page.refs(self._source.bucket)
         more = " and more" if page.is_truncated else ""
         took_ms = (trio.current_time() - began_s) * 1000

@@ -9,7 +9,10 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
+__all__ = ["LIST_DEADLINE_S", "ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
+
+# The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
+LIST_DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +85,9 @@ class PageSource(Protocol):
     ) -> bytes:
         """Return the unparsed body of one ListObjectsV2 reply; parse it with `index.listing.page`.
 
-        Raises `AccessError`, `SourceError`, `ConfigurationError` or `ServiceError`, each after the client's own
-        retries. Raises `ThrottledError` (503, 429) at once, because a caller that asks for many pages at a time has
-        to ask for fewer.
+        Raises:
+            RetryableError: it failed, and may be tried again.
+            AccessError, SourceError, ConfigurationError, ServiceError: it failed for good.
         """
         ...
 

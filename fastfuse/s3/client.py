@@ -25,6 +25,7 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
+from fastfuse.s3.base import LIST_DEADLINE_S
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
@@ -36,12 +37,10 @@ from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
 
-__all__ = ["LIST_DEADLINE_S", "S3Client"]
+__all__ = ["S3Client"]
 
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
-# The deadline of one page, retries included. A service that sends no page for so long is gone.
-LIST_DEADLINE_S = 300.0
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
 _REGION_DEADLINE_S = 20.0
 
@@ -155,18 +154,16 @@ class S3Client:
         delimiter: str = "",
         max_keys: int = 1000,
     ) -> bytes:
-        """Return the unparsed XML of one ListObjectsV2 reply, at most `MAX_PAGE_BYTES`; see `PageSource.list`."""
+        """Return the unparsed XML of one ListObjectsV2 reply, at most `MAX_PAGE_BYTES`; see `PageSource.list`.
+
+        One attempt: who asks for many pages at a time tries again, and with fewer requests where the service throttles.
+        """
         optional = {"start-after": start_after, "continuation-token": continuation_token, "delimiter": delimiter}
         asked = {"list-type": "2", "prefix": prefix, "max-keys": str(max_keys), "encoding-type": "url"}
         asked |= {name: value for name, value in optional.items() if value}
         # The signature needs this order.
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
-        name = f"the listing of {_shown(bucket, prefix)}"
-        with trio.move_on_after(LIST_DEADLINE_S):
-            return (await self._retries.run(partial(self._ask_once, bucket, query=query), name=name))[1]
-        raise ServiceError(
-            f"The S3 service did not list a page of the bucket {bucket!r} within {LIST_DEADLINE_S:.0f} s."
-        )
+        return (await self._ask_once(bucket, query=query))[1]
 
     async def prepare(self, bucket: str) -> None:
         """Find credentials, region and address, which the first request would otherwise wait for. Raises as `list`."""
@@ -308,8 +305,6 @@ class S3Client:
                     self._put_back(route, connection)
         failure = self._judged(failure)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
-        if is_list and failure.kind is Kind.THROTTLED:
-            raise final  # the lister then sends fewer requests
         raise RetryableError(final, failure, is_mended=is_mended)
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:

@@ -29,7 +29,6 @@ from fastfuse.errors import (
     ReadError,
     ServiceError,
     SourceError,
-    ThrottledError,
     UnavailableError,
 )
 from fastfuse.objects import ObjectRef
@@ -324,10 +323,7 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
-            message = f"The S3 service {where} failed to list the bucket {bucket!r} ({detail})."
-            if failure.kind is Kind.THROTTLED:
-                return ThrottledError(message, detail=detail, request_id=failure.request_id)
-            return ServiceError(message)
+            return ServiceError(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
 
 
 def _no_service(failure: Failure, where: str) -> ServiceError:

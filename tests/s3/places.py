@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
@@ -20,7 +21,7 @@ from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.servers import S3Server, create_chain
 from tests.store import MemoryStore
 
-__all__ = ["PLACES", "Place", "client_of", "open_place", "opened"]
+__all__ = ["PLACES", "Place", "client_of", "listed", "open_place", "opened"]
 
 PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls", "cached-memory")
 
@@ -28,6 +29,11 @@ PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-t
 def client_of(config: ConnectionConfig) -> S3Client:
     """Return a client with buffers of which a reply of more than 512 KiB takes one that is used again."""
     return S3Client(S3Session(config), buffers=PartBuffers(part_bytes=1 << 20, limit_bytes=8 << 20))
+
+
+async def listed(client: S3Client, bucket: str = "bucket", prefix: str = "") -> bytes:
+    """Return the first page of a bucket, which is asked for again as the lister does."""
+    return await client._retries.run(partial(client.list, bucket, prefix=prefix), name="a page")
 
 
 @dataclass(frozen=True)

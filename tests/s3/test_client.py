@@ -460,7 +460,7 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
         monkeypatch.setenv("https_proxy", f"http://user:hunter2@127.0.0.1:{proxy_port}")
         reader = client_of(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", verify_ssl=False))
         with pytest.raises(ServiceError, match=r"proxy 127.0.0.1 answered 407") as caught:
-            await reader.list("bucket", prefix="")
+            await reader.head("bucket", "key")
         assert "hunter2" not in f"{caught.value}{caught.value.hint}"
         await reader.aclose()
 

@@ -12,7 +12,6 @@ from fastfuse.errors import (
     MissingObjectError,
     ReadError,
     ServiceError,
-    ThrottledError,
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import (
@@ -77,7 +76,6 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     assert isinstance(read, ReadError)
     assert isinstance(start, FastfuseError)
     assert not isinstance(start, ReadError)
-    assert isinstance(start, ThrottledError) == (kind is Kind.THROTTLED)
     assert ("clock" in start.hint) == (kind in (Kind.SKEWED, Kind.BAD_KEYS))
     for error in (read, start):
         assert str(error).endswith(".")

@@ -25,11 +25,13 @@ from fastfuse.errors import (
     ServiceError,
     SourceError,
 )
-from fastfuse.index.listing.page import parse_page
+from fastfuse.index.listing import page as page_module
+from fastfuse.index.listing.page import Pager, parse_page
 from fastfuse.s3 import client as client_module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from tests.mounting import ENVIRONMENT
 from tests.s3.hostile import BUCKET, DATA, PAGE, REF, Certificates, Hostile, create_certificates, serving
 from tests.s3.hostile_rows import LONG_S, ROWS, Ending, Row
@@ -117,7 +119,7 @@ async def _ask(client: S3Client, verb: str) -> bool:
     if verb == "head":
         return (await client.head(BUCKET, REF.key)) == REF
     if verb == "list":
-        return parse_page(await client.list(BUCKET, prefix="")) == _RIGHT_PAGE
+        return await Pager(client, BUCKET, Retries()).page("") == _RIGHT_PAGE
     start, end = _SPANS[verb]
     return await client.get(REF, start, end) == DATA[start:end]
 
@@ -217,7 +219,7 @@ async def _play_all(cells: Sequence[Cell], certificates: Certificates) -> dict[C
     for (is_flood, transport, deadline_s), group in groupby(sorted(cells, key=kind), kind):
         with pytest.MonkeyPatch.context() as patch:
             # No setting shortens these two.
-            patch.setattr(client_module, "LIST_DEADLINE_S", deadline_s)
+            patch.setattr(page_module, "LIST_DEADLINE_S", deadline_s)
             patch.setattr(client_module, "_LIST_STALL_S", deadline_s / 3)
             waiting = iter(tuple(group))
             async with trio.open_nursery() as nursery:

@@ -15,11 +15,12 @@ from fastfuse.errors import (
     FastfuseError,
     ServiceError,
     SourceError,
-    ThrottledError,
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
+from fastfuse.s3.failures import Kind
+from fastfuse.s3.retries import RetryableError
 from fastfuse.testing import (
     ACCESS_DENIED,
     SLOW_DOWN,
@@ -31,6 +32,7 @@ from fastfuse.testing import (
 )
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
+from tests.s3.places import listed as listed_by
 from tests.servers import configure, create_chain
 
 REF = ObjectRef("bucket", "key", 100, "")
@@ -41,7 +43,7 @@ ERROR = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>m</Me
 async def list_page(config: ConnectionConfig, *, bucket: str = "bucket", prefix: str = "") -> bytes:
     """The first page of a bucket."""
     async with aclosing(client_of(config)) as client:
-        return await client.list(bucket, prefix=prefix)
+        return await listed_by(client, bucket, prefix)
 
 
 def config_of(server: LoopbackServer) -> ConnectionConfig:
@@ -81,7 +83,7 @@ async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
     with LoopbackServer({"bucket": MemoryObjects({"key": b""})}, settings) as server:
         async with aclosing(client_of(config_of(server))) as client:
             for _ in range(2):
-                assert b"<Key>key</Key>" in await client.list("bucket", prefix="")
+                assert b"<Key>key</Key>" in await listed_by(client)
             assert await client.region("bucket") == "eu-west-1"
             assert len(server.requests) == 3
     [record] = caplog.records
@@ -105,11 +107,13 @@ async def test_an_unknown_certificate_names_the_option_for_it_in_tls(tmp_path: P
 
 
 @pytest.mark.parametrize("action", [SLOW_DOWN, Answer(429, "TooManyRequests", "m")], ids=["503", "429"])
-async def test_a_throttled_page_is_told_at_once(action: Answer) -> None:
+async def test_a_throttled_page_is_left_to_who_asks_for_pages(action: Answer) -> None:
     with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
         server.faults.add(FaultRule(action=action, times=1))
-        with pytest.raises(ThrottledError, match=str(action.status)):
-            await list_page(config_of(server))
+        async with aclosing(client_of(config_of(server))) as client:
+            with pytest.raises(RetryableError, match=str(action.status)) as caught:
+                await client.list("bucket", prefix="")
+        assert caught.value.failure.kind is Kind.THROTTLED
         assert len(server.requests) == 1
 
 

@@ -17,7 +17,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from tests.s3.canned import Target, canned_server
-from tests.s3.places import client_of
+from tests.s3.places import client_of, listed
 from tests.servers import configure
 
 IN_FLIGHT = 30
@@ -116,7 +116,7 @@ def requests_of(client: S3Client) -> dict[str, Callable[[], Awaitable[object]]]:
     return {
         "get": partial(client.get, REF, 0, 10),
         "head": partial(client.head, "bucket", "key"),
-        "list": partial(client.list, "bucket", prefix=""),
+        "list": partial(listed, client),
     }
 
 

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.index.listing.page import Page, Pager, parse_page
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retry_policy
 from fastfuse.s3.base import ConnectionConfig
@@ -86,8 +87,8 @@ async def use(config: ConnectionConfig, ask: Callable[[S3Client], Awaitable[obje
     return caught.value
 
 
-async def listed(client: S3Client) -> bytes:
-    return await client.list("bucket", prefix="")
+async def listed(client: S3Client) -> Page:
+    return await Pager(client, "bucket", client._retries).page("")
 
 
 STRANGERS = [
@@ -147,7 +148,7 @@ async def test_so_does_the_question_for_a_region() -> None:
     with stranger(lambda c: c.recv(1 << 16)) as (config, count):
         async with aclosing(client_of(ConnectionConfig(endpoint_url=config.endpoint_url))) as client:
             with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
-                await client.list("bucket", prefix="")
+                await listed(client)
     assert count[0] == 4
 
 
@@ -199,7 +200,7 @@ def in_turn(*serves: Serve) -> Serve:
 async def test_a_service_in_trouble_is_waited_for(trouble: str) -> None:
     with stranger(in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))) as (config, count):
         async with aclosing(client_of(config)) as client:
-            assert await client.list("bucket", prefix="") == LISTING
+            assert await listed(client) == parse_page(LISTING)
     assert count[0] == 7
 
 
@@ -209,7 +210,7 @@ async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Serve
     with stranger(in_turn(answer, *[serve] * 6, answer)) as (config, count):
         async with aclosing(client_of(config)) as client:
             for _ in range(2):
-                assert await client.list("bucket", prefix="") == LISTING
+                assert await listed(client) == parse_page(LISTING)
     assert count[0] == 8
 
 
@@ -224,7 +225,7 @@ async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
 async def test_the_page_of_a_gateway_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with stranger(in_turn(TROUBLES["the page of a gateway"], http("200 OK", LISTING))) as (config, _):
         async with aclosing(client_of(config)) as client:
-            await client.list("bucket", prefix="")
+            await listed(client)
     assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 

@@ -12,7 +12,10 @@ Pages are hostile input. `parse_page` refuses a document type declaration (the d
 encoding, and numbers that no column can hold. `Pager` refuses keys outside the prefix that it requested.
 """
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -22,13 +25,16 @@ from xml.etree import ElementTree
 import numpy as np
 import trio
 
-from fastfuse.errors import ServiceError, ThrottledError
+from fastfuse.errors import ServiceError
 from fastfuse.objects import MAX_KEY_BYTES, ObjectColumns, ObjectRef
-from fastfuse.s3.base import PageSource
-from fastfuse.s3.failures import Failure, Kind
+from fastfuse.repeats import EVERY_S
+from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
+from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import Retries, RetryableError
 
 __all__ = ["MAX_IN_FLIGHT", "Page", "Pager", "parse_page"]
+
+_log = logging.getLogger(__name__)
 
 # Only what both parsers understand alike: no white space that one of them strips, no element in another's place.
 _CONTENTS = re.compile(
@@ -55,8 +61,8 @@ _MAX_MOMENT_MS = ((1 << 63) - 1) // 1_000_000
 _NOT_S3 = "is the endpoint an S3 service that speaks ListObjectsV2?"
 # S3 answers at least 5,500 requests a second and prefix; 64 pages of 100 ms are 640, or 640,000 objects a second.
 MAX_IN_FLIGHT: Final = 64
-# No listing waits longer for a page that the service throttles.
-_DEADLINE_S: Final = 300.0
+# A page takes well under a second, but minutes where a bucket holds many delete markers.
+_SILENCE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +260,9 @@ class Pager:
         self._halved_at_s = -1.0
         self._taken_count = 0
         self._retries = retries
+        # What waits for its reply, by number of the request, and since when: the earliest first.
+        self._asked: dict[int, tuple[str, float]] = {}
+        self._is_watched = False
         self.request_count = 0
         self.throttled_count = 0
 
@@ -272,39 +281,61 @@ class Pager:
         """Return one page, whose keys all begin with `prefix`.
 
         Raises:
-            ThrottledError: the service throttles the page for minutes.
-            ServiceError: the page holds a key outside `prefix`, or does not arrive within minutes; or as
+            ServiceError: the page holds a key outside `prefix`, or does not arrive within `LIST_DEADLINE_S`; or as
                 `PageSource.list`.
             AccessError, SourceError, ConfigurationError: as `PageSource.list`.
         """
-        last_refusal: ThrottledError | None = None
+        name = f"page {self._taken_count + 1} of the listing of {f's3://{self._bucket}/{prefix}'!r}"
 
         async def request_once() -> bytes:
-            nonlocal last_refusal
             async with self._limiter:
                 begun_s = trio.current_time()
                 self.request_count += 1
-                try:
-                    return await self._source.list(
-                        self._bucket,
-                        prefix=prefix,
-                        start_after=start_after,
-                        continuation_token=continuation_token,
-                        delimiter=delimiter,
-                    )
-                except ThrottledError as error:
-                    self._shrink(begun_s)
-                    last_refusal = error
-                    failure = Failure(kind=Kind.THROTTLED, detail=error.detail, request_id=error.request_id)
-                    raise RetryableError(error, failure) from error.__cause__
+                with self._awaited(name):
+                    try:
+                        return await self._source.list(
+                            self._bucket,
+                            prefix=prefix,
+                            start_after=start_after,
+                            continuation_token=continuation_token,
+                            delimiter=delimiter,
+                        )
+                    except RetryableError as error:
+                        if error.failure.kind is Kind.THROTTLED:
+                            self._shrink(begun_s)
+                        raise
 
-        with trio.move_on_after(_DEADLINE_S):
-            name = f"page {self._taken_count + 1} of the listing of {f's3://{self._bucket}/{prefix}'!r}"
+        with trio.move_on_after(LIST_DEADLINE_S):
             body = await self._retries.run(request_once, name=name)
             self._taken_count += 1
             self._grow()
             return _checked(parse_page(body), prefix)
-        raise last_refusal or ServiceError(f"no LIST page of {self._bucket!r} arrived within {_DEADLINE_S:.0f} s")
+        raise ServiceError(f"no LIST page of {self._bucket!r} arrived within {LIST_DEADLINE_S:.0f} s")
+
+    @contextmanager
+    def _awaited(self, name: str) -> Iterator[None]:
+        """Note that a request for the page of that `name` waits for its reply while the context lasts."""
+        number = self.request_count
+        self._asked[number] = (name, trio.current_time())
+        if not self._is_watched:
+            self._is_watched = True
+            trio.lowlevel.spawn_system_task(self._tell_silence)
+        try:
+            yield
+        finally:
+            del self._asked[number]
+
+    async def _tell_silence(self) -> None:
+        """Log what waits for its reply for long, once in 30 s, until nothing waits."""
+        try:
+            while self._asked:
+                name, since_s = next(iter(self._asked.values()))
+                waited_s = trio.current_time() - since_s
+                if waited_s >= _SILENCE_S:
+                    _log.warning("%s: no reply for %.0f s", name, waited_s)
+                await trio.sleep(EVERY_S if waited_s >= _SILENCE_S else _SILENCE_S - waited_s)
+        finally:
+            self._is_watched = False
 
     def _grow(self) -> None:
         self._came_since_growth += 1

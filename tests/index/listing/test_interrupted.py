@@ -25,8 +25,8 @@ KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
 # A listing gives up within seconds instead of minutes.
 IMPATIENT = """
 import sys
-from fastfuse.s3 import client
-client.LIST_DEADLINE_S = 2.0
+from fastfuse.index.listing import page
+page.LIST_DEADLINE_S = 2.0
 from fastfuse.cli.main import main
 sys.exit(main())
 """

@@ -10,10 +10,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.errors import ServiceError, ThrottledError
+from fastfuse.errors import ServiceError
 from fastfuse.index.listing import page as page_module
 from fastfuse.index.listing.page import MAX_IN_FLIGHT, Page, Pager, parse_page
-from fastfuse.s3.retries import Retries
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.testing.buckets import MemoryObjects
 from fastfuse.testing.pages import ListQuery, render_page, select_page
 from tests.index.listing.test_lister import page_body
@@ -326,7 +327,8 @@ class Busy:
             self.in_flight -= 1
         if self.throttles > 0:
             self.throttles -= 1
-            raise ThrottledError("503 SlowDown", detail="503 SlowDown", request_id="4442587FB7D0A2F9")
+            failure = Failure(kind=Kind.THROTTLED, detail="503 SlowDown", request_id="4442587FB7D0A2F9")
+            raise RetryableError(ServiceError("503 SlowDown"), failure)
         return BUSY_PAGE
 
     async def aclose(self) -> None:
@@ -381,7 +383,9 @@ async def test_requests_in_flight_recover_by_one_a_round(autojump_clock: object)
     assert pager.capacity == MAX_IN_FLIGHT
 
 
-async def test_a_page_that_waits_behind_silent_requests_is_given_up(autojump_clock: object) -> None:
+async def test_a_page_without_a_reply_is_told_and_in_the_end_given_up(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
     class Silent(Busy):
         async def list(self, bucket: str, **_: object) -> bytes:
             await trio.sleep_forever()
@@ -389,8 +393,10 @@ async def test_a_page_that_waits_behind_silent_requests_is_given_up(autojump_clo
 
     with trio.fail_after(400), pytest.raises(ServiceError, match="no LIST page of 'bucket' arrived within 300 s"):
         await Pager(Silent(), "bucket", Retries()).page("p/")
+    told = "page 1 of the listing of 's3://bucket/p/': no reply for {} s"
+    assert caplog.messages == [told.format(seconds) for seconds in range(10, 300, 30)]
 
 
 async def test_a_page_that_is_throttled_for_minutes_is_given_up(autojump_clock: object) -> None:
-    with trio.fail_after(400), pytest.raises(ThrottledError):
+    with trio.fail_after(400), pytest.raises(ServiceError, match="503 SlowDown"):
         await Pager(Busy(throttles=10**6), "bucket", Retries()).page("p/")
