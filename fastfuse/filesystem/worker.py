@@ -128,6 +128,8 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
     retries = Retries(counters)
+    if trouble := task.board.read().get("trouble"):  # of the worker before this one
+        retries.take_over(trouble)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
     reader: RangeReader = client
     if cache is not None:
@@ -290,16 +292,22 @@ class _Report:
 async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
     failing = FailingReads(_delivered(counters), _failed_reads(counters))
+    # Those that failed until now, and what had been delivered then.
+    failed, failed_for_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
-        trouble, now_s = retries.trouble(), trio.current_time()
+        trouble, now_s, delivered = retries.trouble(), trio.current_time(), _delivered(counters)
         counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
         # Nobody waits for a trouble without requests: it is over with the next answer.
         trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
-        is_failing = failing.look(now_s, _delivered(counters), _failed_reads(counters), trouble_s=trouble_s)
+        is_failing = failing.look(now_s, delivered, _failed_reads(counters), trouble_s=trouble_s)
         counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
-        if is_failing and trouble is None:
-            failed_for_s, failures = failing.failures(now_s)
-            trouble = {"since": time.time() - failed_for_s, "failures": failures, "requests": 0}
+        if is_failing:
+            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered
+            trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
+        elif failed and delivered > delivered_then:
+            told = ", ".join(f"{count} × {name}" for name, count in failed.items())
+            _log.info("reads succeed again after %.0f s: %s", failed_for_s, told)
+            failed = {}
         board.show({"trouble": trouble, "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 

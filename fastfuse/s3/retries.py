@@ -4,7 +4,8 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from math import inf
 from typing import Any, TypeVar
 
 import trio
@@ -67,6 +68,13 @@ class Retries:
             "failures": dict(self._most_failures()),
             "requests": self._waiting,
         }
+
+    def take_over(self, trouble: Mapping[str, Any]) -> None:
+        """Go on with the `trouble` of a client that is no more: it ends with the first answer, which is told."""
+        self.is_in_trouble = True
+        self._began_s, self._failed_s = trio.current_time() - (time.time() - trouble["since"]), -inf
+        self._failures.update(trouble["failures"])
+        self._failure_count = self._failures.total()
 
     def answered(self) -> None:
         """Note that a request was answered while there is trouble, which is over if none waits to be tried again."""

@@ -109,6 +109,19 @@ def test_a_mount_whose_reads_are_all_denied_is_in_trouble_and_says_since_when(
     server.faults.remove(denied)
     assert (mount.path / "a").read_bytes()
     wait_until(lambda: status_of(mount)["state"] == "ok")
+    wait_until(lambda: re.search(r"reads succeed again after \d+ s: [1-9]\d* × EACCES", mount.log) is not None)
+
+
+def test_the_end_of_a_trouble_is_told_by_a_worker_that_began_in_it(mount: Mount, server: LoopbackServer) -> None:
+    slow = server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="data/b"))
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit((mount.path / "b").read_bytes)
+        wait_until(lambda: status_of(mount)["state"] == "in trouble")
+        server.faults.remove(slow)
+        os.kill(mount.worker(), signal.SIGKILL)
+        assert reading.result(60) == b"b" * 1000
+    wait_until(lambda: re.search(r"answered again after \d+\.\d s: [1-9]\d* × 503 SlowDown", mount.log) is not None)
+    wait_until(lambda: status_of(mount)["state"] == "ok")
 
 
 def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount) -> None:
