@@ -46,7 +46,7 @@ _PERIODS = 10
 # Of the client (--max-connections), and of the threads that get small files.
 _MOST_CONNECTIONS = 128 + 64
 # From here on there is time for workers that hang, which are replaced after 6 s.
-_LONG_S = 60.0
+_LONG_S = 30.0
 _LONGEST_S = 4.0
 _SHOWN = 20
 
