@@ -219,6 +219,7 @@ async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
 ) -> None:
     names = [b"p/%03d" % number for number in range(30)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
+    assert mounted.engine.refreshes == 1
     inodes = [(await mounted.operations.lookup(ROOT, name.removeprefix(b"p/"), CONTEXT)).st_ino for name in names]
     for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
         mounted.engine.error = error

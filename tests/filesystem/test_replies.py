@@ -15,6 +15,7 @@ import trio
 
 from fastfuse.filesystem import replies
 from fastfuse.filesystem.replies import LargeReplies, threads_for
+from fastfuse.index.inodes.changes import Changes
 from fastfuse.objects import Buffer
 
 # <linux/fuse.h>: fuse_out_header.
@@ -229,3 +230,10 @@ def test_a_process_that_would_lose_a_reply_ends(connection: Connection, place: s
         trio.run(lose)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+def test_notices_of_directories_come_before_those_of_names_and_again_after_them() -> None:
+    packed = replies.pack_notices(Changes(stale_names=[(1, b"gone")], stale_directories=[1, 7]))
+    inodes = [HEAD.pack(HEAD.size + 24, 2, 0) + struct.pack("=Qqq", inode, 0, 0) for inode in (1, 7)]
+    name = HEAD.pack(HEAD.size + 16 + 5, 3, 0) + struct.pack("=QII", 1, 4, 0) + b"gone\0"
+    assert packed == b"".join((*inodes, name, *inodes))

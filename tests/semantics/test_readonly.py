@@ -2,9 +2,11 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import socket
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,3 +131,21 @@ def test_access_tells_that_nothing_can_be_written(here: Place) -> None:
     assert not os.access(here.path / "file", os.W_OK)
     assert not os.access(here.path, os.W_OK)
     assert os.access(here.path, os.X_OK)
+
+
+def test_locks_copies_and_followers_see_a_read_only_disk(here: Place, tmp_path: Path) -> None:
+    """R1"""
+    path = here.path / "file"
+    with path.open("rb") as first, path.open("rb") as second, (tmp_path / "copy").open("wb") as copy:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # `cp` and `shutil` then copy in another way.
+        with pytest.raises(OSError, match="cross-device"):
+            os.copy_file_range(first.fileno(), copy.fileno(), 10)
+        os.fsync(first.fileno())
+    with subprocess.Popen(["tail", "-c", "+1", "-f", path], stdout=subprocess.PIPE) as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.read(path.stat().st_size) == path.read_bytes()
+        assert tail.poll() is None
+        tail.kill()

@@ -111,20 +111,25 @@ def test_an_added_object_that_is_older_than_its_siblings_is_listed_at_once() -> 
     for name in ("b", "d", "f"):
         held.put(f"folder/{name}", b"x", modified_s=1_700_000_000)
     held.put("other/deep/x", b"x", modified_s=1_700_000_000)
+    for name in ("1", "2"):
+        held.put(f"less/{name}", b"x", modified_s=1_700_000_000)
     with place(held) as here:
-        folder = here.path / "folder"
+        folder, less = here.path / "folder", here.path / "less"
         before = folder.stat()
         assert (here.path / "other").stat().st_mtime == 1_700_000_000
         for _ in range(3):  # so that the kernel keeps the listing
             assert sorted(os.listdir(folder)) == ["b", "d", "f"]
+            assert sorted(os.listdir(less)) == ["1", "2"]
         held.put("folder/c", b"old", modified_s=1_600_000_000)
-        held.delete("folder/d")
+        held.delete("less/2")
         held.put("other/deep/y", b"x", modified_s=1_800_000_000)
         refresh(here)
         assert folder.stat().st_mtime_ns == before.st_mtime_ns
-        assert sorted(os.listdir(folder)) == ["b", "c", "f"]
+        assert sorted(os.listdir(folder)) == ["b", "c", "d", "f"]
         assert (folder / "c").read_bytes() == b"old"
-        assert not (folder / "d").exists()
+        # Only a listing has asked for it.
+        assert os.listdir(less) == ["1"]
+        assert not (less / "2").exists()
         # No name in it has changed, and yet it is younger.
         assert (here.path / "other").stat().st_mtime == 1_800_000_000
 
