@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from fastfuse.filesystem.notify import Notifier
+from fastfuse.testing import LoopbackServer, MemoryObjects
+from tests.mounting import ENVIRONMENT, mounted
 
 
 @pytest.fixture
@@ -93,3 +95,15 @@ def test_a_manager_that_is_gone_is_logged_and_does_not_end_the_mount(
     assert [record.getMessage() for record in caplog.records] == [
         "the service manager did not take READY=1: No such file or directory"
     ]
+
+
+@pytest.mark.fuse
+def test_a_mount_says_that_it_lives_for_as_long_as_it_serves() -> None:
+    environment = {**ENVIRONMENT, "WATCHDOG_USEC": "3000000"}
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server,
+        mounted("s3://bucket/data", server.endpoint_url, environment=environment) as mount,
+    ):
+        mount.notify_socket.settimeout(60)
+        assert mount.notify_socket.recv(1024).startswith(b"STATUS=serving")
+        assert [mount.notify_socket.recv(1024) for _ in range(2)] == [b"WATCHDOG=1"] * 2
