@@ -246,10 +246,10 @@ def _log_files() -> Iterator[_LogFile]:
 
 def _open_log(path: str, flags: int) -> int:
     try:
-        fd = os.open(path, flags | os.O_EXCL)
+        fd = os.open(path, flags | os.O_EXCL, _LOG_MODE)
     except FileExistsError:
         return os.open(path, flags)
-    with suppress(OSError):  # a file system without modes
+    with suppress(OSError):  # a file system without modes; elsewhere, the umask may have taken the group's right
         os.fchmod(fd, _LOG_MODE)
     return fd
 

@@ -232,11 +232,18 @@ def test_a_process_that_may_not_enter_the_directory_of_the_log_file_writes_to_th
     assert "from nobody" in (tmp_path / "log").read_text()
 
 
-def test_a_log_file_on_a_file_system_without_modes_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_fd: int, _mode: int) -> None:
+def test_a_log_file_on_a_file_system_without_modes_is_written_and_elsewhere_never_for_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, _mode: int) -> None:
+        assert os.fstat(fd).st_mode & 0o777 == 0o640
         raise PermissionError
 
     monkeypatch.setattr(os, "fchmod", refuse)
-    configure(LogConfig(file=tmp_path / "log"))
+    before = os.umask(0)
+    try:
+        configure(LogConfig(file=tmp_path / "log"))
+    finally:
+        os.umask(before)
     logging.getLogger("fastfuse").info("written")
     assert "written" in (tmp_path / "log").read_text()
