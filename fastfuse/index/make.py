@@ -78,7 +78,7 @@ def make_index(
     making = _Making(source, origin, session, fd, counters, before_network)
     snapshot, requests = making.shown()
     if origin.checks_reads and not requests:  # a saved or a kept index
-        trio.run(_check_readable, snapshot, session)
+        trio.run(_check_readable, snapshot, session, counters)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -124,7 +124,8 @@ class _Making:
         view = origin.listed_view
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
             # It keeps its rights: several threads write there, and each finds its keys.
-            shared = SharedIndex(origin.saved, source, session.config, {view, origin.view}, origin.max_age_s)
+            views = {view, origin.view}
+            shared = SharedIndex(origin.saved, source, session.config, views, origin.max_age_s, self.counters)
             snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
             if not requests:
                 self.accept(snapshot)
@@ -142,7 +143,7 @@ class _Making:
         load_progress()
         save = self.before_network(lambda: keep(kept_at, self.fd) if kept_at is not None else None)
         if origin.saved is not None:
-            kept = load_index(origin.saved, session, source, self.fd, {view, origin.view})
+            kept = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
         if kept is not None:
             self.accept(kept)
             return kept, 0
@@ -213,6 +214,6 @@ class _Making:
         return await list_named(objects, source, shard=origin.shard, allow_empty=origin.allow_empty, progress=progress)
 
 
-async def _check_readable(snapshot: Snapshot, session: S3Session) -> None:
-    async with aclosing(S3Client(session)) as client:
+async def _check_readable(snapshot: Snapshot, session: S3Session, counters: Counters | None) -> None:
+    async with aclosing(S3Client(session, retries=Retries(counters))) as client:
         await check_readable(client, samples_of_table(snapshot.table))

@@ -36,9 +36,11 @@ from fastfuse.index.inodes.columns import are_made
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.snapshot import Snapshot, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter, upload
 from fastfuse.s3.whole import read_into
 from fastfuse.sizes import format_size
@@ -72,16 +74,23 @@ def copy_index(place: Path, fd: int) -> None:
 
 
 def load_index(
-    place: Path | S3Uri, session: S3Session, source: S3Uri, fd: int, views: Collection[str] = ("",)
+    place: Path | S3Uri,
+    session: S3Session,
+    source: S3Uri,
+    fd: int,
+    views: Collection[str] = ("",),
+    counters: Counters | None = None,
 ) -> Snapshot:
     """Verify the index of `source` in one of `views` that `copy_index` took from `place`; fetch it from S3 first.
+
+    `counters` count the requests that were tried again.
 
     Raises:
         ConfigurationError: it is damaged or no index, or is one of another source.
         SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
-        trio.run(_download, place, session, fd)
+        trio.run(_download, place, session, fd, Retries(counters))
     try:
         return verify_index(fd, source, views)
     except ConfigurationError as error:
@@ -104,8 +113,8 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
         raise ConfigurationError(f"the index {place} cannot be written: {error.strerror or error}") from error
 
 
-async def _download(place: S3Uri, session: S3Session, fd: int) -> None:
-    async with aclosing(S3Client(session)) as client:
+async def _download(place: S3Uri, session: S3Session, fd: int, retries: Retries) -> None:
+    async with aclosing(S3Client(session, retries=retries)) as client:
         ref = await client.head(place.bucket, place.path)
         _check_size(place, ref.size_bytes)
         os.ftruncate(fd, ref.size_bytes)
@@ -290,13 +299,17 @@ class _Claim:
 
 @dataclass(frozen=True, slots=True)
 class SharedIndex:
-    """The index of `source` that hosts share at `place`; one of another view than `views` is an error."""
+    """The index of `source` that hosts share at `place`; one of another view than `views` is an error.
+
+    `counters` count the requests that were tried again.
+    """
 
     place: S3Uri
     source: S3Uri
     connection: ConnectionConfig
     views: Collection[str]
     max_age_s: float
+    counters: Counters | None = None
 
     def open(self, fd: int, make: Callable[[], Listed]) -> Listed:
         """Write the index to the empty file `fd`: the shared one if it is young enough, or what `make` writes there.
@@ -312,10 +325,10 @@ class SharedIndex:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
             if claim is None:
-                return load_index(self.place, S3Session(self.connection), self.source, fd, self.views), 0
+                return self._load(fd), 0
             with self._held(claim):
                 if claim.replaces != NO_OBJECT:
-                    load_index(self.place, S3Session(self.connection), self.source, fd, self.views)
+                    self._load(fd)
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:
@@ -327,14 +340,16 @@ class SharedIndex:
                 _log.info("wrote %s for the other hosts", self.place)
                 return listed
 
+    def _load(self, fd: int) -> Snapshot:
+        return load_index(self.place, S3Session(self.connection), self.source, fd, self.views, self.counters)
+
     async def _with_objects(self, act: Callable[[ObjectWriter, ObjectWriter], Awaitable[T]]) -> T:
         """Return the result of `act` on the index and on the claim."""
-        bucket, key = self.place.bucket, self.place.path
-        async with aclosing(S3Client(S3Session(self.connection))) as client, AsyncExitStack() as exits:
-            region = await client.region(bucket)
-            index = ObjectWriter(client.session, exits, bucket, key, region)
-            claim = ObjectWriter(client.session, exits, bucket, key + CLAIM_SUFFIX, region)
-            return await act(index, claim)
+        session = S3Session(self.connection)
+        bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
+        async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
+            index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
+            return await act(index, index.beside(key + CLAIM_SUFFIX))
 
     async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> _Claim | None:
         """Return the claim once this host holds it, or None once the index is young enough."""

@@ -82,9 +82,17 @@ class ObjectWriter:
     """
 
     def __init__(
-        self, session: S3Session, exits: AsyncExitStack, bucket: str, key: str, region: str, *, kms_key_id: str = ""
+        self,
+        session: S3Session,
+        exits: AsyncExitStack,
+        bucket: str,
+        key: str,
+        region: str,
+        *,
+        kms_key_id: str = "",
+        retries: Retries | None = None,
     ) -> None:
-        """Open no client yet; `exits` closes those that are opened later.
+        """Open no client yet; `exits` closes those that are opened later. `retries` may be shared.
 
         With a `kms_key_id` S3 encrypts what is written with that key of KMS.
         """
@@ -96,7 +104,7 @@ class ObjectWriter:
         self._encryption: dict[str, Any] = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         )
-        self._retries = Retries()
+        self._retries = retries or Retries()
 
     def beside(self, key: str) -> "ObjectWriter":
         """Return a writer of another object of the bucket, which shares this one's client."""

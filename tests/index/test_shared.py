@@ -5,6 +5,7 @@ import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 
@@ -18,6 +19,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import CLAIM_SUFFIX, SharedIndex
 from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.s3 import upload as upload_module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -25,7 +27,7 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import NO_OBJECT, ObjectWriter
 from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.testing.buckets import MemoryContent
-from fastfuse.testing.faults import ACCESS_DENIED, Answer, FaultRule, Stall
+from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN, Answer, FaultRule, Stall
 from tests.servers import S3Server
 
 SOURCE = S3Uri("data", "set/")
@@ -61,12 +63,14 @@ def serving(config: ServerConfig) -> Iterator[LoopbackServer]:
         yield server
 
 
-def opened(endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOURCE) -> tuple[int, int]:
+def opened(
+    endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOURCE, counters: Counters | None = None
+) -> tuple[int, int]:
     """Open the index as a host does; return its number of files and when it was listed."""
     connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
     fd = os.memfd_create("test")
     try:
-        make_index(source, origin, S3Session(connection), fd)
+        make_index(source, origin, S3Session(connection), fd, counters)
         snapshot = open_snapshot(fd)
         return snapshot.table.metadata.file_count, snapshot.listed_at_ns
     finally:
@@ -160,6 +164,24 @@ def test_a_young_index_is_opened_and_an_old_one_replaced(server: LoopbackServer,
     assert lists(server) > before
     assert opened(server.endpoint_url) == second
     assert is_released(server)
+
+
+def test_all_that_is_tried_again_is_counted(server: LoopbackServer) -> None:
+    """Of the host that writes the index, and of the next one, which fetches it and reads a byte of an object."""
+
+    def refuse(operation: str, bucket: str, skip: int = 0) -> None:
+        server.faults.add(FaultRule(action=SLOW_DOWN, operation=operation, bucket=bucket, skip=skip, times=1))
+
+    counters = Counters()
+    refuse("HeadObject", "shared")
+    refuse("PutObject", "shared")
+    opened(server.endpoint_url, counters=counters)
+    refuse("HeadObject", "shared")
+    refuse("HeadObject", "shared", skip=2)  # the first one of the client that fetches the index
+    refuse("GetObject", "shared")
+    refuse("GetObject", "data")
+    opened(server.endpoint_url, replace(ORIGIN, checks_reads=True), counters=counters)
+    assert sum(count for name, count in counters.as_json().items() if name.startswith("fastfuse_retries")) == 6
 
 
 def test_what_is_no_index_of_the_source_is_never_replaced(server: LoopbackServer, clock: Clock) -> None:

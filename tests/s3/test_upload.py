@@ -158,8 +158,8 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     await client.aclose()
 
 
-def writer(client: S3Client, exits: AsyncExitStack, key: str, **options: str) -> module.ObjectWriter:
-    return module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", **options)
+def writer(client: S3Client, exits: AsyncExitStack, key: str, kms_key_id: str = "") -> module.ObjectWriter:
+    return module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", kms_key_id=kms_key_id)
 
 
 async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
