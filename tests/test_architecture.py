@@ -72,6 +72,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "aiobotocore": "s3",
         "anycrc": "s3.checksums",
         "botocore": "s3 sagemaker",
+        "anyio": "s3",
         "httpx2": "s3",
         "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
         "prometheus_client": "metrics",
@@ -89,7 +90,7 @@ LIBRARIES: Mapping[str, set[str]] = {
 }
 
 # Libraries that come with aiobotocore and its extra httpx2.
-BROUGHT_BY_OTHERS = {"botocore", "httpx2"}
+BROUGHT_BY_OTHERS = {"anyio", "botocore", "httpx2"}
 # The library of an extra: whoever needs it is told to install it.
 ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 

@@ -30,6 +30,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
+from fastfuse.s3.upload import load_writer
 
 __all__ = ["BeforeNetwork", "IndexReport", "make_index"]
 
@@ -123,9 +124,10 @@ class _Making:
         source, origin, session = self.source, self.origin, self.session
         view = origin.listed_view
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
-            # It keeps its rights: several threads write there, and each finds its keys.
-            views = {view, origin.view}
-            shared = SharedIndex(origin.saved, source, session.config, views, origin.max_age_s, self.counters)
+            load_progress()
+            trio.run(load_writer, session)
+            self.before_network(lambda: None)
+            shared = SharedIndex(origin.saved, source, session, {view, origin.view}, origin.max_age_s, self.counters)
             snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
             if not requests:
                 self.accept(snapshot)

@@ -306,7 +306,7 @@ class SharedIndex:
 
     place: S3Uri
     source: S3Uri
-    connection: ConnectionConfig
+    session: S3Session
     views: Collection[str]
     max_age_s: float
     counters: Counters | None = None
@@ -320,7 +320,7 @@ class SharedIndex:
         """
         while True:
             try:
-                claim = trio.run(self._with_objects, self._wait_for_turn)
+                claim = trio.run(self._with_objects, self.session, self._wait_for_turn)
             except ConditionsUnsupportedError as error:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
@@ -332,7 +332,7 @@ class SharedIndex:
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:
-                    trio.run(self._with_objects, partial(_write, fd, claim.replaces))
+                    trio.run(self._with_objects, self.session, partial(_write, fd, claim.replaces))
                 except WriteConflictError:
                     _log.info("another host has written %s meanwhile", self.place)
                     os.ftruncate(fd, 0)
@@ -341,11 +341,10 @@ class SharedIndex:
                 return listed
 
     def _load(self, fd: int) -> Snapshot:
-        return load_index(self.place, S3Session(self.connection), self.source, fd, self.views, self.counters)
+        return load_index(self.place, self.session, self.source, fd, self.views, self.counters)
 
-    async def _with_objects(self, act: Callable[[ObjectWriter, ObjectWriter], Awaitable[T]]) -> T:
+    async def _with_objects(self, session: S3Session, act: Callable[[ObjectWriter, ObjectWriter], Awaitable[T]]) -> T:
         """Return the result of `act` on the index and on the claim."""
-        session = S3Session(self.connection)
         bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
         async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
             index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
@@ -399,7 +398,7 @@ class SharedIndex:
             is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
-                etag = trio.run(self._with_objects, partial(_put_claim, body, etag))
+                etag = trio.run(self._with_objects, self.session.beside(), partial(_put_claim, body, etag))
             except WriteConflictError:
                 return
             except FastfuseError as error:

@@ -6,11 +6,13 @@ Nothing here loads botocore's S3 model (16 MB), which only uploads need.
 import copy
 import io
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+import anyio
 import httpx2
 from aiobotocore.config import AioConfig
 from aiobotocore.hooks import AioHierarchicalEmitter
@@ -59,6 +61,11 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
     def __init__(self, profile: str | None) -> None:
         super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
 
+    async def load_client(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as `create_client`
+        """Read and load all that the client of these `arguments` needs, and start no thread."""
+        await self._create_client(*arguments, **options)
+        await anyio.lowlevel.checkpoint()  # which loads what anyio needs for trio
+
     def _register_data_loader(self) -> None:
         self._components.lazy_register_component("data_loader", lambda: _loader(self.get_config_variable("data_path")))
 
@@ -88,7 +95,7 @@ class S3Session:
             CredentialSource(self._resolve, start_over=self._forget_credentials) if config.sign_request else None
         )
 
-    def _new_session(self) -> AioSession:
+    def _new_session(self) -> _Session:
         session = _Session(profile=self.config.profile)
         session.set_default_client_config(AioConfig(http_session_cls=_HttpSession))
         if self.config.ca_bundle is not None:
@@ -101,6 +108,18 @@ class S3Session:
 
     def _forget_credentials(self) -> None:
         self._chain = self._new_session()
+
+    def beside(self) -> "S3Session":
+        """Return a session for another thread: it has the files of this one, and the credentials that it has last."""
+
+        async def latest() -> Credentials:
+            assert self.credentials is not None
+            assert self.credentials.latest is not None
+            return self.credentials.latest
+
+        other = copy.copy(self)
+        other.credentials = self.credentials and CredentialSource(latest)
+        return other
 
     @cached_property
     def endpoint_url(self) -> str | None:
@@ -256,6 +275,18 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
 
     HTTP/1.1 servers must accept the second form too, but only proxies ever get it, so not every server does.
     """
+
+    # By the files of certificates, which a process reads once: it may not be able to later.
+    _contexts: ClassVar[dict[tuple[object, ...], ssl.SSLContext]] = {}
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
+        """Read and load now what `HttpxSession` would later, and in another thread."""
+        super().__init__(*arguments, **options)
+        files = (options.get("verify"), options.get("client_cert"))
+        if files not in self._contexts:
+            self._contexts[files] = self._build_ssl_context()
+            httpx2.AsyncHTTPTransport(verify=self._contexts[files])
+        self._verify = self._contexts[files]
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline."""

@@ -143,7 +143,8 @@ class CredentialSource:
         async with self._lock:
             if self.latest is not refused:
                 return True
-            if trio.current_time() - self._replaced_s < _LEAST_RENEWAL_PAUSE.total_seconds():
+            # Another loop's clock may be ahead of this one's: trio has each begin anywhere.
+            if 0 <= trio.current_time() - self._replaced_s < _LEAST_RENEWAL_PAUSE.total_seconds():
                 return False
             self._start_over()
             try:
@@ -162,7 +163,7 @@ class CredentialSource:
     def _tell(self, level: int, line: str) -> None:
         """Log that keys were refused, once in 30 s at each level: revoked ones are looked for every second."""
         now_s = trio.current_time()
-        if now_s >= self._told_s.get(level, -inf) + EVERY_S:
+        if not 0 <= now_s - self._told_s.get(level, -inf) < EVERY_S:
             self._told_s[level] = now_s
             logger.log(level, "%s", line)
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -32,13 +32,13 @@ from fastfuse.errors import (
     WriteConflictError,
     first_of,
 )
-from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 
-__all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "upload"]
+__all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "load_writer", "upload"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +62,14 @@ async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
     region = await client.region(bucket)
     async with AsyncExitStack() as exits:
         await ObjectWriter(client.session, exits, bucket, key, region).write(fd)
+
+
+async def load_writer(session: S3Session) -> None:
+    """Read and load all that a writer of `session` needs, in a process that may not do so later.
+
+    Raises `ConfigurationError` where the certificates cannot be read.
+    """
+    await _Clients(session, AsyncExitStack(), DEFAULT_REGION).make(session.aws.load_client, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,29 +289,34 @@ class _Clients:
         credentials = None if source is None else await source.current()
         async with self._opening:
             if self._boto is None or credentials is not self._credentials:
-                self._boto, self._credentials = await self._open(credentials), credentials
+                self._boto, self._credentials = await self.make(self._open, credentials), credentials
             return self._boto, credentials
 
-    async def _open(self, credentials: Credentials | None) -> Any:  # noqa: ANN401 - the class is made at run time
-        session, keys = self._session, {}
-        if credentials is not None:
-            keys = {
-                "aws_access_key_id": credentials.access_key,
-                "aws_secret_access_key": credentials.secret_key,
-                "aws_session_token": credentials.token,
-            }
-        options = {"region_name": self._region, "endpoint_url": session.endpoint_url, **keys}
+    async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the class is made at run time
+        boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
+        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+        return boto
+
+    async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
+        """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""
+        session = self._session
+        # botocore would look for keys itself, for a client that signs and is only loaded.
+        keys = credentials or Credentials(access_key="-", secret_key="-")  # noqa: S106
         try:
-            client = session.aws.create_client(
-                "s3", verify=session.authorities or False, config=_boto_config(session), **options
+            return await make(
+                "s3",
+                region_name=self._region,
+                endpoint_url=session.endpoint_url,
+                verify=session.authorities or False,
+                config=_boto_config(session),
+                aws_access_key_id=keys.access_key,
+                aws_secret_access_key=keys.secret_key,
+                aws_session_token=keys.token,
             )
-            boto = await self._exits.enter_async_context(client)
         except (BotoCoreError, ValueError) as error:
             raise resolution_error(error) from error
         except OSError as error:
             raise bad_ca_bundle(session) from error
-        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
-        return boto
 
 
 async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:

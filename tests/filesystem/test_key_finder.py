@@ -22,7 +22,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN
+from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from tests.filesystem.test_privileges import NOBODYS, RUNS_PROGRAM, rights_of
 from tests.filesystem.test_supervisor import kill, with_change
 from tests.filesystem.waiting import PATIENCE_S, wait_until
@@ -336,3 +336,47 @@ def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tm
         assert "AccessDenied" in log.read_text()
         assert str(tmp_path / "log.1") not in links(open_files)
         assert (log.stat().st_uid, log.stat().st_mode & 0o777) == (0, 0o640)
+
+
+@pytest.mark.fuse
+def test_an_index_that_hosts_share_is_made_with_files_that_only_root_may_use(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keys are refused as the claim is taken, and as the source is listed. The claim is renewed in between."""
+    with_change(monkeypatch, "from fastfuse.index import saved\nsaved.RENEWAL_S = 0.05")
+    authority, issued = create_chain(tmp_path)
+    config, program, reply, calls = (tmp_path / name for name in ("config", "program", "reply", "calls"))
+    configure(program, f"#!/bin/sh\nid -u >>{calls}\nsed s/AKIA/AKIA$(wc -l <{calls})/ {reply}\n")
+    program.chmod(0o700)
+    configure(config, f"[profile process]\ncredential_process = {program}\nca_bundle = {authority}\n")
+    configure(reply, process_reply("AKIA", timedelta(hours=1)))
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    lists = MemoryObjects({})
+    words = ("--index", "s3://lists/index", "--index-max-age", "1h")
+    buckets = {"bucket": MemoryObjects({"data/a": b"a"}), "lists": lists}
+    with (
+        LoopbackServer(buckets, ServerConfig(tls=issued, writes="conditional")) as server,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="PutObject", times=1))
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="ListObjectsV2", times=1))
+        listing = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+
+        def let_it_list_after_two_renewals() -> None:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > 0, PATIENCE_S)
+            puts = server.statistics().requests["PutObject"]
+            server.wait_until(lambda now: now.requests["PutObject"] >= puts + 2, PATIENCE_S)
+            server.faults.remove(listing)
+
+        renewing = threads.submit(let_it_list_after_two_renewals)
+        environment = profile_environment(config)
+        with mounted("s3://bucket/data", server.endpoint_url, *words, environment=environment) as mount:
+            assert (mount.path / "a").read_bytes() == b"a"
+            assert mount.log.count("using those that were resolved anew") == 2
+            assert "was not written anew" not in mount.log
+        renewing.result()
+        made, claim = (lists.view().lookup(key) for key in (b"index", b"index.claim"))
+        assert made is not None
+        assert claim is not None
+        assert claim.size_bytes == 0
+    assert set(calls.read_text().split()) == {"0"}

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 
@@ -26,8 +27,9 @@ from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
 from tests.filesystem.test_supervisor import kill, with_change
 from tests.filesystem.waiting import wait_for_end, wait_until
+from tests.forked import Forked
 from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
-from tests.mounting import Mount, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
 
 _NOBODY = 65534
 _READ_SEARCH = 1 << 2
@@ -211,6 +213,29 @@ def test_every_process_of_a_mount_has_the_rights_that_it_needs(
 
 
 @pytest.mark.fuse
+@pytest.mark.parametrize("operation", ["HeadObject", "ListObjectsV2"])
+def test_the_lister_of_an_index_that_hosts_share_has_the_rights_of_any_lister(operation: str, tmp_path: Path) -> None:
+    """The first HEAD asks for the index; the listing begins with the claim in place."""
+    buckets = {"bucket": MemoryObjects({"data/a": b"a"}), "lists": MemoryObjects({})}
+    with LoopbackServer(buckets, ServerConfig(writes="conditional")) as server:
+        server.faults.add(FaultRule(action=Stall(0), operation=operation))
+        words = ("--index", "s3://lists/index", "--index-max-age", "1h")
+        mount = Forked[bytes](
+            mount_command("s3://bucket/data", tmp_path, server.endpoint_url, *words), env=ENVIRONMENT, stderr=DEVNULL
+        )
+        try:
+            server.wait_until(lambda now: now.requests.get(operation, 0) > 0, 60)
+            (finder,) = children_of(mount.pid)
+            (lister,) = children_of(finder)
+            wait_until(lambda: rights_of(finder) == CONFINED)
+            assert os.listdir(f"/proc/{finder}/task") == [str(finder)]  # no thread kept the rights
+            assert rights_of(lister) == NOBODYS
+        finally:
+            mount.terminate()
+            assert mount.wait(60) == -signal.SIGTERM
+
+
+@pytest.mark.fuse
 def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -348,6 +373,7 @@ def test_nobody_loads_and_opens_nothing_any_more(monkeypatch: pytest.MonkeyPatch
         ("bucket/data", ("--inventory", "s3://lists/csv/manifest.json")),
         ("bucket/data", ("--inventory", "s3://lists/parquet/manifest.json")),
         ("bucket/data", ("--index", "s3://lists/index")),
+        ("bucket/data", ("--index", "s3://lists/shared", "--index-max-age", "1h")),
     ],
 )
 def test_nobody_loads_nothing_for_any_kind_of_source(
@@ -360,7 +386,8 @@ def test_nobody_loads_nothing_for_any_kind_of_source(
     for name, report in (("CSV", csv_file(rows)), ("Parquet", parquet_file(rows))):
         lists.put(f"report/{name}", report)
         lists.put(f"{name.lower()}/manifest.json", manifest({f"report/{name}": report}, name))
-    with LoopbackServer({"bucket": data, "lists": lists}) as server:
+    config = ServerConfig(writes="conditional")
+    with LoopbackServer({"bucket": data, "lists": lists}, config) as server:
         where = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
         assert run_fastfuse("index", "s3://bucket/data", "-o", str(tmp_path / "index"), *where).returncode == 0
         lists.put("index", (tmp_path / "index").read_bytes())

@@ -244,7 +244,7 @@ def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) 
     connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
     fd = os.memfd_create("test")
     try:
-        _, requests = SharedIndex(PLACE, SOURCE, connection, {""}, 3600).open(fd, make)
+        _, requests = SharedIndex(PLACE, SOURCE, S3Session(connection), {""}, 3600).open(fd, make)
         assert requests == 0
         assert len(others) == 1
         assert os.pread(fd, 1 << 20, 0) == others[0] == held(server)
@@ -280,7 +280,7 @@ def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
 
     connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
     with pytest.raises(EmptySourceError):
-        SharedIndex(PLACE, SOURCE, connection, {""}, 3600).open(-1, make)
+        SharedIndex(PLACE, SOURCE, S3Session(connection), {""}, 3600).open(-1, make)
     assert ages == [0]
     assert is_released(server)
 

@@ -375,6 +375,21 @@ async def test_where_nothing_else_is_found_the_old_keys_stay_and_nobody_looks_tw
     assert await source.replace(first)
 
 
+def test_a_later_loop_whose_clock_is_behind_looks_for_others_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    source, resolver, _ = source_with(None)
+
+    async def replace(after_s: float) -> None:
+        await trio.sleep(after_s)
+        resolver.error = ServiceError("no network")
+        source.latest = source.latest or SECOND
+        assert not await source.replace(source.latest)
+
+    for after_s in (1000, 1):
+        trio.run(replace, after_s, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert resolver.calls == 2
+    assert len(caplog.messages) == 2
+
+
 async def test_a_search_that_fails_is_logged_and_leaves_the_old_keys(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
