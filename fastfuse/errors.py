@@ -11,8 +11,8 @@ __all__ = [
     *("AccessError", "BadReplyError", "ConditionsUnsupportedError", "ConfigurationError", "DeadlineError"),
     *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
     *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
-    *("OutputError", "PoisonedReadError", "ReadError", "ServiceError", "SourceError", "StaleInodeError"),
-    *("UnavailableError", "WriteConflictError", "errno_for", "first_of"),
+    *("OutputError", "PoisonedReadError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
+    *("StaleInodeError", "UnavailableError", "WriteConflictError", "errno_for", "first_of"),
 ]
 
 
@@ -61,6 +61,10 @@ class MissingObjectError(SourceError):
 
 class ServiceError(FastfuseError):
     """The service cannot be used: unreachable, TLS failure, 5xx or throttled after all retries, nonsense replies."""
+
+
+class RefusedError(ServiceError):
+    """The service refuses a request for an object for good, for a reason that is none of the other errors."""
 
 
 class ConditionsUnsupportedError(ServiceError):

@@ -71,7 +71,13 @@ class S3Client:
         self._rate = RequestRate()
         self._credentials: Credentials | None = None  # those that signed last
         self._has_met_s3 = False  # whether an S3 service has answered
-        self._integrity = Integrity(is_thorough=config.verify, fetch=self._get, head=self._head, counters=counters)
+        self._integrity = Integrity(
+            is_thorough=config.verify,
+            deadline_s=config.deadline_s,
+            fetch=self._get,
+            head=partial(self._head, is_read=True),
+            counters=counters,
+        )
         self._closed = False
 
     @property
@@ -137,10 +143,10 @@ class S3Client:
             raise ServiceError(told, hint="Check that --endpoint-url is an S3 service.")
         return ref
 
-    async def _head(self, bucket: str, key: str, query: str = "") -> ReplyHead:
+    async def _head(self, bucket: str, key: str, query: str = "", *, is_read: bool = False) -> ReplyHead:
         deadline_s = self.session.config.deadline_s
         with trio.move_on_after(deadline_s):
-            ask = partial(self._ask_once, bucket, key=key, query=query)
+            ask = partial(self._ask_once, bucket, key=key, query=query, is_read=is_read)
             return (await self._retries.run(ask, name=_shown(bucket, key)))[0]
         raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
 
@@ -271,14 +277,18 @@ class S3Client:
             self._put_back(route, connection)
         return data.toreadonly(), head
 
-    async def _ask_once(self, bucket: str, *, key: str = "", query: str = "") -> tuple[ReplyHead, bytes]:
+    async def _ask_once(
+        self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
+    ) -> tuple[ReplyHead, bytes]:
         """Return the head of the reply to a HEAD for `key`, or to a LIST with `query` and its whole page.
+
+        A HEAD that a read waits for (`is_read`) is tried again as a read is.
 
         Raises:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
-        route, credentials = await self._prepared(bucket)
+        route, credentials = await self._prepared(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
         async with self._slots:
@@ -305,7 +315,7 @@ class S3Client:
                     self._put_back(route, connection)
         failure = self._judged(failure)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
-        raise RetryableError(final, failure, is_mended=is_mended)
+        raise RetryableError(final, failure, is_read=is_read, is_mended=is_mended)
 
     async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
         """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.

@@ -27,6 +27,7 @@ from fastfuse.errors import (
     ObjectChangedError,
     ObjectDeniedError,
     ReadError,
+    RefusedError,
     ServiceError,
     SourceError,
     UnavailableError,
@@ -292,7 +293,8 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
                 hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
             )
         case Kind.THROTTLED | Kind.BUSY | Kind.BROKEN | Kind.OTHER | Kind.CHANGED:
-            return ServiceError(f"The S3 service failed to {operation} {shown} ({failure.detail}).")
+            error = RefusedError if failure.kind is Kind.OTHER else ServiceError
+            return error(f"The S3 service failed to {operation} {shown} ({failure.detail}).")
     return None
 
 

@@ -2,9 +2,9 @@
 
 A file that one GET reads is checked against the head of that reply. With ``--verify`` larger objects are, too: the
 first GET of one asks by HEAD for its checksum (or for those of the parts of its upload), and each GET adds the CRC of
-its bytes. The piece that completes an object, or a part, is withheld until the CRC of all pieces is right. What was
-handed out before cannot be taken back, so a wrong CRC fails this piece and every later one of the same bytes. A hash
-takes pieces only in their order, each once those before it are there.
+its bytes. A HEAD that gets no answer fails the read. The piece that completes an object, or a part, is withheld until
+the CRC of all pieces is right. What was handed out before cannot be taken back, so a wrong CRC fails this piece and
+every later one of the same bytes. A hash takes pieces only in their order, each once those before it are there.
 
 Bytes that are wrong are fetched once more. The pieces that were fetched last count; of those that the kernel keeps in
 its page cache they are the same bytes, as long as this process lives and remembers the object.
@@ -18,7 +18,7 @@ from typing import TypeVar, TypeVarTuple
 
 import trio
 
-from fastfuse.errors import FastfuseError, IntegrityError
+from fastfuse.errors import DeadlineError, ForbiddenObjectError, IntegrityError, MissingObjectError, RefusedError
 from fastfuse.metrics import CHECKS, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
@@ -80,12 +80,17 @@ class Integrity:
         self,
         *,
         is_thorough: bool,
+        deadline_s: float,
         fetch: Callable[[ObjectRef, int, int], Awaitable[tuple[Buffer, ReplyHead]]],
         head: Callable[[str, str, str], Awaitable[ReplyHead]],
         counters: Counters,
     ) -> None:
-        """Check small files, and all others if `is_thorough`. `head` takes bucket, key and query."""
+        """Check small files, and all others if `is_thorough`, each read within `deadline_s`, its HEADs included.
+
+        `head` takes bucket, key and query.
+        """
         self._is_thorough = is_thorough
+        self._deadline_s = deadline_s
         self._fetch = fetch
         self._head = head
         self._counters = counters
@@ -107,10 +112,12 @@ class Integrity:
         known = self._known(ref)
         known.under_way.append(start)
         try:
-            data, head = await self._fetch(ref, start, end)
-            if len(data) == ref.size_bytes and not is_composite(head.headers):
-                return await self._check_whole(ref, data, head)
-            return await self._check_piece(known, ref, start, data)
+            with trio.move_on_after(self._deadline_s):
+                data, head = await self._fetch(ref, start, end)
+                if len(data) == ref.size_bytes and not is_composite(head.headers):
+                    return await self._check_whole(ref, data, head)
+                return await self._check_piece(known, ref, start, data)
+            raise DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
         finally:
             known.under_way.remove(start)
             known.landed.set()
@@ -198,10 +205,10 @@ class Integrity:
         ]
 
     async def _ask(self, ref: ObjectRef, part: int) -> ReplyHead | None:
-        """Return the reply to a HEAD for the object or for a part of its upload; None where there is none."""
+        """Return the reply to a HEAD for the object or for a part of its upload; None if the service refuses it."""
         try:
             return await self._head(ref.bucket, ref.key, f"partNumber={part}" if part else "")
-        except FastfuseError:
+        except (ForbiddenObjectError, MissingObjectError, RefusedError):
             return None  # GETs may be allowed where HEADs are not
 
     async def _first_wrong(

@@ -1,34 +1,47 @@
 """Bytes that are damaged on their way: fetched once more, or an error; never the wrong ones."""
 
+import errno
 import hashlib
 import random
 from base64 import b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import pairwise
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from itertools import count, pairwise
+from math import inf
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import IntegrityError, ObjectChangedError, ObjectDeniedError
+from fastfuse.errors import DeadlineError, IntegrityError, ObjectChangedError, ObjectDeniedError, ReadError
 from fastfuse.metrics import CHECKS, Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checksums import digest_of
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.integrity import Integrity
+from fastfuse.s3.routes import NotConnectedError, Route
 from fastfuse.testing import (
     ACCESS_DENIED,
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Answer,
     Delay,
     FaultRule,
     Flip,
     LoopbackServer,
     MemoryObjects,
     Replace,
+    Reset,
     ServerConfig,
     UploadedPart,
 )
+from fastfuse.testing.faults import Action
 
 DATA = random.Random(1).randbytes(3_000_000)
 ALGORITHMS = ["crc64nvme", "crc32c", "crc32", "sha1", "sha256"]
@@ -86,11 +99,17 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(*, verify: bool, config: ServerConfig | None = None) -> AsyncIterator[Bench]:
+async def benched(
+    *, verify: bool, config: ServerConfig | None = None, deadline_s: float = 60.0
+) -> AsyncIterator[Bench]:
     objects, counters = MemoryObjects(), Counters()
     with LoopbackServer({"bucket": objects}, config) as server:
         connection = ConnectionConfig(
-            endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False, verify=verify
+            endpoint_url=server.endpoint_url,
+            region="us-east-1",
+            sign_request=False,
+            verify=verify,
+            deadline_s=deadline_s,
         )
         client = S3Client(S3Session(connection), counters=counters)
         yield Bench(server, objects, client, counters)
@@ -272,11 +291,109 @@ async def test_what_cannot_be_checked_is_read_and_counted() -> None:
             ref = bench.put(DATA, checksums, etag=f'"{len(checksums)}{sorted(checksums)}-2"')
             assert await bench.read(ref, 1_000_000) == DATA
         assert bench.counts() == {"none": 2}
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 501])
+@pytest.mark.parametrize("is_of_part", [False, True])
+async def test_an_object_whose_head_is_refused_is_read_and_counted_once(status: int, is_of_part: bool) -> None:
     async with benched(verify=True) as bench:
-        ref = bench.put(DATA, told("crc32", DATA))
-        bench.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="HeadObject"))
+        ref = bench.put_parts("crc32", EVEN)
+        refusal = Answer(status, "Refused", "")
+        bench.server.faults.add(FaultRule(action=refusal, operation="HeadObject", skip=2 if is_of_part else 0))
         assert await bench.read(ref, 1_000_000) == DATA
-        assert bench.counts() == {"none": 1}
+        assert bench.counts() == ({"begun": 1, "none": 1} if is_of_part else {"none": 1})
+        assert bench.requests("HeadObject") == (3 if is_of_part else 1)
+
+
+REFUSED_CONNECTION = "refused connection"
+PASSING = [INTERNAL_ERROR, SLOW_DOWN, Reset(None), REFUSED_CONNECTION]
+
+
+def hinder_heads(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench, trouble: Action | str, *, skip: int, times: int | None
+) -> None:
+    if not isinstance(trouble, str):
+        bench.server.faults.add(FaultRule(action=trouble, operation="HeadObject", skip=skip, times=times))
+        return
+    ask, asked = bench.client._routes.ask, count()
+
+    async def refuse(route: Route, request: bytes, watch: StallWatch, **others: Any) -> tuple[Connection, ReplyHead]:  # noqa: ANN401 - those of `Routes.ask`
+        if request.startswith(b"HEAD") and skip <= next(asked) < (inf if times is None else skip + times):
+            raise NotConnectedError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+        return await ask(route, request, watch, **others)
+
+    monkeypatch.setattr(bench.client._routes, "ask", refuse)
+
+
+@pytest.mark.parametrize("trouble", PASSING)
+@pytest.mark.parametrize("skip", [0, 1, 2], ids=["the object", "its first part", "another part"])
+async def test_an_object_whose_heads_fail_for_a_while_is_checked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, trouble: Action | str, skip: int
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.0)  # pauses of 0
+    async with benched(verify=True) as bench:
+        ref = bench.put_parts("crc32c", EVEN)
+        hinder_heads(monkeypatch, bench, trouble, skip=skip, times=6)  # a command has 4 attempts
+        bench.flip(2_500_000)
+        with pytest.raises(IntegrityError, match="bytes 2400000 to 2800000"):
+            await bench.read(ref, 400_000)
+        assert bench.counts() == {"begun": 1, "mismatch": 1}
+
+
+@pytest.mark.parametrize("trouble", PASSING)
+@pytest.mark.parametrize("skip", [0, 2], ids=["the object", "a part"])
+async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one_asks_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: Action | str, skip: int
+) -> None:
+    async with benched(verify=True, deadline_s=0.5) as bench:
+        ref = bench.put_parts("crc32c", EVEN)
+        hinder_heads(monkeypatch, bench, trouble, skip=skip, times=None)
+        start = 400_000 if skip else 0
+        if skip:
+            await bench.client.get(ref, 0, start)
+        for _ in range(2):
+            with pytest.raises(ReadError, match="'key' could not be read") as caught:
+                await bench.client.get(ref, start, start + 400_000)
+            assert caught.value.errno == errno.EIO
+        assert len([message for message in caplog.messages if "(attempt 1 failed" in message]) == 1
+        bench.server.faults.clear()
+        monkeypatch.undo()
+        assert await bench.read(ref, 400_000) == DATA
+        assert bench.counts() == {"begun": 1, "ok": 1}
+
+
+async def test_a_checked_read_takes_one_deadline_in_all(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Also where it waits for the question of another one, which began later and takes longer."""
+    head = ReplyHead(status=206, headers={}, is_persistent=True, body_bytes=0)
+
+    async def fetch(ref: ObjectRef, start: int, end: int) -> tuple[bytes, ReplyHead]:
+        await trio.sleep(40 if start else 0)
+        return bytes(end - start), head
+
+    async def ask(bucket: str, key: str, query: str = "") -> ReplyHead:
+        await trio.sleep(59)
+        return head
+
+    integrity = Integrity(is_thorough=True, deadline_s=60.0, fetch=fetch, head=ask, counters=Counters())
+    ref = ObjectRef("bucket", "key", 2000, "")
+    ended_s: dict[str, float] = {}
+
+    async def read(name: str, start: int, *, begins_s: float) -> None:
+        await trio.sleep_until(began_s + begins_s)
+        with pytest.raises(DeadlineError) if name == "late" else nullcontext():
+            await integrity.get(ref, start, start + 1000)
+        ended_s[name] = trio.current_time() - began_s
+
+    began_s = trio.current_time()
+    await read("late", 1000, begins_s=0)
+    assert ended_s.pop("late") == 60
+    began_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(read, "late", 1000, begins_s=0))
+        nursery.start_soon(partial(read, "in time", 0, begins_s=30))
+    assert ended_s == {"late": 60, "in time": 89}
 
 
 async def test_the_checksum_of_another_version_tells_that_the_object_has_changed() -> None:
