@@ -99,6 +99,8 @@ class CredentialSource:
         self._replaced_s = -inf
         # When a line of each level was logged.
         self._told_s: dict[int, float] = {}
+        # Whether the last renewal brought nothing.
+        self._is_overdue = False
         # Ends with the renewal that is under way beside readers.
         self._renewal: trio.Event | None = None
         self.latest: Credentials | None = None
@@ -193,6 +195,7 @@ class CredentialSource:
         try:
             fresh = await self._resolve()
         except FastfuseError as error:
+            self._is_overdue = True
             left = old.expires_at - self._now()
             if left <= timedelta(0):
                 raise
@@ -201,6 +204,9 @@ class CredentialSource:
             return
         if fresh == old:  # botocore returns the old ones after a failure, until ten minutes before the expiry
             logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
+        elif self._is_overdue:
+            logger.info("The AWS credentials are renewed after all; they expire at %s", fresh.expires_at)
+        self._is_overdue = fresh == old
         self._keep(fresh)
 
     def _keep(self, fresh: Credentials) -> None:

@@ -298,6 +298,7 @@ async def test_a_renewal_that_fails_unforeseen_ends_nothing(caplog: pytest.LogCa
 
 
 async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     source, resolver, clock = source_with(timedelta(hours=1))
     await source.current()
     clock.now = START + timedelta(minutes=50)
@@ -309,11 +310,16 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     resolver.error = None
     clock.now = START + timedelta(minutes=56)
     assert (await renewed(source)).access_key == "key 3"
+    clock.now = START + timedelta(minutes=105)
+    assert (await renewed(source)).access_key == "key 4"
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "renewed after all; they expire at 2" in caplog.text
 
 
 async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     source, resolver, clock = source_with(timedelta(hours=1))
     first = await source.current()
     resolver.fixed = first
@@ -321,13 +327,15 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     for _ in range(3):
         assert await renewed(source) == first
     assert resolver.calls == 2
-    assert "were not renewed yet" in caplog.text
     resolver.fixed = None
     clock.now = START + timedelta(minutes=54)
     assert (await renewed(source)).access_key == "key 3"
+    assert ["not renewed yet" in line for line in caplog.messages] == [True, False]
+    assert "renewed after all" in caplog.messages[1]
 
 
-async def test_a_failed_renewal_of_expired_keys_is_an_error() -> None:
+async def test_a_failed_renewal_of_expired_keys_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     source, resolver, clock = source_with(timedelta(hours=1))
     await source.current()
     clock.now = START + timedelta(hours=2)
@@ -336,6 +344,7 @@ async def test_a_failed_renewal_of_expired_keys_is_an_error() -> None:
         await source.current()
     resolver.error = None
     assert (await source.current()).access_key == "key 3"
+    assert "renewed after all" in caplog.text
 
 
 # --- credentials that the service refuses
