@@ -228,14 +228,14 @@ class S3Session:
             )
         return given
 
-    async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> bool:
+    async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> tuple[bool, Failure | None]:
         """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
 
-        Return whether there are other credentials now.
+        Return whether there are other credentials now, and what keeps them from being looked for, if it may pass.
         """
         if kind not in (Kind.EXPIRED, Kind.BAD_KEYS) or self.credentials is None or credentials is None:
-            return False
-        return await self.credentials.replace(credentials)
+            return False, None
+        return await self.credentials.replace(credentials), self.credentials.trouble
 
     def command_error(
         self, failure: Failure, bucket: str, key: str, region: str, *, operation: str = "read"

@@ -29,7 +29,7 @@ from fastfuse.s3.base import LIST_DEADLINE_S
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
-from fastfuse.s3.credentials import Credentials
+from fastfuse.s3.credentials import Credentials, passing_failure
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
@@ -71,12 +71,9 @@ class S3Client:
         self._rate = RequestRate()
         self._credentials: Credentials | None = None  # those that signed last
         self._has_met_s3 = False  # whether an S3 service has answered
+        head = partial(self._head, is_read=True)
         self._integrity = Integrity(
-            is_thorough=config.verify,
-            deadline_s=config.deadline_s,
-            fetch=self._get,
-            head=partial(self._head, is_read=True),
-            counters=counters,
+            is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
         )
         self._closed = False
 
@@ -267,7 +264,7 @@ class S3Client:
         """Receive the range behind this `head` of a reply, and put back `connection`."""
         try:
             if head.status not in (200, 206):
-                failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials)
+                failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials, is_read=True)
                 self._note_refusal(head.status, failure)
                 raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
             self._has_met_s3 = True
@@ -304,7 +301,7 @@ class S3Client:
                     failure = bodies.failure_of_page(head, page)
                 else:
                     failure, is_mended = await self._refusal(
-                        connection, head, bucket, route, credentials, has_body=is_list
+                        connection, head, bucket, route, credentials, is_read=is_read, has_body=is_list
                     )
             except BadReplyHeadError as error:
                 raise self._no_service(error, bucket, route) from error
@@ -366,7 +363,13 @@ class S3Client:
         if self._closed:
             raise RuntimeError("the client is closed")
         source = self.session.credentials
-        credentials = None if source is None else await source.current()
+        try:
+            credentials = None if source is None else await source.current()
+        except FastfuseError as error:
+            failure = passing_failure(error) if is_read else None
+            if failure is None:
+                raise
+            raise RetryableError(error, failure, is_read=True) from error
         if credentials is not self._credentials:
             if self._credentials is not None:
                 self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
@@ -381,6 +384,7 @@ class S3Client:
         route: Route,
         credentials: Credentials | None,
         *,
+        is_read: bool,
         has_body: bool = True,
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
@@ -394,7 +398,8 @@ class S3Client:
             return failure, await self._routes.correct(bucket, failure.region, route)
         # A HEAD answered 403 does not tell a denied object from revoked keys.
         kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
-        return failure, await self.session.replace_refused(credentials, kind)
+        is_mended, trouble = await self.session.replace_refused(credentials, kind)
+        return trouble if is_read and trouble and not is_mended else failure, is_mended
 
     def _note_refusal(self, status: int, failure: Failure) -> None:
         self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))

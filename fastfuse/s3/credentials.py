@@ -15,11 +15,11 @@ import trio
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.errors import AccessError, FastfuseError
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
 from fastfuse.repeats import EVERY_S
-from fastfuse.s3.failures import resolution_error, safe_cause
+from fastfuse.s3.failures import Failure, Kind, resolution_error, safe_cause
 
-__all__ = ["CredentialSource", "Credentials", "resolve_credentials"]
+__all__ = ["CredentialSource", "Credentials", "passing_failure", "resolve_credentials"]
 
 logger = logging.getLogger(__name__)
 # Its warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
@@ -80,6 +80,13 @@ async def resolve_credentials(session: AioSession) -> Credentials:
     )
 
 
+def passing_failure(error: FastfuseError) -> Failure | None:
+    """Return the failure of credentials that `error` keeps from being resolved; None if it does not pass by itself."""
+    if isinstance(error, AccessError | ConfigurationError):
+        return None
+    return Failure(kind=Kind.UNREACHABLE, detail=str(error).rstrip("."))
+
+
 class CredentialSource:
     """Keeps the current credentials, for trio tasks."""
 
@@ -99,6 +106,8 @@ class CredentialSource:
         self._replaced_s = -inf
         # When a line of each level was logged.
         self._told_s: dict[int, float] = {}
+        # What kept `replace` from looking for others the last time, if it may pass.
+        self.trouble: Failure | None = None
         # Whether the last renewal brought nothing.
         self._is_overdue = False
         # Ends with the renewal that is under way beside readers.
@@ -149,12 +158,14 @@ class CredentialSource:
             if 0 <= trio.current_time() - self._replaced_s < _LEAST_RENEWAL_PAUSE.total_seconds():
                 return False
             self._start_over()
+            self.trouble = None
             try:
                 fresh = await self._resolve()
             except FastfuseError as error:
                 line = f"The service refused the AWS credentials, and there are no others: {error}"
                 self._tell(logging.WARNING, line)
                 fresh = refused
+                self.trouble = passing_failure(error)
             self._replaced_s = trio.current_time()
             if replace(fresh, expires_at=None) == replace(refused, expires_at=None):
                 return False

@@ -5,6 +5,7 @@ found no credentials. A message consists of the status, the error code and names
 the reply's own text, which may hold the token, the access key or the string that was signed.
 """
 
+import errno
 import os
 import re
 import ssl
@@ -124,6 +125,8 @@ STATUSES = {
 }
 # OpenSSL's words for plain text in place of a TLS record.
 _PLAIN_PORT = "wrong version number"
+# A limit of processes, of descriptors or of memory.
+_NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Codes and regions are shown to the user, so only such words pass.
 _WORD = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 # The scheme and host of a redirect, without a user name or path.
@@ -375,6 +378,11 @@ def resolution_error(error: Exception) -> FastfuseError:
             return ServiceError(
                 f"The service that issues the AWS credentials cannot be used: {failure.detail}.",
                 hint="Check the network and the profile's role or sign-in settings.",
+            )
+        case _ if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            return ServiceError(
+                f"The AWS credentials cannot be had now: {_system_text(error)}.",
+                hint="see ulimit -u, ulimit -n, the cgroup's pids.max and free memory",
             )
         case _:
             detail = _named_file(error) if isinstance(error, OSError) else failure.detail

@@ -7,8 +7,9 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import aclosing, closing, contextmanager, suppress
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.filesystem import key_finder
 from fastfuse.filesystem.children import NoRoomError, fork_child, wait_child
 from fastfuse.filesystem.key_finder import KeyFinder, ask_for_keys
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
 from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
@@ -86,8 +89,8 @@ class Desk:
 
 
 @contextmanager
-def desk(profile: str | None = None) -> Iterator[Desk]:
-    made = Desk(ConnectionConfig(profile=profile))
+def desk(profile: str | None = None, endpoint_url: str | None = None) -> Iterator[Desk]:
+    made = Desk(ConnectionConfig(profile=profile, endpoint_url=endpoint_url, region="us-east-1"))
     yield made
     assert made.end is not None
     made.end.close()
@@ -189,6 +192,32 @@ def test_a_limit_of_processes_or_files_and_a_dead_supervisor_are_errors(monkeypa
         found.finder.close()
         with pytest.raises(AccessError, match="has ended"):
             trio.run(found.resolve)
+
+
+def test_a_read_waits_for_room_for_the_process_that_finds_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read(session: S3Session) -> bytes:
+        async with aclosing(S3Client(session)) as client:
+            return bytes(await client.get(ObjectRef("bucket", "key", 4, ""), 0, 4))
+
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}) as server,
+        desk(endpoint_url=server.endpoint_url) as found,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        no_room = count()
+
+        def fork(work: Callable[[], object]) -> int:
+            if next(no_room) < 3:
+                raise NoRoomError("no process can be started: Resource temporarily unavailable")
+            return found._fork(work)
+
+        monkeypatch.setattr(found.finder, "_fork", fork)
+        reading = threads.submit(trio.run, read, found.worker)
+        while not found.pids:
+            found.wait_for_question()
+            found.finder.look_after()
+        found.reap()
+        assert reading.result(PATIENCE_S) == b"data"
 
 
 # --- real mounts

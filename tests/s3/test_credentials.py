@@ -1,7 +1,11 @@
+import errno
 import json
 import logging
+import os
 import sys
 import traceback
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -9,7 +13,14 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import AccessError, ConfigurationError, ObjectDeniedError, ServiceError
+from fastfuse.errors import (
+    AccessError,
+    ConfigurationError,
+    FastfuseError,
+    ObjectDeniedError,
+    ServiceError,
+    UnavailableError,
+)
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -424,3 +435,107 @@ async def test_keys_that_are_refused_as_soon_as_they_are_found_do_not_fill_the_l
         await trio.sleep(1)
     assert [message.endswith("resolved anew.") for message in caplog.messages] == [True, True]
     assert resolver.calls == 41
+
+
+# --- credentials that cannot be had for a while
+
+
+# As the process that finds keys sends it: no process can be started.
+NO_ROOM = FastfuseError("no process can be started: Resource temporarily unavailable")
+PASSING = [NO_ROOM, ServiceError("The service that issues the AWS credentials cannot be used: no route.")]
+LASTING = [AccessError("No AWS credentials were found."), ConfigurationError("There is no AWS profile 'other'.")]
+REF = ObjectRef("bucket", "key", 4, "")
+
+
+class Failing:
+    """Fails as often as a test says, and then gives the keys that the service accepts."""
+
+    def __init__(self, error: FastfuseError, times: int) -> None:
+        self.error = error
+        self.left = times
+
+    async def __call__(self) -> Credentials:
+        await trio.lowlevel.checkpoint()
+        if self.left:
+            self.left -= 1
+            raise self.error
+        return Credentials(access_key="AKIASECOND", secret_key=SECRET_KEY)
+
+
+@asynccontextmanager
+async def client_with(resolver: Failing, *, has_refused: bool, deadline_s: float = 60.0) -> AsyncIterator[S3Client]:
+    """Open a client that has no keys, or only such that the service refuses."""
+    config = ServerConfig(access_key_id="AKIASECOND")
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, config) as server:
+        session = S3Session(
+            ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=deadline_s)
+        )
+        session.credentials = CredentialSource(resolver)
+        if has_refused:
+            session.credentials.take(Credentials(access_key="AKIAFIRST", secret_key=SECRET_KEY))
+        async with aclosing(S3Client(session)) as client:
+            yield client
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try requests again at once, and look for keys with each."""
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    monkeypatch.setattr("fastfuse.s3.credentials._LEAST_RENEWAL_PAUSE", timedelta(0))
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("has_refused", [False, True], ids=["none", "refused"])
+async def test_a_read_outlives_a_while_without_credentials_and_a_command_does_not(
+    error: FastfuseError, has_refused: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolver = Failing(error, 6)  # a command has 4 attempts
+    async with client_with(resolver, has_refused=has_refused) as client:
+        with pytest.raises(AccessError if has_refused else type(error)):
+            await client.head("bucket", "key")
+        assert resolver.left == 5
+        caplog.clear()
+        assert await client.get(REF, 0, 4) == b"data"
+    (line,) = (line for line in caplog.messages if "trying again" in line)
+    assert f": {str(error).rstrip('.')}; trying again (attempt 1 failed" in line
+
+
+async def test_who_comes_within_a_second_of_a_vain_search_for_others_tries_again_too() -> None:
+    async with client_with(Failing(NO_ROOM, 1), has_refused=True) as client, trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(client.get, REF, 0, 4)
+
+
+@pytest.mark.parametrize("error", PASSING)
+@pytest.mark.parametrize("has_refused", [False, True], ids=["none", "refused"])
+async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
+    error: FastfuseError, has_refused: bool
+) -> None:
+    async with client_with(Failing(error, 1000), has_refused=has_refused, deadline_s=0.5) as client:
+        with pytest.raises(UnavailableError, match=str(error).rstrip(".")) as caught:
+            await client.get(REF, 0, 4)
+        assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.parametrize("error", LASTING)
+@pytest.mark.parametrize("has_refused", [False, True], ids=["none", "refused"])
+async def test_a_read_is_denied_at_once_where_there_are_no_credentials(error: FastfuseError, has_refused: bool) -> None:
+    resolver = Failing(error, 1000)
+    async with client_with(resolver, has_refused=has_refused) as client:
+        with pytest.raises(ObjectDeniedError):
+            await client.get(REF, 0, 4)
+    assert resolver.left == 999
+
+
+async def test_a_limit_that_keeps_a_credential_program_from_starting_may_pass(
+    aws_environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    write_process_profile(aws_environment, aws_environment, calls=aws_environment)
+    monkeypatch.setattr("subprocess.Popen", no_room)
+    with pytest.raises(ServiceError, match="cannot be had now: Resource temporarily unavailable"):
+        await source_of(ConnectionConfig(profile="process")).current()
