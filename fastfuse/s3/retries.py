@@ -97,8 +97,8 @@ class Retries:
         `name` tells in the log what was requested. Failures are counted apart by kind: four of one do not end the
         attempts of another.
 
-        Raises the wrapped error when the attempts are used up, or at once when the next pause would outlive the
-        deadline of the surrounding cancel scope.
+        Raises the wrapped error when the attempts are used up; the last one is made shortly before the deadline of the
+        surrounding cancel scope.
         """
         result = await self._run(attempt, name, failed)
         if self.is_in_trouble:
@@ -106,8 +106,8 @@ class Retries:
         return result
 
     async def _run(self, attempt: Callable[[], Awaitable[T]], name: str, failed: RetryableError | None) -> T:
-        made = FailedAttempts(self._budget)
         began_s = trio.current_time()
+        made = FailedAttempts(self._budget, began_s=began_s, deadline_s=trio.current_effective_deadline())
         told = 0
         try:
             while True:
@@ -116,10 +116,8 @@ class Retries:
                         return await attempt()
                     except RetryableError as error:
                         failed = error
-                now_s, deadline_s = trio.current_time(), trio.current_effective_deadline()
-                pause_s = made.pause_s(
-                    failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s, deadline_s=deadline_s
-                )
+                now_s = trio.current_time()
+                pause_s = made.pause_s(failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s)
                 if pause_s is None:
                     raise failed.error from failed.__cause__
                 if not failed.is_mended:

@@ -14,6 +14,9 @@ __all__ = ["UNTIL_DEADLINE", "FailedAttempts", "RetryBudget", "attempts", "longe
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+# What is left of the time for the last attempt, to which longer pauses are cut: so many seconds, or this share.
+LAST_ATTEMPT_S = 1.0
+LAST_ATTEMPT_SHARE = 0.05
 
 # All requests of a client together: the burst lets a full set of connections be tried again at once. What 128 requests
 # in an outage make of the pauses above is 50 a second.
@@ -78,19 +81,20 @@ class RetryBudget:
 class FailedAttempts:
     """The failed attempts of one request, counted apart by kind: four of one do not end the attempts of another."""
 
-    def __init__(self, budget: RetryBudget) -> None:
-        """The request shares its `budget` with the others of its client."""
+    def __init__(self, budget: RetryBudget, *, began_s: float, deadline_s: float) -> None:
+        """The request has from `began_s` to `deadline_s`, and shares its `budget` with the others of its client."""
         self._budget = budget
+        self._latest_s = deadline_s - min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * (deadline_s - began_s))
         self._failed: Counter[Kind] = Counter()
 
-    def pause_s(self, kind: Kind, allowed: int, *, draw: float, now_s: float, deadline_s: float) -> float | None:
+    def pause_s(self, kind: Kind, allowed: int, *, draw: float, now_s: float) -> float | None:
         """Note one more failure, of `kind`; return the pause before the next attempt, or None if there is no other.
 
-        The last of `allowed` attempts of a kind is final, and so is one whose pause would outlive `deadline_s`. `draw`
-        is a random number from 0 to 1.
+        The last of `allowed` attempts of a kind is final, and so is one that fails shortly before the deadline. A
+        longer pause, for the budget too, ends then. `draw` is a random number from 0 to 1.
         """
         self._failed[kind] += 1
-        if self._failed[kind] >= allowed:
+        if self._failed[kind] >= allowed or now_s >= self._latest_s:
             return None
         pause_s = max(draw * longest_pause_s(self._failed.total()), self._budget.wait_s(now_s))
-        return pause_s if now_s + pause_s < deadline_s else None
+        return min(pause_s, self._latest_s - now_s)

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import CODES, STATUSES, Failure, Kind, read_error
 from fastfuse.s3.retry_policy import (
+    LAST_ATTEMPT_S,
+    LAST_ATTEMPT_SHARE,
     LONGEST_PAUSE_S,
     RETRIES_PER_S,
     RETRY_BURST,
@@ -90,15 +92,34 @@ def test_the_longest_pause_doubles_up_to_its_limit() -> None:
 def test_a_request_is_given_up_by_the_count_of_its_kind_or_the_deadline(
     kinds: list[Kind], draws: list[float], deadline_s: float
 ) -> None:
-    failed, now_s = FailedAttempts(RetryBudget()), 0.0
+    budget = RetryBudget()
+    failed, now_s = FailedAttempts(budget, began_s=0.0, deadline_s=deadline_s), 0.0
+    latest_s = deadline_s - min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * deadline_s)
     for number, (kind, draw) in enumerate(zip(kinds, draws, strict=False), 1):
         allowed = attempts(kind, is_read=False)
-        pause_s = failed.pause_s(kind, allowed, draw=draw, now_s=now_s, deadline_s=deadline_s)
-        drawn_s = draw * longest_pause_s(number)
+        pause_s = failed.pause_s(kind, allowed, draw=draw, now_s=now_s)
         if pause_s is None:
-            assert kinds[:number].count(kind) >= allowed or now_s + drawn_s >= deadline_s
+            assert kinds[:number].count(kind) >= allowed or now_s >= latest_s
             return
         assert kinds[:number].count(kind) < allowed
-        assert pause_s == drawn_s  # the budget is not used up by one request
+        # The budget is not used up by one request.
+        assert pause_s == min(draw * longest_pause_s(number), latest_s - now_s)
         now_s += pause_s
-        assert now_s < deadline_s
+
+
+@pytest.mark.parametrize("deadline_s", [2.0, 60.0])
+@pytest.mark.parametrize("failed_before", [0, 5000])
+def test_a_pause_longer_than_the_time_that_is_left_ends_shortly_before_the_deadline(
+    deadline_s: float, failed_before: int
+) -> None:
+    """Its length is drawn, or other requests have used up the budget."""
+    budget, now_s = RetryBudget(), deadline_s - 1.5
+    for _ in range(failed_before):
+        budget.wait_s(0.0)
+    failed = FailedAttempts(budget, began_s=0.0, deadline_s=deadline_s)
+    for _ in range(10):
+        failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=1.0, now_s=0.0)
+    pause_s = failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=0.0 if failed_before else 1.0, now_s=now_s)
+    assert pause_s is not None
+    assert 0.9 * deadline_s < now_s + pause_s < deadline_s
+    assert failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=0.0, now_s=now_s + pause_s + 0.001) is None
