@@ -124,6 +124,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         max_parts_in_flight=settings.connection.max_connections,
         expects_whole_files=settings.expects_whole_files,
         expects_every_file=settings.expects_every_file,
+        read_deadline_s=settings.connection.deadline_s,
     )
     limit_bytes = readahead.memory_limit_bytes
     buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))

@@ -213,8 +213,8 @@ class ReadEngine:
             counts.waited_bytes += fetched_bytes
             self._own_pace.waited(trio.current_time() - began_s)
             return data
-        except Exception:
-            counts.failed_parts += 1
+        except Exception as error:
+            self._fetches.failed(error)
             raise
         finally:
             self._pool.release(ref.size_bytes, fetched_bytes)

@@ -6,6 +6,7 @@ Pure: time is counted in bytes fetched.
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 from typing import Generic, TypeVar
 
 from fastfuse.errors import ConfigurationError
@@ -54,6 +55,8 @@ class ReadaheadConfig:
     memory_limit_bytes: int = 1024 * _MIB
     # GETs at once. A mount sets it to the connections of its S3 client: more would only queue there.
     max_parts_in_flight: int = 64
+    # A read that has waited for so long fails: for its turn, or for GETs, each of which may take as long by itself.
+    read_deadline_s: float = inf
 
     @classmethod
     def within(
@@ -64,6 +67,7 @@ class ReadaheadConfig:
         max_parts_in_flight: int,
         expects_whole_files: bool = False,
         expects_every_file: bool = False,
+        read_deadline_s: float = inf,
     ) -> "ReadaheadConfig":
         """Return the limits of a process that may have `memory_target_bytes` altogether."""
         first_window_bytes = min(memory_target_bytes // _FIRST_WINDOW_DIVISOR, _MAX_FIRST_WINDOW_BYTES)
@@ -74,6 +78,7 @@ class ReadaheadConfig:
             first_window_bytes=first_window_bytes if expects_whole_files else 0,
             expects_every_file=expects_every_file,
             max_parts_in_flight=max_parts_in_flight,
+            read_deadline_s=read_deadline_s,
         )
 
     def __post_init__(self) -> None:

@@ -9,13 +9,11 @@ from typing import Protocol
 
 import trio
 
+from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
 
 __all__ = ["Claims", "Fetches", "FileParts", "Files", "Part", "ReadCounts", "Shelf"]
-
-# A burst of reads takes a moment to arrive: a read that waited for so much of a time counts as waiting for all of it.
-_NEARLY_ALL = 0.9
 
 
 class Claims(Protocol):
@@ -55,7 +53,7 @@ class Part:
 
     __slots__ = (
         *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "is_left", "losses", "readers"),
-        *("room", "shelf", "size_bytes", "start", "unread_bytes", "wanted_at_s"),
+        *("room", "shelf", "size_bytes", "start", "unread_bytes"),
     )
 
     def __init__(
@@ -77,8 +75,6 @@ class Part:
         self.arrived = trio.Event()
         # Set when a part that had to wait for memory or a connection has got it; None for the others.
         self.room: trio.Event | None = None
-        # When a read asked for it first, on trio's clock; unknown until the task that fetches it runs.
-        self.wanted_at_s = math.inf
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
         # At zero the kernel's page cache has it all. A byte read twice counts twice, so it is an estimate.
@@ -127,7 +123,7 @@ class FileParts:
 
     __slots__ = (
         *("_parts", "_starts", "cached", "demanded_in_flight", "in_flight", "inode", "is_expected", "is_guess"),
-        *("is_open", "is_stale", "left_bytes", "reads", "ref", "served_at_s", "size_bytes", "waiting"),
+        *("is_open", "is_stale", "left_bytes", "reads", "ref", "size_bytes", "waiting"),
     )
 
     def __init__(self, inode: int, ref: ObjectRef) -> None:
@@ -145,8 +141,6 @@ class FileParts:
         self.left_bytes = 0
         # Demanded parts that are not in flight yet, in the order of their reads.
         self.waiting: deque[Part] = deque()
-        # When a GET delivered last, on trio's clock.
-        self.served_at_s = -math.inf
         # Reads that may have to wait; a release may have overtaken them.
         self.reads = 0
         self.is_open = False
@@ -198,13 +192,6 @@ class FileParts:
         self._parts[part.start] = part
         self.size_bytes += part.size_bytes
 
-    def waiting_since(self, start_s: float, now_s: float) -> list[Part]:
-        """Return the parts that waited for about all of this time; none if a GET delivered meanwhile."""
-        if self.served_at_s > start_s:
-            return []
-        latest_s = now_s - _NEARLY_ALL * (now_s - start_s)
-        return [part for part in self.waiting if part.wanted_at_s <= latest_s]
-
     def remove(self, part: Part) -> None:
         """Forget `part`, and remember its range as cached if it was read. Idempotent."""
         if self._parts.get(part.start) is part:
@@ -238,6 +225,8 @@ class Fetches:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.counts = ReadCounts()
+        # Why the last GET failed that the service did not answer, and when, on trio's clock.
+        self._cause, self._failed_s = "", -math.inf
         self._nursery = nursery
         self._next: deque[tuple[Callable[[Part], Awaitable[None]], Part]] = deque()
 
@@ -245,6 +234,19 @@ class Fetches:
         """Call `fetch`, which must raise nothing, with `part` in a task of its own."""
         self._next.append((fetch, part))
         self._nursery.start_soon(self._run_next)
+
+    def failed(self, error: Exception) -> None:
+        """Note that a GET failed."""
+        self.counts.failed_parts += 1
+        if isinstance(error, UnavailableError):
+            self._cause, self._failed_s = str(error), trio.current_time()
+
+    def late(self, ref: ObjectRef, began_s: float, deadline_s: float) -> DeadlineError:
+        """Return the error of a read of `ref` that waited from `began_s` on, with what failed meanwhile."""
+        text = f"{ref.key!r} could not be read within {deadline_s:g} s."
+        if self._failed_s >= began_s:
+            text += f" What failed last: {self._cause}"
+        return DeadlineError(text)
 
     async def _run_next(self) -> None:
         fetch, part = self._next.popleft()

@@ -311,7 +311,7 @@ class Prefetcher:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this fetch, not the mount
-            self._fetches.counts.failed_parts += 1
+            self._fetches.failed(error)
             self._pool.fail(part, error)
         else:
             self._pool.land(part, data)

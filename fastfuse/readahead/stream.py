@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fastfuse.errors import DeadlineError, UnavailableError
+from fastfuse.errors import UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
@@ -62,8 +62,8 @@ class Stream:
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
 
-        Not a checkpoint when they are there. Raise the `ReadError` of a part that could not be fetched; the next read
-        starts clean.
+        Not a checkpoint when they are there. Raise the `ReadError` of a part that could not be fetched, or a
+        `DeadlineError` where the read waits for too long; the next read starts clean.
         """
         self.was_read = True
         part = self._part
@@ -132,6 +132,7 @@ class Stream:
     async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
         """Do as `read`, where bytes are missing, in flight, or in more than one part."""
         counts, missing_bytes = self._fetches.counts, self.file.missing_bytes(offset, end)
+        began_s = trio.current_time()
         if missing_bytes:
             counts.waits += 1
         else:
@@ -143,9 +144,9 @@ class Stream:
             self._read_ahead(cursor)
             part = self.file.at(offset)
             if part is not None and end <= part.end:
-                piece = await self._next_piece(cursor, offset, end)
+                piece = await self._next_piece(cursor, offset, end, began_s)
             else:
-                piece = await self._join_pieces(cursor, offset, end)
+                piece = await self._join_pieces(cursor, offset, end, began_s)
             self.window.came(cursor, trio.current_time())
             if missing_bytes and self._cursor is not None:  # the stream was not closed meanwhile
                 self._weigh_rest(cursor)
@@ -154,18 +155,18 @@ class Stream:
         finally:
             self._pool.leave(self.file)
 
-    async def _join_pieces(self, cursor: Cursor, offset: int, end: int) -> memoryview:
+    async def _join_pieces(self, cursor: Cursor, offset: int, end: int, began_s: float) -> memoryview:
         joined = memoryview(bytearray(end - offset))
         done = 0
         while done < len(joined):
-            piece = await self._next_piece(cursor, offset + done, end)
+            piece = await self._next_piece(cursor, offset + done, end, began_s)
             joined[done : done + len(piece)] = piece
             done += len(piece)
             del piece  # or the part would be held while the read waits for the next one
         return joined.toreadonly()
 
-    async def _next_piece(self, cursor: Cursor, offset: int, end: int) -> memoryview:
-        """Return what the part at `offset` has of ``[offset, end)``, once it is there."""
+    async def _next_piece(self, cursor: Cursor, offset: int, end: int, began_s: float) -> memoryview:
+        """Return what the part at `offset` has of ``[offset, end)``, once it is there, to a read from `began_s` on."""
         part = self.file.at(offset)
         if part is None:  # evicted again while this read waited for an earlier part
             self._demand(cursor, offset, end)
@@ -179,16 +180,23 @@ class Stream:
         if waits is not None:
             waits.waits(trio.current_time())
         try:
-            await part.arrived.wait()
-            if part.error is not None:
-                self.window.forget()
-                self._cursor = None
-                raise part.error
-            return self._take(part, offset, min(end, part.end))
+            with trio.move_on_at(began_s + self._config.read_deadline_s):
+                await part.arrived.wait()
+            if part.arrived.is_set() and part.error is None:
+                return self._take(part, offset, min(end, part.end))
         finally:
             self._pool.unpin(part)
             if waits is not None:
                 waits.goes_on(trio.current_time())
+        self.window.forget()
+        self._cursor = None
+        if part.error is not None:
+            raise part.error
+        late = self._fetches.late(self.file.ref, began_s, self._config.read_deadline_s)
+        # Nobody waits for a turn of what this read wanted any more; a read that comes to such a part later asks again.
+        for left in [left for left in self.file.waiting if offset < left.end and left.start < end and not left.readers]:
+            self._pool.fail(left, late)
+        raise late
 
     def _take(self, part: Part, offset: int, end: int) -> memoryview:
         data = part.data
@@ -302,26 +310,19 @@ class Stream:
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, or fail its readers. Raise nothing but `Cancelled`."""
-        started_s = part.wanted_at_s = trio.current_time()
         try:
             if part.room is not None:
                 await part.room.wait()
                 if part.error is not None:
                     return
-                started_s = trio.current_time()
             data = await self._get(part)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this read, not the mount
-            self._fetches.counts.failed_parts += 1
-            # Parts that waited behind it for as long, while no GET of the file delivered, would wait as long again.
-            is_late = isinstance(error, DeadlineError)
-            behind = self.file.waiting_since(started_s, trio.current_time()) if is_late else []
-            for failed in [*behind, part]:
-                self._pool.fail(failed, error)
+            self._fetches.failed(error)
+            self._pool.fail(part, error)
         else:
-            self.file.served_at_s = trio.current_time()
             self._pool.land(part, data)
             if self._cursor is not None:
                 self._read_ahead(self._cursor)

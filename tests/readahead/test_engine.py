@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from fastfuse.errors import DeadlineError, UnavailableError
+from fastfuse.errors import UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from tests.readahead.books import check_books
@@ -136,84 +136,6 @@ async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock
             assert trio.current_time() - began < 2.5
             reader.let_go()
         await trio.sleep(1)
-
-
-async def test_whoever_waits_behind_a_deadline_for_a_connection_waits_for_no_second_one(
-    autojump_clock: MockClock,
-) -> None:
-    """Semantics D5."""
-    ref = listed("silent", 20 * 4 * MIB)
-    answered_at_s: list[float] = []
-
-    async def read(engine: ReadEngine, index: int) -> None:
-        with pytest.raises(DeadlineError):
-            await engine.read(1, ref, index * 4 * MIB, 4 * KIB)
-        answered_at_s.append(trio.current_time() - began_s)
-
-    async with running(ReadaheadConfig(max_parts_in_flight=4)) as (engine, reader):
-        reader.holds = lambda *_: True
-        began_s = trio.current_time()
-        async with trio.open_nursery() as readers:
-            for index in range(20):
-                readers.start_soon(read, engine, index)
-                await trio.sleep(0.01)
-            await trio.sleep_until(began_s + 60)
-            assert len(reader.gets) == 3
-            reader.failures = {("silent", start): DeadlineError("60 s") for _, start, _ in reader.gets}
-            reader.let_go()
-        assert answered_at_s == [60] * 20
-        assert len(reader.gets) == 3
-
-
-async def test_whoever_comes_late_behind_a_deadline_gets_a_get_of_its_own(autojump_clock: MockClock) -> None:
-    """Semantics D5."""
-    ref = listed("hiccup", 4 * 4 * MIB)
-    config = ReadaheadConfig(max_parts_in_flight=4)
-
-    async def fail(engine: ReadEngine, offset: int) -> None:
-        with pytest.raises(DeadlineError):
-            await engine.read(1, ref, offset, 4 * KIB)
-
-    async def read(engine: ReadEngine, offset: int) -> None:
-        assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
-
-    async with running(config) as (engine, reader), trio.open_nursery() as readers:
-        reader.holds = lambda *_: True
-        for index in range(3):
-            readers.start_soon(fail, engine, index * 4 * MIB)
-        await trio.sleep(59)
-        readers.start_soon(read, engine, 3 * 4 * MIB)
-        await trio.sleep(1)
-        assert len(reader.gets) == 3
-        reader.failures = {("hiccup", start): DeadlineError("60 s") for _, start, _ in reader.gets}
-        reader.let_go()
-
-
-async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory_while_the_file_is_served(
-    autojump_clock: MockClock,
-) -> None:
-    """Semantics D5: of 41 reads for four parts of memory one is never answered, and the others take turns for 140 s."""
-    ref = listed("slow", 41 * MIB)
-    whole = content(ref)
-    config = ReadaheadConfig(part_size_bytes=MIB, first_part_bytes=MIB, max_window_bytes=0, memory_limit_bytes=4 * MIB)
-
-    async def fail(engine: ReadEngine) -> None:
-        with pytest.raises(DeadlineError):
-            await engine.read(1, ref, 0, MIB)
-
-    async def read(engine: ReadEngine, offset: int) -> None:
-        assert await engine.read(1, ref, offset, MIB) == whole[offset : offset + MIB]
-
-    async with running(config, delay_s=10) as (engine, reader), trio.open_nursery() as readers:
-        reader.holds = lambda _key, start, _end: start == 0
-        reader.failures = {("slow", 0): DeadlineError("60 s")}
-        readers.start_soon(fail, engine)
-        await settled()
-        for offset in range(MIB, ref.size_bytes, MIB):
-            readers.start_soon(read, engine, offset)
-        await trio.sleep(60)
-        assert engine.statistics().pool.parts_waiting > 10
-        reader.let_go()
 
 
 async def test_a_failing_object_fails_no_other_file() -> None:

@@ -50,16 +50,3 @@ def test_a_part_that_was_replaced_at_its_place_cannot_remove_its_successor() -> 
     file.add(new)
     file.remove(old)
     assert file.at(15) is new
-
-
-def test_who_has_waited_as_long_as_a_get_that_is_given_up_waits_no_longer() -> None:
-    file = FileParts(1, listed("a", SIZE))
-    parts = [Part(file, start, start + 10) for start in range(0, SIZE, 10)]
-    file.waiting.extend(parts)
-    for part, wanted_at_s in zip(parts, (90.0, 106.0, 107.0), strict=False):  # the last one's task has not begun
-        part.wanted_at_s = wanted_at_s
-    assert file.waiting_since(100.0, 160.0) == parts[:2]
-    file.served_at_s = 100.0
-    assert file.waiting_since(100.0, 160.0) == parts[:2]
-    file.served_at_s = 100.5
-    assert file.waiting_since(100.0, 160.0) == []

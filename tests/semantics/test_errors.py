@@ -120,6 +120,22 @@ def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(tr
     )
 
 
+def test_a_read_that_waits_for_a_connection_fails_at_its_deadline_and_the_log_tells_what_failed() -> None:
+    """D5: one file has three of four connections."""
+    options = ("--max-connections", "4", "--read-deadline-s", str(DEADLINE_S))
+    with place({"file": bytes(12 * MIB)}, *options) as here, ThreadPoolExecutor(12) as threads:
+        here.server.faults.add(FaultRule(action=SERVICE_UNAVAILABLE, operation="GetObject"))
+        reads = [threads.submit(errno_of, direct_read, here.path / "file", 4096, number * MIB) for number in range(12)]
+        assert {read.result() for read in reads} == {errno.EIO}
+        assert re.search(
+            r" failed with EIO after \d\.\d s: 'file' could not be read within 3 s\. What failed last: "
+            r"'file' could not be read \(503 ServiceUnavailable, request \w+\)\.\n",
+            here.mount.log,
+        )
+        here.server.faults.clear()
+        assert direct_read(here.path / "file", 4096, MIB // 2) == bytes(4096)
+
+
 @pytest.mark.parametrize("readers", [8, 72], ids=["few readers", "more readers than connections"])
 def test_a_stalled_object_delays_no_other(readers: int) -> None:
     """D6"""

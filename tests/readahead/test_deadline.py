@@ -1,0 +1,169 @@
+"""No read waits for longer than its deadline, whatever it waits for; virtual time."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from fastfuse.errors import DeadlineError, ReadError, UnavailableError
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadaheadConfig, ReadEngine
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.retries import Retries, RetryableError
+from tests.readahead.books import check_books
+from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
+
+DEADLINE_S = 60.0
+CONFIG = ReadaheadConfig(max_parts_in_flight=4, read_deadline_s=DEADLINE_S)
+PART_BYTES = CONFIG.part_size_bytes
+
+
+class Service:
+    """A client that tries again until the deadline of each GET; the service fails, after `takes_s`, or is back."""
+
+    def __init__(self, *, takes_s: float) -> None:
+        self.is_back = False
+        self._takes_s = takes_s
+        self._retries = Retries()
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        with trio.move_on_after(DEADLINE_S):
+            return await self._retries.run(partial(self._try, ref, start, end), name=ref.key)
+        raise DeadlineError(f"{ref.key!r} could not be read within 60 s.")
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def _try(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        if self.is_back:
+            await trio.lowlevel.checkpoint()
+            return bytes(end - start)
+        await trio.sleep(self._takes_s)
+        raise RetryableError(UnavailableError(f"{ref.key!r}: 503 SlowDown."), Failure(kind=Kind.BUSY, detail="503"))
+
+
+def wanted(*, is_one_file: bool) -> list[tuple[int, ObjectRef, int]]:
+    """Return 12 reads: of parts of one file, or of pages of as many files."""
+    if is_one_file:
+        ref = listed("large", 12 * PART_BYTES)
+        return [(1, ref, number * PART_BYTES + MIB) for number in range(12)]
+    return [(number, listed(f"file{number}", 3 * MIB), 0) for number in range(1, 13)]
+
+
+@pytest.mark.parametrize("is_one_file", [False, True])
+@pytest.mark.parametrize("takes_s", [0.01, 20.0, 1000.0], ids=["refuses", "stalls", "is silent"])
+async def test_more_readers_than_connections_fail_at_their_deadlines_and_read_once_the_service_is_back(
+    autojump_clock: MockClock, takes_s: float, *, is_one_file: bool
+) -> None:
+    """Semantics D5: half of them come later, while all connections are taken."""
+    service, took_s, errors = Service(takes_s=takes_s), list[float](), list[ReadError]()
+
+    async def fail(engine: ReadEngine, inode: int, ref: ObjectRef, offset: int, after_s: float) -> None:
+        await trio.sleep(after_s)
+        began_s = trio.current_time()
+        with pytest.raises(ReadError) as caught:
+            await engine.read(inode, ref, offset, 128 * KIB)
+        took_s.append(trio.current_time() - began_s)
+        errors.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(service, CONFIG, nursery, lambda: Files([]))
+        async with trio.open_nursery() as readers:
+            for number, read in enumerate(wanted(is_one_file=is_one_file)):
+                readers.start_soon(fail, engine, *read, 0.0 if number < 6 else 30.0)
+        assert len(took_s) == 12
+        assert max(took_s) <= DEADLINE_S
+        if takes_s < 1:
+            assert all("503" in str(error) for error in errors)
+        check_books(engine)
+        service.is_back = True
+        await trio.sleep(2 * DEADLINE_S)
+        began_s = trio.current_time()
+        for inode, ref, offset in wanted(is_one_file=is_one_file):
+            assert await engine.read(inode, ref, offset, 128 * KIB) == bytes(128 * KIB)
+        assert trio.current_time() == began_s
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_no_reader_waits_for_any_more_is_not_fetched(autojump_clock: MockClock) -> None:
+    """Each read is of two parts."""
+    ref, config = listed("silent", MIB), replace(SMALL, max_parts_in_flight=4, read_deadline_s=DEADLINE_S)
+    answered_s: list[float] = []
+
+    async def read(engine: ReadEngine, offset: int) -> None:
+        began_s = trio.current_time()
+        with pytest.raises(DeadlineError):
+            await engine.read(1, ref, offset, 100 * KIB)
+        answered_s.append(trio.current_time() - began_s)
+
+    async with running(config) as (engine, reader):
+        reader.holds = lambda *_: True
+        with trio.fail_after(2 * DEADLINE_S):
+            async with trio.open_nursery() as readers:
+                for index in range(8):
+                    readers.start_soon(read, engine, index * 128 * KIB)
+                    await trio.sleep(0.01)
+                assert engine.statistics().pool.parts_waiting > 10
+        assert answered_s == pytest.approx([DEADLINE_S] * 8)
+        assert engine.statistics().pool.parts_waiting == 0
+        gets = [*reader.gets]
+        reader.let_go()
+        await settled()
+        assert reader.gets == gets
+
+
+async def test_a_part_that_another_reader_waits_for_stays(autojump_clock: MockClock) -> None:
+    ref = listed("hiccup", 5 * PART_BYTES)
+
+    async def read(engine: ReadEngine, offset: int) -> None:
+        assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
+
+    async def fail(engine: ReadEngine, offset: int) -> None:
+        with pytest.raises(DeadlineError, match=r"^'hiccup' could not be read within 60 s\.$"):
+            await engine.read(1, ref, offset, 4 * KIB)
+
+    async with running(CONFIG) as (engine, reader), trio.open_nursery() as readers:
+        reader.holds = lambda *_: True
+        for index in range(1, 5):
+            readers.start_soon(fail, engine, index * PART_BYTES)
+            await settled()
+        await trio.sleep(59)
+        readers.start_soon(read, engine, 4 * PART_BYTES)
+        await trio.sleep(2)
+        await trio.sleep(2)
+        assert engine.statistics().pool.parts_waiting == 1
+        assert len(reader.gets) == 3
+        reader.failures = {("hiccup", start): DeadlineError("60 s") for _, start, _ in reader.gets}
+        reader.let_go()
+
+
+async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory(autojump_clock: MockClock) -> None:
+    ref = listed("slow", 16 * MIB)
+    whole = content(ref)
+    config = ReadaheadConfig(
+        part_size_bytes=MIB,
+        first_part_bytes=MIB,
+        max_window_bytes=0,
+        memory_limit_bytes=4 * MIB,
+        read_deadline_s=DEADLINE_S,
+    )
+
+    async def fail(engine: ReadEngine) -> None:
+        with pytest.raises(DeadlineError):
+            await engine.read(1, ref, 0, MIB)
+
+    async def read(engine: ReadEngine, offset: int) -> None:
+        assert await engine.read(1, ref, offset, MIB) == whole[offset : offset + MIB]
+
+    async with running(config, delay_s=10) as (engine, reader), trio.open_nursery() as readers:
+        reader.holds = lambda _key, start, _end: start == 0
+        reader.failures = {("slow", 0): DeadlineError("60 s")}
+        readers.start_soon(fail, engine)
+        await trio.sleep(50)
+        for offset in range(MIB, ref.size_bytes, MIB):
+            readers.start_soon(read, engine, offset)
+        await trio.sleep(10)
+        assert engine.statistics().pool.parts_waiting > 5
+        reader.let_go()
