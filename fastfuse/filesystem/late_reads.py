@@ -13,7 +13,8 @@ __all__ = ["LateReads"]
 
 # The kernel asks again within milliseconds, and a program that tries again is to find a service that is back.
 _REMEMBERED_S: Final = 1.0
-_MOST_READS: Final = 64
+# All that a worker has in hand may fail at once (mount.worker).
+_MOST_READS: Final = 2048
 
 
 class LateReads:
