@@ -98,7 +98,7 @@ class Retries:
         attempts of another.
 
         Raises the wrapped error when the attempts are used up; the last one is made shortly before the deadline of the
-        surrounding cancel scope.
+        surrounding cancel scope. If that is not answered either, the error is that of the one before.
         """
         result = await self._run(attempt, name, failed)
         if self.is_in_trouble:
@@ -109,11 +109,12 @@ class Retries:
         began_s = trio.current_time()
         made = FailedAttempts(self._budget, began_s=began_s, deadline_s=trio.current_effective_deadline())
         told = 0
+        last: RetryableError | None = None
         try:
             while True:
                 if failed is None:
                     try:
-                        return await attempt()
+                        return await (attempt() if last is None else _try_again(attempt, last, made.ends_s))
                     except RetryableError as error:
                         failed = error
                 now_s = trio.current_time()
@@ -123,6 +124,7 @@ class Retries:
                 if not failed.is_mended:
                     told += 1
                     self._failed(name, failed.failure, attempt=told, waited_s=now_s - began_s)
+                last = None if failed.is_mended else failed
                 failed = None
                 await trio.sleep(pause_s)
         finally:
@@ -156,3 +158,10 @@ class Retries:
         shown = self._failures.most_common(_SHOWN)
         others = self._failure_count - sum(count for _, count in shown)
         return [*shown, (_OTHERS, others)] if others else shown
+
+
+async def _try_again(attempt: Callable[[], Awaitable[T]], last: RetryableError, ends_s: float) -> T:
+    """Return the result of `attempt`; raise what the `last` one failed with if this one goes on until `ends_s`."""
+    with trio.move_on_at(ends_s):
+        return await attempt()
+    raise last.error from last.__cause__

@@ -84,7 +84,10 @@ class FailedAttempts:
     def __init__(self, budget: RetryBudget, *, began_s: float, deadline_s: float) -> None:
         """The request has from `began_s` to `deadline_s`, and shares its `budget` with the others of its client."""
         self._budget = budget
-        self._latest_s = deadline_s - min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * (deadline_s - began_s))
+        last_s = min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * (deadline_s - began_s))
+        self._latest_s = deadline_s - last_s
+        # Another attempt ends before the deadline does, so that the failure of the one before can be told.
+        self.ends_s = deadline_s - last_s / 10
         self._failed: Counter[Kind] = Counter()
 
     def pause_s(self, kind: Kind, allowed: int, *, draw: float, now_s: float) -> float | None:

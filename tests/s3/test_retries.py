@@ -63,6 +63,23 @@ async def test_retrying_ends_with_the_error_shortly_before_the_deadline(autojump
     assert len(made) > 5
 
 
+async def test_an_attempt_that_is_not_answered_until_the_deadline_ends_with_the_error_of_the_one_before(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    failures = ["first", "second"]
+
+    async def attempt() -> None:
+        if failures:
+            raise RetryableError(UnavailableError(failures.pop(0)), BUSY)
+        await trio.sleep_forever()
+
+    began = trio.current_time()
+    with trio.move_on_after(30) as scope, pytest.raises(UnavailableError, match="second"):
+        await Retries().run(attempt, name="x")
+    assert not scope.cancelled_caught
+    assert 29 < trio.current_time() - began < 30
+
+
 async def test_a_failure_that_has_happened_counts_as_an_attempt(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(inf, failure=EXPIRED)
     with pytest.raises(UnavailableError, match="failure 3"):
