@@ -691,7 +691,7 @@ _REFUSALS = [
     _code("504 Gateway Timeout", "", EIO),
     _code("505 HTTP Version Not Supported", "", EIO),
     Row("once 500", _once(_refuse("500 Internal Server Error", _document("InternalError"))), RIGHT),
-    Row("once 503", _once(_refuse("503 Slow Down", _document("SlowDown"))), RIGHT, list=EIO),
+    Row("once 503", _once(_refuse("503 Slow Down", _document("SlowDown"))), RIGHT),
     Row("once an expired token", _once(_refuse("400 Bad Request", _document("ExpiredToken"))), RIGHT),
     Row(
         "once an expired signature",
