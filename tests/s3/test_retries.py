@@ -150,6 +150,17 @@ async def test_an_outage_shorter_than_the_deadline_fails_none_of_many_requests(
             nursery.start_soon(run_one)
 
 
+async def test_answers_let_more_requests_be_tried_again(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    retries = Retries()
+    began_s = trio.current_time()
+    for _ in range(400):
+        await retries.run(failing(1)[0], name="x")
+    assert trio.current_time() - began_s < (400 - RETRY_BURST) / RETRIES_PER_S / 2
+
+
 async def test_trouble_is_told_once_with_all_that_is_known_and_so_is_its_end(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
