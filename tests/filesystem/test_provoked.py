@@ -192,10 +192,17 @@ def limited(pid: int) -> Iterator[Callable[[str], object]]:
     try:
         yield lambda quota_us: (group / limit).write_text(f"{quota_us or none}{period}")
     finally:
-        for member in (group / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):  # it has ended
-                (group.parent / "cgroup.procs").write_text(member)
+        wait_until(lambda: _is_removed(group))
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove a control group, whose processes its parent gets, unless one begins or ends at that moment."""
+    for member in (group / "cgroup.procs").read_text().split():
+        with suppress(ProcessLookupError):  # it has ended
+            (group.parent / "cgroup.procs").write_text(member)
+    with suppress(OSError):
         group.rmdir()
+    return not group.exists()
 
 
 def test_a_mount_that_gets_little_of_a_cpu(place: Place) -> None:
