@@ -212,6 +212,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--readers", type=int, default=16)
     parser.add_argument("--option", action="append", default=[], help="a further option of `fastfuse mount`")
     options = parser.parse_args(arguments)
+    if not options.throttle and not options.outage and not options.refusal:
+        parser.error("say what to measure with --throttle, --outage or --refusal")
     findings = []
     for per_s in options.throttle:
         found = measure_throttling(per_s, options.seconds, options.readers, options.option)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.outages import outage_findings, throttling_findings
+from bench.outages import main, outage_findings, throttling_findings
 
 # Fewer files, and shorter times around what is measured.
 _SMALL = """
@@ -73,3 +73,9 @@ def test_a_rate_that_is_not_used_or_passed_is_a_finding(bad: dict[str, float]) -
 )
 def test_what_an_outage_may_not_lead_to_is_a_finding(figures: dict[str, Any], bad: dict[str, Any]) -> None:
     assert len(outage_findings(figures | bad)) == bool(bad)
+
+
+def test_nothing_to_measure_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    assert "say what to measure with --throttle, --outage or --refusal" in capsys.readouterr().err
