@@ -9,7 +9,8 @@ SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
-    system examples clean system-run system-dev system-bench system-alerts
+    system examples clean system-run system-dev system-bench system-alerts system-slurm \
+    system-boot
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,7 +60,7 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 	nice $(BIN)/python -m bench.soak --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	nice $(BIN)/python -m bench.soak.flips
 
-launchers: $(VENV)/.launchers ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
+launchers: $(VENV)/.launchers | system-slurm ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
 	$(BIN)/pytest -m launchers tests/launchers
 
 report-test: $(VENV)/.dev ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
@@ -73,7 +74,7 @@ FUZZ_SECONDS ?= 600
 fuzz: $(VENV)/.fuzz ## Fuzz each parser of what others send (10 minutes each; FUZZ_SECONDS, FUZZ_TARGET).
 	nice $(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_TARGET)
 
-readme: $(VENV)/.dev ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (as root; 10 minutes; Docker's, too, if it is here).
+readme: $(VENV)/.dev | system-boot ## Run the commands of README.md and docs/USAGE.md on a fresh Debian (as root; 10 minutes; Docker's, too, if it is here).
 	$(BIN)/python -m tests.docs.fresh
 
 # An environment of its own: TensorFlow wants other versions than the tests. EXAMPLES_PIP may name where PyTorch without
@@ -85,7 +86,7 @@ examples: $(VENV)/.dev ## Run docs/EXAMPLES.md with the four libraries (takes 3 
 	build/examples/bin/python -m pip install --quiet $(EXAMPLES_PIP) datasets tensorflow-cpu torch webdataset
 	$(BIN)/python -m tests.docs.examples build/examples/bin/python
 
-system: $(VENV)/.dev ## Boot a fresh Debian under systemd, and try package, unit and fstab (as root; 10 minutes).
+system: $(VENV)/.dev | system-boot ## Boot a fresh Debian under systemd, and try package, unit and fstab (as root; 10 minutes).
 	$(BIN)/python -m tests.system
 
 docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
@@ -154,6 +155,14 @@ system-bench:
 
 system-alerts:
 	@missing=; command -v promtool > /dev/null || missing=prometheus; $(install-missing)
+
+system-slurm:
+	@missing=; command -v munged > /dev/null && command -v slurmd > /dev/null || missing="slurm-wlm munge"; \
+	$(install-missing)
+
+system-boot:
+	@missing=; command -v debootstrap > /dev/null || missing=debootstrap; \
+	command -v systemd-nspawn > /dev/null || missing="$$missing systemd-container"; $(install-missing)
 
 define install-missing
 if [ -n "$$missing" ]; then \
