@@ -359,7 +359,6 @@ class Connection:
         sock = self._sock
         try:
             sock.setblocking(True)
-            self._acknowledge()
             done = _receive_plain(sock, data) if self._tls is None else self._tls.receive_all(data)
             sock.setblocking(False)
             return done
