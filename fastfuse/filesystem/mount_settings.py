@@ -1,7 +1,6 @@
 """The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +9,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse", "most_worker_bytes"]
+__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "most_worker_bytes"]
 
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
@@ -35,15 +34,6 @@ def most_worker_bytes(limit_bytes: int) -> int:
     return 2 * limit_bytes + _SPARE_BYTES
 
 
-class PageCacheUse(StrEnum):
-    """The uses of the kernel's page cache for large files; the values of ``--io``."""
-
-    # The page cache (docs/MEASUREMENTS.md, "Mount"), with a warning if something slows it down.
-    AUTO = "auto"
-    CACHED = "cached"
-    DIRECT = "direct"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MountSettings:
     """Everything the supervisor needs; each component is handed only its own part."""
@@ -63,7 +53,6 @@ class MountSettings:
     # Prefetch before the first open, because training reads every file: all small files that fit, if their order
     # is unknown, and the first large ones.
     expects_every_file: bool = False
-    io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int
     # Permission bits that are taken from 0555 and 0444 (clause A1: they may narrow).

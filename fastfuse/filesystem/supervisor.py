@@ -30,12 +30,12 @@ from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder
 from fastfuse.filesystem.mount_places import place_for
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
-from fastfuse.filesystem.session import Session, tune_kernel
+from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
@@ -96,7 +96,6 @@ class Supervisor:
             uid=settings.uid,
             gid=settings.gid,
             umask=settings.umask,
-            direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
             in_hand=self._in_hand,
         )
         self._place = place_for(settings)
@@ -179,7 +178,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
-        tune_kernel(self._session, settings.io)
+        self._place.raise_readahead(self._session.device)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:
