@@ -74,8 +74,8 @@ def _check_io(value: str | None) -> None:
     """
     if value not in (None, "auto", "cached"):
         raise ConfigurationError(
-            f"--io {value} is not offered: reads past the page cache were slower where the kernel's readahead is "
-            "raised, and every epoch fetched the files again",
+            f"--io {value} is not offered: once the kernel's readahead is raised, reads past the page cache are no "
+            "faster, and every epoch would fetch the files again",
             hint="leave --io out; where the log says that the readahead is 128 KiB, raise it",
         )
 
