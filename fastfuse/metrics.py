@@ -150,6 +150,7 @@ METRICS = (
     Counter("fastfuse_in_trouble", "1 while requests to S3 fail and are tried again.", is_gauge=True),
     Counter("fastfuse_reads_failing", "1 while reads fail, as /healthz sees it.", is_gauge=True),
     Counter("fastfuse_draining", "1 once the mount refuses new reads.", is_gauge=True),
+    Counter("fastfuse_streams", "Files of which the mount knows how they are read.", is_gauge=True),
     Counter("fastfuse_pool_bytes", "Bytes of parts held or in flight.", is_gauge=True),
     Counter("fastfuse_memory_bytes", "Bytes of parts, by use.", "use", MEMORY_USES, is_gauge=True),
     Counter("fastfuse_memory_target_bytes", "The value of --memory-target, in bytes.", is_gauge=True),

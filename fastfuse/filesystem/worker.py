@@ -262,6 +262,7 @@ class _Report:
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
         small_files, small_bytes = small_reads.in_flight_now()
         memory["in flight"] += small_bytes
+        self._set("fastfuse_streams", now.streams)
         self._set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             self._set("fastfuse_memory_bytes", size_bytes, use)

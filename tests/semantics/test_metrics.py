@@ -87,6 +87,7 @@ NOT_EXACT = {
         "requests",
     ),
     *(
+        "streams",
         "pool_bytes",
         "memory_bytes",
         "worker_beats",
