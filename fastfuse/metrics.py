@@ -164,6 +164,7 @@ METRICS = (
     Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_table_bytes", "Bytes of these files.", is_gauge=True),
+    Counter("fastfuse_table_memory_bytes", "Bytes of the inode table, which no memory target covers.", is_gauge=True),
     Counter("fastfuse_listed_timestamp_seconds", "When the table was listed, in seconds since 1970.", is_gauge=True),
     Counter("fastfuse_refreshes", "Refreshes finished, by outcome.", "outcome", ("ok", "failed")),
     Counter("fastfuse_worker_respawns", "Workers started after the death of their predecessor."),
