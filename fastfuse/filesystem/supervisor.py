@@ -9,6 +9,7 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -118,6 +119,8 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         keep_memory_private()
+        # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
+        gc.freeze()
         settings = self._settings
         try:
             if settings.metrics_listen:
