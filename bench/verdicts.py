@@ -12,8 +12,6 @@ __all__ = ["Verdict", "ratio", "speed", "verdicts"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
-# What a mount may hold beside its memory target: the interpreter, its libraries, the table.
-_MEMORY_OVERHEAD_BYTES = 64 * _MIB
 _RANDOM_READ_BYTES = 256 << 10
 _HINTED_FILES_PER_S = 4000
 _RAW = ("raw",)
@@ -114,7 +112,7 @@ def _speed(results: Results, target: _Speed) -> list[Verdict]:
 def _memory(results: Results) -> Iterator[Verdict]:
     peaks = [run.peak_bytes for run in results.runs if run.candidate == LIMITED]
     if peaks:
-        bound = (LIMITED_BYTES + _MEMORY_OVERHEAD_BYTES) / _MIB
+        bound = LIMITED_BYTES / _MIB
         has_many = any(run.workload == "open-64" for run in results.runs if run.candidate == LIMITED)
         text = f"the highest peak of {len(peaks)} runs of {LIMITED}, MiB{'; 64 files open' if has_many else ''}"
         yield Verdict("memory", text, max(peaks) / _MIB, bound, is_upper=True)

@@ -19,10 +19,10 @@ _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 128 << 20
 _FLUSH_S: Final = 3.0
 
-# All processes of a mount may have this beside their target and the inode table (docs/MEASUREMENTS.md,
-# `limits._CLIENT_OVERHEAD_BYTES`).
+# All processes of a mount may have this beside a small target (docs/MEASUREMENTS.md, `limits._CLIENT_OVERHEAD_BYTES`),
+# and the inode table.
 EXCESS_MEMORY_BYTES: Final = 64 << 20
-# `python -m bench` sees 412 to 527 MiB with a target of 512 MiB.
+# `python -m bench` sees 412 to 512 MiB with a target of 512 MiB.
 _SPARE_BYTES: Final = 512 << 20
 
 
