@@ -26,12 +26,12 @@ EXCESS_MEMORY_BYTES: Final = 64 << 20
 _SPARE_BYTES: Final = 512 << 20
 
 
-def most_worker_bytes(limit_bytes: int) -> int:
-    """Return how much memory of its own ends a worker whose limit is `limit_bytes`: something keeps what it should not.
+def most_worker_bytes(target_bytes: int) -> int:
+    """Return how much memory of its own ends a worker with this memory target: something keeps what it should not.
 
     The kernel would end more than the worker.
     """
-    return 2 * limit_bytes + _SPARE_BYTES
+    return 2 * target_bytes + _SPARE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -238,7 +238,7 @@ def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
         assert reader.result(60) == _LARGE
         assert mount.worker() != before
         assert re.search(
-            r"has 1048576 MiB of memory, more than the 896 MiB that --memory-target allows; another", mount.log
+            r"has 1048576 MiB of memory, more than the 1024 MiB that --memory-target allows; another", mount.log
         )
         assert mount.stop() == 0
 
