@@ -12,8 +12,6 @@ __all__ = ["Verdict", "ratio", "speed", "verdicts"]
 
 _OURS = "fastfuse"
 _MIB = 1 << 20
-# What a mount may hold beside its memory target: the interpreter, its libraries, the table.
-_MEMORY_OVERHEAD_BYTES = 64 * _MIB
 _RANDOM_READ_BYTES = 256 << 10
 _HINTED_FILES_PER_S = 4000
 _RAW = ("raw",)
@@ -58,6 +56,11 @@ _SPEEDS = (
     _Speed("memory", "s3", "sequential-1", (_OURS,), 0.9, ours=LIMITED),
     _Speed("memory", "s3", "sequential-4", (_OURS,), 0.9, ours=LIMITED),
     _Speed("later epochs", "s3", "warm-4", ("local",), 0.8),
+)
+# Bytes fetched for each byte asked for; one that is read three times stays in the page cache.
+_MOST_FETCHED = (
+    *(("random-4-256k", 1.15), ("sequential-1", 1.05), ("sequential-4", 1.05)),
+    *(("eighths-8", 1.02), ("again-1", 1.02 / 3)),
 )
 _SEQUENTIAL = tuple((profile, f"sequential-{readers}") for profile in ("s3", "fast-tls") for readers in (1, 4))
 
@@ -109,7 +112,7 @@ def _speed(results: Results, target: _Speed) -> list[Verdict]:
 def _memory(results: Results) -> Iterator[Verdict]:
     peaks = [run.peak_bytes for run in results.runs if run.candidate == LIMITED]
     if peaks:
-        bound = (LIMITED_BYTES + _MEMORY_OVERHEAD_BYTES) / _MIB
+        bound = LIMITED_BYTES / _MIB
         has_many = any(run.workload == "open-64" for run in results.runs if run.candidate == LIMITED)
         text = f"the highest peak of {len(peaks)} runs of {LIMITED}, MiB{'; 64 files open' if has_many else ''}"
         yield Verdict("memory", text, max(peaks) / _MIB, bound, is_upper=True)
@@ -129,7 +132,7 @@ def _latency(results: Results) -> Iterator[Verdict]:
     ours_ms, bare_ms = (None if one_s is None else one_s * 1e3 for one_s in taken_s)
     yield from ratio("latency", text, ours_ms, bare_ms, 1.3, is_upper=True)
     yield from _bound(results, "latency", "random-4-256k", _RANDOM_READ_BYTES, 0.85)
-    for workload, most in (("random-4-256k", 1.15), ("sequential-1", 1.05), ("sequential-4", 1.05)):
+    for workload, most in _MOST_FETCHED:
         share = results.median("s3", workload, _OURS, "fetched_share")
         yield from ratio("latency", f"s3 {workload}: bytes fetched / bytes asked for", share, 1.0, most, is_upper=True)
 

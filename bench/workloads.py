@@ -118,6 +118,17 @@ def _in_order(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
     return _dealt(_whole(data), readers)
 
 
+def _eighths(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
+    [(name, size_bytes)] = data.files
+    return [
+        [Span(name, size_bytes * reader // readers, size_bytes * (reader + 1) // readers)] for reader in range(readers)
+    ]
+
+
+def _three_times(data: DataSet, _: int, __: Scale) -> list[list[Span]]:
+    return [_whole(data) * 3]
+
+
 def _shuffled(data: DataSet, readers: int, _: Scale) -> list[list[Span]]:
     spans = _whole(data)
     random.Random(1).shuffle(spans)
@@ -181,6 +192,14 @@ _ALL = (
     Workload(
         name="first-byte", description="one reader, the first MiB of one large file after the other", readers=1,
         unit="files/s", data_set=_large(_FIRST_FILES), share=_beginnings,
+    ),
+    Workload(
+        name="eighths-8", description="eight readers, an eighth of the same file each", readers=8, unit="MB/s",
+        data_set=_shards(1), share=_eighths,
+    ),
+    Workload(
+        name="again-1", description="one reader, the same file three times over", readers=1, unit="MB/s",
+        data_set=_shards(1), share=_three_times,
     ),
     Workload(
         name="open-64", description="sixty-four readers, a file each", readers=_OPEN_FILES, unit="MB/s",

@@ -29,7 +29,7 @@ from fastfuse.cli.options import (
     takes,
 )
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -197,7 +197,7 @@ def mount_settings(
         "at once, the first ones before anybody opens them, and of small ones in an order that nobody has announced "
         "those are fetched that nobody has opened yet, within the memory. Whoever reads only a few small files has "
         "caused up to four times as many GETs, and of large ones up to 256 MiB for nothing.")] = False,
-    io: Io = PageCacheUse.AUTO,
+    io: Io = None,
     origin: IndexOrigin,
     cache: CacheSettings | None,
     connection: ConnectionConfig,
@@ -233,7 +233,6 @@ def mount_settings(
         part_size_bytes=parse_part_size(part_size, memory_bytes),
         expects_whole_files=training,
         expects_every_file=training,
-        io=io,
         uid=os.getuid() if uid is None else uid,
         gid=os.getgid() if gid is None else gid,
         umask=int(umask, 8),

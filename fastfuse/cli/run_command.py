@@ -15,7 +15,6 @@ from fastfuse.cli.config import job_memory_bytes, parse_listen_address, parse_pa
 from fastfuse.cli.index_options import INDEX_PANEL, ShardBy, by_channel, origin
 from fastfuse.cli.options import MEMORY_PANEL, setting
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 
@@ -85,7 +84,7 @@ def run(
         "Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's limit, "
         "whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.")] = None,
     part_size: options.PartSize = "8MiB",
-    io: options.Io = PageCacheUse.AUTO,
+    io: options.Io = None,
     index: Annotated[list[str] | None, setting("--index [CHANNEL=]FILE|S3_URI", INDEX_PANEL,
         "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
         "several.")] = None,
@@ -162,7 +161,6 @@ def run(
         cache=options.checked_cache(cache, connection),
         shard_by_bytes=shard_by is ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
-        io=io,
         uid=os.getuid() if uid is None else uid,
         gid=os.getgid() if gid is None else gid,
         allow_other=allow_other,

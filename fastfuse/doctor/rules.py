@@ -86,7 +86,7 @@ def findings(facts: Facts) -> list[Finding]:
             facts.may_raise_readahead,
             Finding("readahead", Level.OK, "the kernel's readahead can be raised"),
             "the kernel's readahead stays at 128 KiB: /sys/class/bdi cannot be written",
-            "mount as root where sysfs is writable, or mount with --io direct",
+            "mount as root where sysfs is writable",
         ),
         _warn_unless(
             facts.open_files >= _LEAST_FILES,

@@ -148,12 +148,12 @@ cdef enum:
     _FILE_MULTIPART = 2
     _FILE_OTHER_ETAG = 3
     _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
+    _NS_PER_S = 1000000000
 
 HANDLE_INODE_BITS = _INODE_BITS
 
 cdef const char *_HEX = b"0123456789ABCDEF"
 cdef const char *_LOWER = b"0123456789abcdef"
-cdef int64_t _NS_PER_S = 1000000000
 
 
 cdef struct Columns:
@@ -200,53 +200,45 @@ def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t 
     """
     global _held, _uid, _gid, _directory_mode, _file_mode, _block_bytes, _timeout_s, _answered
     global _etags, _unread_classes, _draining
-    cdef const uint8_t[::1] names = columns["names"].view("uint8")
-    cdef const uint64_t[::1] name_ends = columns["name_ends"]
-    cdef const uint8_t[::1] kinds = columns["kinds"]
-    cdef const int64_t[::1] sizes = columns["sizes"]
-    cdef const int64_t[::1] mtimes_ns = columns["mtimes_ns"]
-    cdef const uint64_t[::1] spans = columns["etags"].view("uint64")
-    cdef const uint32_t[::1] parents = columns["parents"]
-    cdef const uint8_t[::1] storage_classes = columns["storage_classes"]
-    cdef const uint16_t[::1] etag_parts = columns["etag_parts"]
-    cdef const uint64_t[::1] inodes = columns.get("inodes")
-    cdef const uint32_t[::1] inode_rows = columns.get("inode_rows")
-    cdef Py_ssize_t rows = len(kinds)
-    if (inodes is None) != (inode_rows is None):
-        raise ValueError("inode numbers without their order")
-    if not (rows and rows == len(name_ends) == len(sizes) == len(mtimes_ns) and 2 * rows == len(spans)):
-        raise ValueError("columns of different lengths")
-    if inodes is not None and not rows == len(inodes) == len(inode_rows):
-        raise ValueError("columns of different lengths")
-    table.rows = rows
-    table.names, table.names_bytes = &names[0], len(names)
-    table.name_ends, table.kinds, table.spans = &name_ends[0], &kinds[0], &spans[0]
-    table.sizes, table.mtimes_ns = &sizes[0], &mtimes_ns[0]
-    if not rows == len(parents) == len(storage_classes) == len(etag_parts) or len(unread_classes) != 256:
-        raise ValueError("columns of different lengths")
-    table.parents, table.storage_classes = &parents[0], &storage_classes[0]
-    table.etag_parts = &etag_parts[0]
-    table.inodes = NULL if inodes is None else &inodes[0]
-    table.inode_rows = NULL if inode_rows is None else &inode_rows[0]
+    cdef uint64_t rows = len(columns["kinds"])
+    if not rows or ("inodes" in columns) != ("inode_rows" in columns) or len(unread_classes) != 256:
+        raise ValueError("no columns of a table")
+    table.rows, _held = 0, [answered, draining]
+    table.names_bytes = columns["names"].nbytes
+    table.names = <const uint8_t *> _lies(columns["names"], table.names_bytes)
+    table.name_ends = <const uint64_t *> _lies(columns["name_ends"], 8 * rows)
+    table.kinds = <const uint8_t *> _lies(columns["kinds"], rows)
+    table.sizes = <const int64_t *> _lies(columns["sizes"], 8 * rows)
+    table.mtimes_ns = <const int64_t *> _lies(columns["mtimes_ns"], 8 * rows)
+    table.spans = <const uint64_t *> _lies(columns["etags"], 16 * rows)
+    table.parents = <const uint32_t *> _lies(columns["parents"], 4 * rows)
+    table.storage_classes = <const uint8_t *> _lies(columns["storage_classes"], rows)
+    table.etag_parts = <const uint16_t *> _lies(columns["etag_parts"], 2 * rows)
+    table.inodes = <const uint64_t *> _lies(columns.get("inodes"), 8 * rows)
+    table.inode_rows = <const uint32_t *> _lies(columns.get("inode_rows"), 4 * rows)
     _uid, _gid, _directory_mode, _file_mode = uid, gid, directory_mode, file_mode
     _block_bytes, _timeout_s, _answered = block_bytes, timeout_s, &answered[0]
     _etags, _unread_classes = etags, unread_classes
     _draining = NULL if draining is None else &draining[0]
-    _held = [names, name_ends, kinds, sizes, mtimes_ns, spans, parents, storage_classes, etag_parts, inodes, inode_rows,
-             answered, draining]
+    table.rows = rows
+
+
+cdef const void *_lies(column, uint64_t size_bytes) except? NULL:
+    """Return where a column of so many bytes lies, which is held from now on; NULL without a column."""
+    cdef const uint8_t[::1] view
+    if column is None:
+        return NULL
+    view = column.view("uint8")
+    if <uint64_t> len(view) != size_bytes:
+        raise ValueError("columns of different lengths")
+    _held.append(view)
+    return &view[0]
 
 
 def tell_of_reads(tell):
     """Call `tell`, which must raise nothing, when `small_reads.served` has something, before the next request is taken."""
     global _tell
     _tell = tell
-
-
-def stop_answering():
-    """Leave LOOKUP and GETATTR to the handlers."""
-    global _held
-    table.rows = 0
-    _held = []
 
 
 def found(uint64_t parent, bytes name):
@@ -329,7 +321,6 @@ cdef int _child(uint64_t parent, const char *name, uint64_t *row) noexcept:
 
 
 cdef void _fill(struct_stat *stat, uint64_t inode, uint64_t row) noexcept:
-    cdef int64_t mtime_ns = table.mtimes_ns[row], rest_ns
     memset(stat, 0, sizeof(struct_stat))
     stat.st_ino = inode
     stat.st_mode = _directory_mode if table.kinds[row] == _DIRECTORY else _file_mode
@@ -338,15 +329,14 @@ cdef void _fill(struct_stat *stat, uint64_t inode, uint64_t row) noexcept:
     stat.st_size = table.sizes[row]
     stat.st_blocks = stat.st_size // _ST_BLOCK_BYTES + (stat.st_size % _ST_BLOCK_BYTES != 0)
     stat.st_blksize = _block_bytes
-    rest_ns = mtime_ns % _NS_PER_S
-    stat.st_mtim.tv_sec, stat.st_mtim.tv_nsec = (mtime_ns - rest_ns) // _NS_PER_S, rest_ns
+    stat.st_mtim.tv_sec, stat.st_mtim.tv_nsec = table.mtimes_ns[row] // _NS_PER_S, table.mtimes_ns[row] % _NS_PER_S
     stat.st_atim = stat.st_ctim = stat.st_mtim
 
 
 cdef void _lookup(fuse_req_t request, fuse_ino_t parent, const char *name) noexcept:
     cdef fuse_entry_param entry
     cdef uint64_t row = 0
-    cdef int is_there = _child(parent, name, &row) if table.rows else -1
+    cdef int is_there = _child(parent, name, &row)
     if is_there < 0:
         theirs.lookup(request, parent, name)
         return
@@ -363,7 +353,7 @@ cdef void _lookup(fuse_req_t request, fuse_ino_t parent, const char *name) noexc
 cdef void _getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info *file) noexcept:
     cdef struct_stat stat
     cdef uint64_t row = 0
-    if table.rows == 0 or not _row(inode, &row):
+    if not _row(inode, &row):
         theirs.getattr(request, inode, file)
         return
     _fill(&stat, inode, row)
@@ -391,7 +381,7 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
     cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
     cdef uint64_t row = 0
     cdef Job *job
-    if table.rows == 0 or size_bytes < sizeof(fuse_in_header):
+    if size_bytes < sizeof(fuse_in_header):
         return LEFT
     if _tell is not None and small_reads.has_news():
         # First: what was read decides what is fetched ahead, and who asks next may ask for that.
@@ -407,9 +397,9 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         return ANSWERED if _row(head.nodeid, &row) else LEFT
     if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
         return LEFT
-    if asked.offset or _draining == NULL or _draining[0] or not _row(head.nodeid, &row) or table.sizes[row] > asked.size:
+    if asked.offset or _draining == NULL or _draining[0] or not _row(head.nodeid, &row):
         return LEFT
-    if not _is_object(row):
+    if table.sizes[row] > asked.size or not _is_object(row):
         return LEFT
     job = small_reads.take(head.nodeid, table.sizes[row])
     if job == NULL:

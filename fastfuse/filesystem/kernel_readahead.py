@@ -15,10 +15,10 @@ _BDI = Path("/sys/class/bdi")
 READ_AHEAD_KIB = 1024
 
 
-def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Path = _BDI) -> bool:
+def raise_readahead(device: str, *, directory: Path = _BDI) -> bool:
     """Set the kernel's readahead of the mount with the bdi `device` (``major:minor``).
 
-    Return False and log with `level` if that is not permitted. Who made the mount for us may have set it.
+    Return False and warn if that is not permitted. Who made the mount for us may have set it.
     """
     setting = directory / device / "read_ahead_kb"
     if readahead_kib(device, directory=directory) == READ_AHEAD_KIB:
@@ -26,11 +26,9 @@ def raise_readahead(device: str, *, level: int = logging.WARNING, directory: Pat
     try:
         setting.write_text(str(READ_AHEAD_KIB))
     except OSError as error:
-        _log.log(
-            level,
+        _log.warning(
             "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
-            "%s cannot be written (%s); let root write %d there, run where sysfs is writable, or, for files that are "
-            "read once and in pieces of 1 MiB or more, mount with --io direct",
+            "%s cannot be written (%s); let root write %d there, or run where sysfs is writable",
             setting,
             error.strerror,
             READ_AHEAD_KIB,

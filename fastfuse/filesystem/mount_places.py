@@ -58,8 +58,8 @@ class Place:
     def abort(self, device: str) -> None:
         abort(self.mountpoint, device)
 
-    def raise_readahead(self, device: str, *, level: int) -> None:
-        raise_readahead(device, level=level)
+    def raise_readahead(self, device: str) -> None:
+        raise_readahead(device)
 
     def close(self) -> None:
         """Let go of it; a helper takes its mount away with the last process that does."""
@@ -112,9 +112,9 @@ class HelperPlace(Place):
     def abort(self, device: str) -> None:
         self._ask("abort")
 
-    def raise_readahead(self, device: str, *, level: int) -> None:
+    def raise_readahead(self, device: str) -> None:
         self._ask("raise_readahead")
-        raise_readahead(device, level=level)  # which says so if the helper could not
+        raise_readahead(device)  # which says so if the helper could not
 
     def close(self) -> None:
         self._connection.close()
@@ -181,9 +181,9 @@ class GivenPlace(Place):
     def abort(self, device: str) -> None:
         """Leave it, too: the connection ends with the processes that hold the descriptor."""
 
-    def raise_readahead(self, device: str, *, level: int) -> None:
+    def raise_readahead(self, device: str) -> None:
         if device:
-            raise_readahead(device, level=level)
+            raise_readahead(device)
 
 
 def place_for(settings: MountSettings) -> Place:

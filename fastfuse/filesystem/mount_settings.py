@@ -1,7 +1,6 @@
 """The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +9,7 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "PageCacheUse", "most_worker_bytes"]
+__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "most_worker_bytes"]
 
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
@@ -20,28 +19,19 @@ _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 128 << 20
 _FLUSH_S: Final = 3.0
 
-# All processes of a mount may have this beside their target and the inode table (docs/MEASUREMENTS.md,
-# `limits._CLIENT_OVERHEAD_BYTES`).
+# All processes of a mount may have this beside a small target (docs/MEASUREMENTS.md, `limits._CLIENT_OVERHEAD_BYTES`),
+# and the inode table.
 EXCESS_MEMORY_BYTES: Final = 64 << 20
-# `python -m bench` sees 412 to 527 MiB with a target of 512 MiB.
+# `python -m bench` sees 412 to 512 MiB with a target of 512 MiB.
 _SPARE_BYTES: Final = 512 << 20
 
 
-def most_worker_bytes(limit_bytes: int) -> int:
-    """Return how much memory of its own ends a worker whose limit is `limit_bytes`: something keeps what it should not.
+def most_worker_bytes(target_bytes: int) -> int:
+    """Return how much memory of its own ends a worker with this memory target: something keeps what it should not.
 
     The kernel would end more than the worker.
     """
-    return 2 * limit_bytes + _SPARE_BYTES
-
-
-class PageCacheUse(StrEnum):
-    """The uses of the kernel's page cache for large files; the values of ``--io``."""
-
-    # The page cache (docs/MEASUREMENTS.md, "Mount"), with a warning if something slows it down.
-    AUTO = "auto"
-    CACHED = "cached"
-    DIRECT = "direct"
+    return 2 * target_bytes + _SPARE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +53,6 @@ class MountSettings:
     # Prefetch before the first open, because training reads every file: all small files that fit, if their order
     # is unknown, and the first large ones.
     expects_every_file: bool = False
-    io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int
     # Permission bits that are taken from 0555 and 0444 (clause A1: they may narrow).

@@ -130,17 +130,14 @@ class MountOperations(InitialisedOperations):
         uid: int,
         gid: int,
         umask: int = 0,
-        direct_from_bytes: int | None = None,
         in_hand: ReadsInHand | None = None,
     ) -> None:
-        """Read files of `direct_from_bytes` or more past the page cache; none if that is None."""
         super().__init__()
         self._counters = counters
         self._uid = uid
         self._gid = gid
         self._directory_mode = _DIRECTORY_MODE & ~umask
         self._file_mode = _FILE_MODE & ~umask
-        self._direct_from_bytes = direct_from_bytes
         self._in_hand = in_hand or ReadsInHand()
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.
         self._suspects_turn = trio.Lock()
@@ -236,13 +233,12 @@ class MountOperations(InitialisedOperations):
 
     @_answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if self.opens_files and self._direct_from_bytes is None:
+        if self.opens_files:
             raise pyfuse3.FUSEError(errno.ENOSYS)
         if flags & _CHANGING_FLAGS:
             raise pyfuse3.FUSEError(errno.EROFS)
-        size_bytes = self._table.attributes(inode).size_bytes
-        is_direct = self._direct_from_bytes is not None and size_bytes >= self._direct_from_bytes
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True, direct_io=is_direct)
+        self._table.attributes(inode)  # or ESTALE
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @_answered
     async def release(self, fh: int) -> None:

@@ -6,7 +6,6 @@ readers. For this one request a socket pair stands in for the session's descript
 it, and the answer is taken out, completed and written to the kernel.
 """
 
-import logging
 import os
 import select
 import socket
@@ -22,14 +21,11 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.fuse import interposed, pyfuse3
 from fastfuse.filesystem.loop import take_over_waiting
 from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
 from fastfuse.filesystem.replies import OUT_HEADER, LargeReplies, send_notices
 
-__all__ = ["InitialisedOperations", "Session", "tune_kernel"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["InitialisedOperations", "Session"]
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
 _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
@@ -39,15 +35,12 @@ _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid,
 _READ = 15
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
 _FLAGS_OFFSET = OUT_HEADER.size + 12
-_FLAGS2_OFFSET = OUT_HEADER.size + 32  # after max_background, congestion_threshold, max_write, time_gran, max_pages
 _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
 _ATOMIC_O_TRUNC = 1 << 3
 _NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
 _NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
-_INIT_EXT = 1 << 30  # flags2 counts; not every libfuse says so itself
-_DIRECT_IO_ALLOW_MMAP = 1 << (36 - 32)  # bit of flags2; Linux 6.6
 _HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
 _NOTIFY_RESEND = 7
 
@@ -57,17 +50,6 @@ _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
 _TRIED_INODE = 1 << 41 | 7
-
-
-def tune_kernel(session: "Session", io: PageCacheUse) -> None:
-    """Raise the readahead, and log what this kernel cannot do with `io`."""
-    # A user who chose --io need not be warned.
-    session.place.raise_readahead(session.device, level=logging.WARNING if io == PageCacheUse.AUTO else logging.INFO)
-    if io == PageCacheUse.DIRECT and not session.can_map_direct:
-        _log.warning(
-            "this kernel cannot map files that are read past the page cache (Linux 6.6 can): with --io direct, mmap of "
-            "a large file fails with ENODEV unless it is private, and so does numpy.memmap"
-        )
 
 
 class InitialisedOperations(pyfuse3.Operations):
@@ -89,14 +71,12 @@ class InitialisedOperations(pyfuse3.Operations):
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
-    def __init__(self, place: Place, device: str, fd: int, *, can_resend: bool, can_map_direct: bool = False) -> None:
+    def __init__(self, place: Place, device: str, fd: int, *, can_resend: bool) -> None:
         self.place = place
         # ``major:minor``: tells this mount from another one at the same place while this one lives.
         self.device = device
         # True if the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
         self.can_resend = can_resend
-        # True if a file that is read past the page cache can be mapped shared (Linux >= 6.6); ENODEV if not.
-        self.can_map_direct = can_map_direct
         # libfuse reads requests from it and writes answers to it.
         self.fd = fd
 
@@ -139,7 +119,6 @@ class Session:
                 _device_at(place.mountpoint) if ready is None else ready.device,
                 fd,
                 can_resend=bool(flags2 & _HAS_RESEND),
-                can_map_direct=bool(flags2 & _DIRECT_IO_ALLOW_MMAP),
             )
         except BaseException:
             pyfuse3.close(unmount=ready is None)
@@ -211,9 +190,8 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
-        # The mount is read-only, so mapped pages cannot contradict bytes that are read past them.
-        _set_flags(reply, _FLAGS_OFFSET, _INIT_EXT, without=_ATOMIC_O_TRUNC)
-        _set_flags(reply, _FLAGS2_OFFSET, flags2 & _DIRECT_IO_ALLOW_MMAP)
+        (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)
+        _FLAGS.pack_into(reply, _FLAGS_OFFSET, agreed & ~_ATOMIC_O_TRUNC)
         _prove_inodes(operations, ours)
         operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
@@ -221,11 +199,6 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         os.dup2(device, fd, inheritable=True)
     os.close(device)
     return int(flags2)
-
-
-def _set_flags(reply: bytearray, offset: int, flags: int, *, without: int = 0) -> None:
-    (those_there,) = _FLAGS.unpack_from(reply, offset)
-    _FLAGS.pack_into(reply, offset, (those_there | flags) & ~without)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:

@@ -9,6 +9,7 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -30,12 +31,12 @@ from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder
 from fastfuse.filesystem.mount_places import place_for
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
-from fastfuse.filesystem.session import Session, tune_kernel
+from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
@@ -96,7 +97,6 @@ class Supervisor:
             uid=settings.uid,
             gid=settings.gid,
             umask=settings.umask,
-            direct_from_bytes=settings.part_size_bytes if settings.io == PageCacheUse.DIRECT else None,
             in_hand=self._in_hand,
         )
         self._place = place_for(settings)
@@ -119,6 +119,8 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         keep_memory_private()
+        # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
+        gc.freeze()
         settings = self._settings
         try:
             if settings.metrics_listen:
@@ -168,6 +170,7 @@ class Supervisor:
         counters.add(counters.slot("fastfuse_index_requests"), made.requests)
         counters.add(counters.slot("fastfuse_objects_listed"), made.files + made.refused)
         counters.set(counters.slot("fastfuse_table_files"), made.files)
+        counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(self._snapshot_fd).st_size)
         counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
 
     def _mount(self) -> None:
@@ -179,7 +182,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
-        tune_kernel(self._session, settings.io)
+        self._place.raise_readahead(self._session.device)
         if not self._session.can_resend:
             _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:

@@ -218,7 +218,7 @@ RULES: Final = (
         "CPU limit",
         lambda it: it.loop_cpu_s >= _BUSY * _asked_s(it),
         lambda it: f"the loop that takes requests was at work in {it.loop_cpu_s / _asked_s(it):.0%} of the time",
-        "mount each half of the data by itself; see --io direct for large files",
+        "mount each half of the data by itself",
     ),
     Rule(
         "memory target too small",

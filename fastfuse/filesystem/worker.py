@@ -149,7 +149,8 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
             nursery.start_soon(taker.run, task.hints)
         nursery.start_soon(_beat, _Report(counters, engine, operations), operations, counters)
         nursery.start_soon(_show, task.board, operations, retries, counters)
-        nursery.start_soon(_end_when_too_large, most_worker_bytes(limit_bytes), counters, nursery.cancel_scope)
+        most_bytes = most_worker_bytes(settings.memory_target_bytes)
+        nursery.start_soon(_end_when_too_large, most_bytes, counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets, small_files)
         os.write(task.ready_fd, READY)
@@ -262,6 +263,7 @@ class _Report:
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
         small_files, small_bytes = small_reads.in_flight_now()
         memory["in flight"] += small_bytes
+        self._set("fastfuse_streams", now.streams)
         self._set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             self._set("fastfuse_memory_bytes", size_bytes, use)

@@ -21,8 +21,8 @@ PAGE_BYTES = 4 * _KIB
 # What the kernel asks for at once, unless told otherwise.
 KERNEL_REQUEST_BYTES = 128 * _KIB
 
-# A memory target also covers what the S3 client holds of replies, and what the C library keeps.
-_CLIENT_OVERHEAD_BYTES = 64 * _MIB
+# A memory target also covers the processes themselves, and what the C library keeps of replies.
+_CLIENT_OVERHEAD_BYTES = 96 * _MIB
 # The window of a reader that is expected to read on; a reader at random pays for it once.
 _FIRST_WINDOW_DIVISOR = 8
 _MAX_FIRST_WINDOW_BYTES = 256 * _MIB

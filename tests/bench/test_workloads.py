@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_shuffled_files_are_each_read_once_in_another_order(tmp_path: Path) -> N
         orders[name] = [span.name for spans in WORKLOADS[name].share(data, 16, SCALE) for span in spans]
     assert orders["small-16"] != orders["small-16-shuffled"]
     assert sorted(orders["small-16"]) == sorted(orders["small-16-shuffled"])
+
+
+def test_eight_readers_read_one_file_once_together_and_one_reads_it_three_times(tmp_path: Path) -> None:
+    data = WORKLOADS["eighths-8"].data_set(SCALE, tmp_path)
+    [(name, size_bytes)] = data.files
+    ends = [size_bytes // 8 * reader for reader in range(9)]
+    shared = [[Span(name, start, end)] for start, end in pairwise(ends)]
+    assert WORKLOADS["eighths-8"].share(data, 8, SCALE) == shared
+    assert WORKLOADS["again-1"].share(data, 1, SCALE) == [[Span(name, 0, size_bytes)] * 3]
 
 
 def test_random_places_are_pages_and_the_same_in_every_run(tmp_path: Path) -> None:

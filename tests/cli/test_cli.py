@@ -18,7 +18,7 @@ from fastfuse import __version__
 from fastfuse.cli.commands import PAGES
 from fastfuse.cli.main import app, main
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -88,7 +88,7 @@ class TestMount:
     def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
         words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
         words += " --verify --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
-        words += " --part-size 1MiB --training --io direct --strict --allow-empty --index-cache /c"
+        words += " --part-size 1MiB --training --strict --allow-empty --index-cache /c"
         words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
         settings = mounted(mounts, "s3://b", *words.split())
         assert settings.connection == ConnectionConfig(
@@ -104,7 +104,6 @@ class TestMount:
         assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)
         assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * 2**20, 2**20)
         assert (settings.expects_whole_files, settings.expects_every_file) == (True, True)
-        assert settings.io == PageCacheUse.DIRECT
         assert settings.origin == IndexOrigin(cache=Path("/c"), max_age_s=5400, strict=True, allow_empty=True)
         assert settings.grace_s == 2.5
         assert settings.metrics_listen == ("127.0.0.1", 9567)
@@ -126,7 +125,6 @@ class TestMount:
         settings = mounted(mounts, "s3://b", "/m", "-o", options)
         assert settings.mount_options == ("noatime",)
         assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
-        assert settings.io == PageCacheUse.CACHED
         assert settings.connection == ConnectionConfig(region="eu-west-1", sign_request=False)
 
     def test_the_environment_sets_what_the_command_line_leaves_out(
@@ -201,6 +199,9 @@ class TestRefusals:
             ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
             ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
             ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
+            ("mount s3://b --io direct", "--io direct is not offered: "),
+            ("s3://b/p /m -o ro,io=direct", "--io direct is not offered: "),
+            ("run --channel a=s3://b --io direct -- true", "--io direct is not offered: "),
             ("mount s3://b /m --channel c", "MOUNTPOINT and --channel contradict each other"),
             ("mount s3://b /m /n", "Got unexpected extra argument"),
             ("mount s3://b --no-sign-request --profile p", "--no-sign-request and --profile contradict each other"),
@@ -383,6 +384,8 @@ class TestHelp:
     def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
         output = CliRunner().invoke(app, [command, "--help-all"]).output
         for parameter in vars(typer.main.get_command(app))["commands"][command].params:
+            if getattr(parameter, "hidden", False):  # --io, which is refused
+                continue
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
                 assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word

@@ -21,7 +21,6 @@ from fastfuse.cli.config import (
 from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s, parse_index_place
 from fastfuse.cli.options import connection
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import PageCacheUse
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
@@ -321,7 +320,6 @@ class TestMount:
         assert (settings.uid, settings.gid, settings.umask) == (os.getuid(), os.getgid(), 0)
         assert settings.part_size_bytes == 8 * MIB
         assert 128 * MIB <= settings.memory_target_bytes <= 4 * GIB
-        assert settings.io == PageCacheUse.AUTO
         assert settings.grace_s == 30.0
         assert settings.metrics_listen is None
 

@@ -157,7 +157,7 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--daemonset", "--memory-target", "25%"), "--memory-target '25%' is not a size"),
         (("--daemonset", "--memory-target", "1MiB"), "less than 128 MiB"),
         (("--daemonset", "-o", "regio=eu-west-1"), "-o regio is not a mount option"),
-        (("--daemonset", "-o", "io=fast"), "Invalid value for '--io'"),
+        (("--daemonset", "-o", "log-format=xml"), "Invalid value for '--log-format'"),
     ],
 )
 def test_what_no_pod_could_start_with_is_one_line(words: tuple[str, ...], message: str) -> None:

@@ -44,7 +44,7 @@ def test_the_table_of_label_values_is_complete() -> None:
 
 def _parameters(command: str) -> list[Any]:
     parameters: list[Any] = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
-    return parameters
+    return [one for one in parameters if not getattr(one, "hidden", False)]
 
 
 def _options(command: str) -> set[str]:

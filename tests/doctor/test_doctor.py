@@ -37,7 +37,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"rights_obstacle": ("not set-uid", "chmod u+s")}, "rights", Level.FAIL, "chmod u+s"),
         ({"fusermount": None}, "fusermount3", Level.WARN, "fuse3"),
         ({"may_allow_other": False}, "allow_other", Level.WARN, "user_allow_other"),
-        ({"may_raise_readahead": False}, "readahead", Level.WARN, "--io direct"),
+        ({"may_raise_readahead": False}, "readahead", Level.WARN, "where sysfs is writable"),
         ({"open_files": 256}, "open files", Level.WARN, "ulimit -n"),
         ({"memory_limit_bytes": 256 << 20}, "memory limit", Level.WARN, "512 MiB"),
         ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),

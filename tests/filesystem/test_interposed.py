@@ -1,6 +1,6 @@
 """LOOKUP and GETATTR from the mapped columns: as the table answers in Python, and nothing where columns are odd."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -23,12 +23,6 @@ _versions = st.builds(Version, size_bytes=st.integers(0, 2**62), mtime_ns=st.int
 _objects = st.dictionaries(st.builds("/".join, st.lists(st.sampled_from(_NAMES), min_size=1, max_size=3)), _versions)
 _ASKED = [*_NAMES, "", "a/b", "zzz", "n" * 254, "n" * 256]
 _DIRECTORY_MODE, _FILE_MODE = 0o40555, 0o100444
-
-
-@pytest.fixture(autouse=True)
-def _stopped() -> Iterator[None]:
-    yield
-    interposed.stop_answering()
 
 
 def answer_from(
@@ -127,11 +121,3 @@ def test_columns_of_different_lengths_are_refused(name: str) -> None:
     columns = take_over(table_of({}), table_of({"a": Version()}))[0].columns
     with pytest.raises(ValueError, match="different lengths"):
         answer_from({**columns, name: columns[name][:-1]})
-
-
-def test_nothing_is_answered_before_and_after() -> None:
-    assert interposed.attributes(1) is None
-    answer_from(table_of({"a": Version()}).columns)
-    assert interposed.attributes(1) is not None
-    interposed.stop_answering()
-    assert (interposed.attributes(1), interposed.found(1, b"a")) == (None, None)

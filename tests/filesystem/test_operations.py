@@ -59,7 +59,7 @@ class FakeEngine:
 class Mounted:
     """Operations over two objects: `file` (10 bytes) and `archived`."""
 
-    def __init__(self, *, direct_from_bytes: int | None = None) -> None:
+    def __init__(self) -> None:
         builder = TableBuilder("bucket", "p/")
         builder.add(
             [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
@@ -67,14 +67,13 @@ class Mounted:
         self.table: InodeTable = builder.build()[0]
         self.counters = Counters()
         self.engine = FakeEngine()
-        self._options: dict[str, Any] = {"direct_from_bytes": direct_from_bytes}
         self.operations = self._served()
         self.directory = self.inode(ROOT, b"dir")
         self.file = self.inode(self.directory, b"file")
         self.archived = self.inode(ROOT, b"archived")
 
     def _served(self) -> MountOperations:
-        operations = MountOperations(self.counters, uid=7, gid=8, **self._options)
+        operations = MountOperations(self.counters, uid=7, gid=8)
         operations.serve(self.table, self.engine)
         operations.opens_files = operations.opens_directories = True
         return operations
@@ -132,7 +131,7 @@ async def test_the_kernel_is_told_to_open_by_itself(mounted: Mounted) -> None:
 async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
     mounted.operations.opens_files = mounted.operations.opens_directories = False
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert (opened.fh, opened.keep_cache, opened.direct_io) == (mounted.file, True, False)
+    assert (opened.fh, opened.keep_cache) == (mounted.file, True)
     assert await mounted.operations.opendir(mounted.directory, CONTEXT) == mounted.directory
     await mounted.operations.release(mounted.file)
     await mounted.operations.releasedir(mounted.directory)
@@ -149,22 +148,14 @@ async def test_the_reading_process_in_a_handle_is_no_part_of_the_inode(
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
 async def test_an_open_that_could_write_is_refused_where_opens_are_answered_r1(flags: int) -> None:
-    mounted = Mounted(direct_from_bytes=1)
+    mounted = Mounted()
+    mounted.operations.opens_files = False
     assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
 
 
 async def test_what_the_kernel_forgets_the_engine_forgets(mounted: Mounted) -> None:
     await mounted.operations.forget([(mounted.file, 3), (mounted.archived, 1)])
     assert mounted.engine.forgotten == [mounted.file, mounted.archived]
-
-
-@pytest.mark.parametrize(("threshold_bytes", "is_direct"), [(10, True), (11, False)])
-async def test_large_files_are_read_past_the_page_cache_where_that_was_asked_for(
-    threshold_bytes: int, is_direct: bool
-) -> None:
-    mounted = Mounted(direct_from_bytes=threshold_bytes)
-    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert (opened.keep_cache, opened.direct_io) == (True, is_direct)
 
 
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:

@@ -1,5 +1,6 @@
 """The handshake with the kernel, seen from the kernel's side."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -81,6 +82,70 @@ def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_pat
         command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_OPEN_WITH_ANOTHER_KERNEL = """
+import json, os, socket, struct, sys
+from pathlib import Path
+import trio
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.mount_places import Place, Ready
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.session import Session
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.metrics import Counters
+
+ROOT, OPEN, FLUSH, INIT, OPENDIR = 1, 14, 25, 26, 27
+kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+class Given(Place):
+    def mount(self, name):
+        return Ready(device.fileno(), "")
+
+def ask(opcode, inode, body):
+    head = struct.pack("=IIQQIIIHH", 40 + len(body), opcode, 7, inode, os.geteuid(), os.getegid(), os.getpid(), 0, 0)
+    kernel.send(head + body)
+
+async def serve():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pyfuse3.main)
+        for opcode, inode in ((OPEN, file), (OPENDIR, ROOT), (FLUSH, file)):
+            ask(opcode, inode, bytes(24))
+            reply = await trio.to_thread.run_sync(kernel.recv, 4096)
+            print(-struct.unpack_from("=Ii", reply)[1])
+        nursery.cancel_scope.cancel()
+
+builder = TableBuilder("bucket", "")
+builder.add([b"file"], [1], [1], ['"' + "0" * 32 + '"'], ["STANDARD"])
+table = builder.build()[0]
+file = table.lookup(ROOT, b"file")
+operations = MountOperations(Counters(), uid=0, gid=0)
+ask(INIT, 0, struct.pack("=IIIII44x", 7, 38, 1 << 20, int(sys.argv[1]), 0))
+Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_other=False)
+kernel.recv(4096)
+operations.serve(table, None)
+with kernel, device:
+    trio.run(serve)
+"""
+_LEAST = 1 << 13  # READDIRPLUS, which pyfuse3 requires
+_OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
+
+
+@pytest.mark.parametrize(
+    ("offered", "file", "directory"),
+    [
+        (0, 0, 0),
+        (_OPENS_FILES, errno.ENOSYS, 0),
+        (_OPENS_DIRECTORIES, 0, errno.ENOSYS),
+        (_OPENS_FILES | _OPENS_DIRECTORIES, errno.ENOSYS, errno.ENOSYS),
+    ],
+)
+def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
+    command = [sys.executable, "-c", _OPEN_WITH_ANOTHER_KERNEL, str(_LEAST | offered)]
+    done = subprocess.run(
+        command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
 
 
 def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:

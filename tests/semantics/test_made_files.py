@@ -38,12 +38,11 @@ def write_index(path: Path, objects: Mapping[str, bytes], made: Mapping[str, byt
     path.write_bytes(index_bytes(snapshot))
 
 
-@pytest.mark.parametrize("io", ["cached", "direct"])
-def test_a_made_file_is_read_like_any_other_and_takes_no_request(tmp_path: Path, io: str) -> None:
+def test_a_made_file_is_read_like_any_other_and_takes_no_request(tmp_path: Path) -> None:
     """N6, A1, D1, D3, D4"""
     objects = {"a": b"object", "folder/b": b"another"}
     write_index(tmp_path / "index", objects, {"m": b"made\n", "folder/large": LARGE, "folder/empty": b""})
-    options = (*AS_MANIFEST, "--index", str(tmp_path / "index"), "--io", io)
+    options = (*AS_MANIFEST, "--index", str(tmp_path / "index"))
     with place(MemoryObjects(objects), *options, uri=SOURCE) as here:
         assert sorted(os.listdir(here.path)) == ["a", "folder", "m"]
         assert sorted(os.listdir(here.path / "folder")) == ["b", "empty", "large"]

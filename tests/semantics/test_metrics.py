@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import mmap
 import os
 import re
 import signal
@@ -87,10 +88,12 @@ NOT_EXACT = {
         "requests",
     ),
     *(
+        "streams",
         "pool_bytes",
         "memory_bytes",
         "worker_beats",
         "worker_memory_bytes",
+        "table_memory_bytes",
         "kernel_readahead_bytes",
         "listed_timestamp_seconds",
     ),
@@ -213,6 +216,26 @@ def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> 
         files.delete("two")
         assert run_fastfuse("refresh", str(here.path)).returncode == 0
         wait_until(lambda: Scrape(port)["wasted_bytes_total",] == (1 << 20) - 12288)
+
+
+def test_the_memory_of_the_inode_table_is_told_apart() -> None:
+    names = {f"{number:05}": b"" for number in range(2000)}
+    files = MemoryObjects({"one": b""})
+    with place(files, "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
+
+        def is_what_the_worker_maps() -> bool:
+            maps = Path(f"/proc/{here.mount.worker()}/maps").read_text()
+            found = re.findall(r"^(\w+)-(\w+) r.*/memfd:fastfuse-index", maps, re.MULTILINE)
+            mapped_bytes = sum(int(end, 16) - int(start, 16) for start, end in found)
+            return 0 <= mapped_bytes - Scrape(port)["table_memory_bytes",] < mmap.PAGESIZE
+
+        wait_until(is_what_the_worker_maps)
+        for name, content in names.items():
+            files.put(name, content)
+        assert run_fastfuse("refresh", str(here.path)).returncode == 0
+        assert Scrape(port)["table_memory_bytes",] > 2000 * 50
+        wait_until(is_what_the_worker_maps)
 
 
 def health(port: int) -> tuple[int, str]:

@@ -16,7 +16,8 @@ import pytest
 from fastfuse.testing import FaultRule, Limit, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount
-from tests.semantics.places import Place, block_bytes, direct_read, place
+from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
+from tests.semantics.test_metrics import Scrape
 
 MIB = 1 << 20
 PATIENCE_S = 60.0
@@ -76,6 +77,39 @@ def test_four_readers_finish_although_the_worker_is_killed_three_times() -> None
         ]
         assert len(killed) == 3
         assert here.mount.log.count("; starting another") == 3
+
+
+def read_half(path: Path, progress: Progress) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.tell() < path.stat().st_size // 2:
+            progress.add(len(file.read(MIB // 4)))
+
+
+def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dropped_it() -> None:
+    """L3"""
+    size = 8 * MIB
+    data = {f"file{number}": block_bytes(number, size) for number in range(4)}
+    options = ("--part-size", "1MiB", "--metrics-listen", "0")
+    with ThreadPoolExecutor(4) as threads, place(data, *options) as here:
+        rule = here.server.faults.add(FaultRule(action=Limit(4 * MIB), operation="GetObject"))
+        port, progress = here.mount.metrics_port(), Progress()
+        readers = [threads.submit(read_half, here.path / name, progress) for name in data]
+        others = {here.mount.children()[0]}  # the metrics' server
+        for quarter in range(1, 4):
+            progress.wait_for(quarter * size // 2 - 2 * MIB)
+            others.add(kill_worker(here.mount, others))
+        here.server.faults.remove(rule)
+        for reader in readers:
+            reader.result(PATIENCE_S)
+        wait_until(lambda: Scrape(port)["worker_respawns_total",] == 3 and Scrape(port)["streams",] > 0)
+
+        def left() -> dict[str, int]:
+            Path("/proc/sys/vm/drop_caches").write_text("3")
+            now = Scrape(port)
+            return {name: now[name,] for name in ("streams", "pool_bytes", "gets_in_flight", "waiting_reads")}
+
+        with page_cache(is_dropped=True):
+            wait_until(lambda: not any(left().values()), lambda: str(left()))
 
 
 def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.mount_settings import MountSettings, PageCacheUse
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.status import Recent
@@ -55,7 +55,6 @@ class RunSettings:
     cache: CacheSettings | None = None
     shard_by_bytes: bool = False
     # The settings of mounted channels.
-    io: PageCacheUse = PageCacheUse.AUTO
     uid: int
     gid: int
     allow_other: bool = False
@@ -306,7 +305,6 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         part_size_bytes=task.settings.part_size_bytes,
         expects_whole_files=True,
         expects_every_file=task.settings.cluster.reads_all(task.channel),
-        io=task.settings.io,
         uid=task.settings.uid,
         gid=task.settings.gid,
         allow_other=task.settings.allow_other,

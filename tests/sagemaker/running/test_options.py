@@ -19,7 +19,7 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
         service = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
         assert run_fastfuse("index", f"s3://{BUCKET}/train/", "-o", str(index), *service).returncode == 0
         before = len(server.requests)
-        options = ("--metrics-listen", "0", "--index", f"train={index}", "--io", "direct", "--uid", "7", "--gid", "8")
+        options = ("--metrics-listen", "0", "--index", f"train={index}", "--uid", "7", "--gid", "8")
         channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
         with running(server.endpoint_url, channels, *options) as job:
             job.wait_for_log("All channels are ready")
