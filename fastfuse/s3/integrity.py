@@ -85,7 +85,7 @@ class Integrity:
         head: Callable[[str, str, str], Awaitable[ReplyHead]],
         counters: Counters,
     ) -> None:
-        """Check small files, and all others if `is_thorough`, each read within `deadline_s`, its HEADs included.
+        """Check small files, and all others if `is_thorough`, each read within `deadline_s` in all.
 
         `head` takes bucket, key and query.
         """
@@ -106,18 +106,19 @@ class Integrity:
             IntegrityError: they are wrong, and were fetched twice.
             ReadError: they cannot be fetched.
         """
+        ends_s = trio.current_time() + self._deadline_s
         if not self._is_thorough:
             data, head = await self._fetch(ref, start, end)
-            return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head)
+            return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head, ends_s)
         known = self._known(ref)
         known.under_way.append(start)
         try:
-            with trio.move_on_after(self._deadline_s):
+            with trio.move_on_at(ends_s):
                 data, head = await self._fetch(ref, start, end)
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
-                    return await self._check_whole(ref, data, head)
+                    return await self._check_whole(ref, data, head, ends_s)
                 return await self._check_piece(known, ref, start, data)
-            raise DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
+            raise self._late(ref)
         finally:
             known.under_way.remove(start)
             known.landed.set()
@@ -133,14 +134,17 @@ class Integrity:
             return None  # some services send the one of the whole object with any range
         return given_checksum(head.headers) or (md5_checksum(head.headers) if self._is_thorough else None)
 
-    async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead) -> Buffer:
+    async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead, ends_s: float) -> Buffer:
         expected = self._given(head)
         if expected is None:
             self._count("none")
             return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
-            data, head = await self._fetch(ref, 0, ref.size_bytes)
+            with trio.move_on_at(ends_s) as rest:
+                data, head = await self._fetch(ref, 0, ref.size_bytes)
+            if rest.cancelled_caught:
+                raise self._late(ref)
             # The first one may have been damaged on its way, too.
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)
@@ -150,6 +154,9 @@ class Integrity:
             self._fetched_again(ref)
         self._count("ok")
         return data
+
+    def _late(self, ref: ObjectRef) -> DeadlineError:
+        return DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
 
     async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer) -> Buffer:
         if not known.is_asked:

@@ -362,6 +362,30 @@ async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one
         assert bench.counts() == {"begun": 1, "ok": 1}
 
 
+@pytest.mark.parametrize("verify", [False, True])
+async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
+    verify: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    head = ReplyHead(status=200, headers=told("crc32c", b"right"), is_persistent=True, body_bytes=5)
+    ends_s: list[float] = []
+
+    async def fetch(ref: ObjectRef, start: int, end: int) -> tuple[bytes, ReplyHead]:
+        ends_s.append(trio.current_effective_deadline())
+        await trio.sleep(40)
+        return b"wrong", head
+
+    async def ask(bucket: str, key: str, query: str = "") -> ReplyHead:
+        raise AssertionError
+
+    integrity = Integrity(is_thorough=verify, deadline_s=60.0, fetch=fetch, head=ask, counters=Counters())
+    began_s = trio.current_time()
+    with pytest.raises(DeadlineError, match="'key' could not be read and checked within 60 s"):
+        await integrity.get(ObjectRef("bucket", "key", 5, ""), 0, 5)
+    assert trio.current_time() - began_s == 60
+    # The second one knows how long it may be tried again.
+    assert ends_s == [began_s + 60 if verify else inf, began_s + 60]
+
+
 async def test_a_checked_read_takes_one_deadline_in_all(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
