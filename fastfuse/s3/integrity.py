@@ -81,13 +81,13 @@ class Integrity:
         *,
         is_thorough: bool,
         deadline_s: float,
-        fetch: Callable[[ObjectRef, int, int], Awaitable[tuple[Buffer, ReplyHead]]],
+        fetch: Callable[[ObjectRef, int, int, float], Awaitable[tuple[Buffer, ReplyHead]]],
         head: Callable[[str, str, str], Awaitable[ReplyHead]],
         counters: Counters,
     ) -> None:
         """Check small files, and all others if `is_thorough`, each read within `deadline_s` in all.
 
-        `head` takes bucket, key and query.
+        `fetch` takes when that is over, and `head` bucket, key and query.
         """
         self._is_thorough = is_thorough
         self._deadline_s = deadline_s
@@ -108,17 +108,17 @@ class Integrity:
         """
         ends_s = trio.current_time() + self._deadline_s
         if not self._is_thorough:
-            data, head = await self._fetch(ref, start, end)
+            data, head = await self._fetch(ref, start, end, ends_s)
             return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head, ends_s)
         known = self._known(ref)
         known.under_way.append(start)
         try:
             with trio.move_on_at(ends_s):
-                data, head = await self._fetch(ref, start, end)
+                data, head = await self._fetch(ref, start, end, ends_s)
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
                     return await self._check_whole(ref, data, head, ends_s)
-                return await self._check_piece(known, ref, start, data)
-            raise self._late(ref)
+                return await self._check_piece(known, ref, start, data, ends_s)
+            raise DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
         finally:
             known.under_way.remove(start)
             known.landed.set()
@@ -141,10 +141,7 @@ class Integrity:
             return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
-            with trio.move_on_at(ends_s) as rest:
-                data, head = await self._fetch(ref, 0, ref.size_bytes)
-            if rest.cancelled_caught:
-                raise self._late(ref)
+            data, head = await self._fetch(ref, 0, ref.size_bytes, ends_s)
             # The first one may have been damaged on its way, too.
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)
@@ -155,10 +152,7 @@ class Integrity:
         self._count("ok")
         return data
 
-    def _late(self, ref: ObjectRef) -> DeadlineError:
-        return DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
-
-    async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer) -> Buffer:
+    async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer, ends_s: float) -> Buffer:
         if not known.is_asked:
             async with known.asking:
                 if not known.is_asked:
@@ -166,7 +160,7 @@ class Integrity:
                     known.is_asked = True
                     self._count("begun" if known.spans else "none")
         if await self._first_wrong(known, ref, start, data) is not None:
-            data, _ = await self._fetch(ref, start, start + len(data))
+            data, _ = await self._fetch(ref, start, start + len(data), ends_s)
             wrong = await self._first_wrong(known, ref, start, data)
             if wrong is not None:
                 span, digest = wrong
