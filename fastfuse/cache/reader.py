@@ -19,7 +19,7 @@ from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
 from fastfuse.cache.writer import Range, Writer
-from fastfuse.errors import IntegrityError
+from fastfuse.errors import DeadlineError, IntegrityError
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
@@ -34,8 +34,10 @@ _log = logging.getLogger(__name__)
 
 # The pauses between looks whether somebody else's claim is over: the first, and the longest.
 _LOOK_S, _MAX_LOOK_S = 0.001, 0.02
-# The longest wait for somebody else's claim, and for the disk, before S3 is asked.
+# The longest wait for somebody else's claim, and for the disk, before S3 is asked. A read that meets both has half of a
+# short deadline left for S3: a small read may wait for the disk twice as long.
 _PATIENCE_S = 10.0
+_PATIENCE_DIVISOR = 6
 # After that, or after an error of the index, the tier is left alone for so long.
 _OFF_S = 30.0
 # Spreads the ranges of an object over 64 bits (2^64 divided by the golden ratio).
@@ -67,10 +69,12 @@ class CachedReader:
         *,
         endpoint_url: str,
         queue_bytes: int,
-        patience_s: float = _PATIENCE_S,
+        deadline_s: float,
         takes_places: bool = False,
     ) -> None:
         """Start the thread that writes; `queue_bytes` bounds what waits for it. Construct it in a trio run.
+
+        A read takes `deadline_s` at most, with its waits for others and for the disk.
 
         With `takes_places` what is fetched takes the place of whatever nobody asked for since.
         """
@@ -80,7 +84,8 @@ class CachedReader:
         self._counters = counters
         self._endpoint_url = endpoint_url
         self._where = f"the cache {cache.settings.directory}"
-        self._patience_s = patience_s
+        self._deadline_s = deadline_s
+        self._patience_s = min(_PATIENCE_S, deadline_s / _PATIENCE_DIVISOR)
         self._index = Index(cache.reading)
         self._segments = Segments(cache.directory_fd)
         self._claims = Claims(cache.claims_fd)
@@ -88,7 +93,7 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._threads, self._reads = Receivers(), KernelReads(patience_s)
+        self._threads, self._reads = Receivers(), KernelReads(self._patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -120,16 +125,18 @@ class CachedReader:
     async def _get_kept(self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int) -> Buffer:
         if self._writer.is_gone or self._is_off() or object_id in self._wrong:
             return await self._reader.get(ref, start, end)
+        ends_s = trio.current_time() + self._deadline_s
         return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
         extents = self._find(object_id, start, end)
         if not gaps(((one.start, one.end) for one in extents), start, end):
             data = await self._read(object_id, seed, extents, start, end, {})
             if data is not None:
                 return data
-            if self._is_off():  # the same disk is not asked again
-                return await self._reader.get(ref, start, end)
-            extents = self._find(object_id, start, end)
-        return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
+            # The disk that did not answer is not asked again.
+            extents = [] if self._is_off() else self._find(object_id, start, end)
+        with trio.move_on_at(ends_s):
+            return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
+        raise DeadlineError(f"{ref.key!r} could not be read within {self._deadline_s:g} s.")
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""

@@ -73,7 +73,8 @@ def warm(
         client = S3Client(session, buffers=buffers, counters=counters, retries=Retries(counters))
         reader = CachedReader(
             client, cache, buffers, counters,
-            endpoint_url=session.endpoint_url or "", queue_bytes=memory_bytes, takes_places=True,
+            endpoint_url=session.endpoint_url or "", queue_bytes=memory_bytes, deadline_s=session.config.deadline_s,
+            takes_places=True,
         )  # fmt: skip
         warming = Warming(
             reader=reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,

@@ -100,10 +100,11 @@ def _threads(pid: int) -> Iterator[tuple[str, ...]]:
         return
     for thread in threads:
         _, state = cpu_and_state(int(thread.name))
-        stack: list[str] = []
+        place, stack = "", list[str]()
         with suppress(OSError):
+            place = (thread / "wchan").read_text()
             stack = (thread / "stack").read_text().splitlines()
-        words = f": state {state or '?'}, in {_first_line(thread / 'wchan') or '?'}"
+        words = f": state {state or '?'}, in {place or '?'}"
         yield f"thread {thread.name}", words, *(f"  {line}" for line in stack)
 
 
@@ -113,10 +114,3 @@ def _dumped(dump: str) -> Iterator[tuple[str, ...]]:
         first, *rest = block.splitlines()
         name, space, words = first.partition(" (")
         yield name, space + words, *rest
-
-
-def _first_line(path: Path) -> str:
-    try:
-        return path.read_text().partition("\n")[0]
-    except OSError:
-        return ""

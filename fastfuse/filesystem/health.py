@@ -32,10 +32,8 @@ class Heartbeat:
 
     def __init__(self, hangs_after_s: float = HANGS_AFTER_S) -> None:
         self._hangs_after_s = hangs_after_s
-        self._beats = -1
         self._cpu_s = 0.0
-        self._looked_s = 0.0
-        self.silent_s = 0.0
+        self.restart(0.0)
 
     def restart(self, now_s: float) -> None:
         """Watch a worker that has just begun to serve."""

@@ -110,8 +110,7 @@ class ReadsInHand:
         self._deaths = dict(list(deaths.items())[:_SLOTS])
         self.most_deaths = max(self._deaths.values(), default=0)
         self.suspects = {read: slot for slot, read in enumerate(self._deaths)}
-        for slot in range(_SLOTS):
-            self._in_hand[_NUMBERS * slot] = self._unproven[_NUMBERS * slot] = 0
+        self._memory[:] = bytes(len(self._memory))
         for read, slot in self.suspects.items():
             at = _NUMBERS * slot
             self._unproven[at], self._unproven[at + 1], self._unproven[at + 2] = read

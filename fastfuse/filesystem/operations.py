@@ -271,25 +271,27 @@ class MountOperations(InitialisedOperations):
                 raise pyfuse3.FUSEError(errno.ESHUTDOWN)
             small_reads.begin_wait()
         began_s = perf_counter()
-        in_hand, slot = self._in_hand, -1
+        read, in_hand, slot = Read(inode, offset, size_bytes), self._in_hand, -1
         try:
-            if number := self._late.errno_of(Read(inode, offset, size_bytes), began_s):
+            if number := self._late.errno_of(read, began_s):
                 raise pyfuse3.FUSEError(number)
             ref = self._table.ref(inode)
             if in_hand.suspects or in_hand.poisoned:
-                await self._take_suspect(Read(inode, offset, size_bytes), ref)
+                await self._take_suspect(read, ref)
             slot = in_hand.take(inode, offset, size_bytes)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
             self._late.answered()
         except ReadError as error:
             now_s = perf_counter()
-            self._late.failed(Read(inode, offset, size_bytes), errno_for(error), took_s=now_s - began_s, now_s=now_s)
+            self._late.failed(read, errno_for(error), took_s=now_s - began_s, now_s=now_s)
             self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
             in_hand.put_back(slot)
             if in_hand.suspects:
-                self._prove(Read(inode, offset, size_bytes))
+                in_hand.prove(read)
+                if (begun := self._suspects_begun.pop(read, None)) is not None:
+                    begun.set()
             took_s = perf_counter() - began_s
             counters.add(self._blocked_slot, int(took_s * 1e6))
             self._saw_read(took_s)
@@ -308,12 +310,6 @@ class MountOperations(InitialisedOperations):
                     while self._suspects_begun:
                         await next(iter(self._suspects_begun.values())).wait()
                 self._suspects_begun[read] = trio.Event()
-
-    def _prove(self, read: Read) -> None:
-        if read in self._in_hand.suspects:
-            self._in_hand.prove(read)
-        if (begun := self._suspects_begun.pop(read, None)) is not None:
-            begun.set()
 
     @_answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:

@@ -217,12 +217,15 @@ class Supervisor:
         """
         keys = self._keys.new_end()
         assert self._session is not None
-        session_fd = self._session.fd
+        session_fd, settings = self._session.fd, self._settings
+        if settings.cache is not None and self._worker.has_hung:
+            _log.warning("the next worker does not use the cache %s, in case its disk hangs", settings.cache.directory)
+            settings = replace(settings, cache=None)
 
         def work(tables: socket.socket, ready_fd: int) -> None:
             self._refresher.close_files()
             task = WorkerTask(
-                settings=self._settings,
+                settings=settings,
                 operations=self._operations,
                 counters=self._counters,
                 board=self._board,

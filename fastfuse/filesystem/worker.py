@@ -134,8 +134,11 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
     reader: RangeReader = client
     if cache is not None:
-        url = task.session.endpoint_url or ""
-        reader = CachedReader(client, cache, buffers, counters, endpoint_url=url, queue_bytes=settings.queue_bytes)
+        reader = CachedReader(
+            client, cache, buffers, counters,
+            endpoint_url=task.session.endpoint_url or "", queue_bytes=settings.queue_bytes,
+            deadline_s=settings.connection.deadline_s,
+        )  # fmt: skip
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)

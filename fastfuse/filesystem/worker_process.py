@@ -45,8 +45,9 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # How the last one ended.
+        # How the last one ended, and whether it hung.
         self.end = ""
+        self.has_hung = False
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
         # The worker writes the stacks of its threads into it (`faulthandler`).
@@ -69,7 +70,7 @@ class WorkerProcess:
         reading_fd, writing_fd = os.pipe()
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self.pid = fork(theirs, writing_fd)
+                self.pid, self.has_hung = fork(theirs, writing_fd), False
             self._watch()
             if self._comes(reading_fd):
                 if pipe.read() == READY:
@@ -169,6 +170,6 @@ class WorkerProcess:
             _log.error("hung worker %d: %s", self.pid, line)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self.pid = 0  # it is reaped whenever it is gone
+        self.pid, self.has_hung = 0, True  # it is reaped whenever it is gone
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

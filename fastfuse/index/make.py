@@ -198,8 +198,10 @@ class _Making:
                     reader=client if origin.checks_reads else None,
                 )
             listing = await self._list_named(client, named, progress)
-        accept(self.source, listing.table, listing.refusals, strict=origin.strict, allow_empty=self._may_be_empty)
-        return listing
+            accept(self.source, listing.table, listing.refusals, strict=origin.strict, allow_empty=self._may_be_empty)
+            if origin.checks_reads:
+                await check_readable(client, samples_of_table(listing.table))
+            return listing
 
     async def _list_named(
         self, objects: ObjectSource, named: Sequence[Reference], progress: ProgressCallback

@@ -49,7 +49,7 @@ class IndexOrigin:
     is_key_name_prefix: bool = False
     # The attributes that each line of an augmented manifest keeps, in this order. Empty: all.
     attribute_names: tuple[str, ...] = ()
-    # Read a byte of a listing's first page, or of a saved index: a mount would learn too late that reads are denied.
+    # Read a byte of an object, of the first page of a listing: a mount would learn too late that reads are denied.
     checks_reads: bool = False
     # Show only this part of the objects; a part without objects is no failure.
     shard: Shard | None = None

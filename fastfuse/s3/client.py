@@ -182,10 +182,8 @@ class S3Client:
         self._routes.close()
         await trio.lowlevel.checkpoint()
 
-    async def _get(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
+    async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
         failed = None
-        deadline_s = self.session.config.deadline_s
-        ends_s = trio.current_time() + deadline_s
         if end - start <= TASK_BYTES:
             try:
                 small = await self._get_at_once(ref, start, end)
@@ -202,7 +200,7 @@ class S3Client:
             )
             self._rate.answered(trio.current_time())
             return reply
-        raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s.")
+        raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
 
     async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
         """Return a small range over an idle connection, or None where there is none or the server has closed it.

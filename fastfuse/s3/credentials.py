@@ -15,7 +15,7 @@ import trio
 from aiobotocore.session import AioSession
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ServiceError
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.failures import Failure, Kind, resolution_error, safe_cause
 
@@ -31,6 +31,9 @@ logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 # A renewal that failed is tried again after half of the time left, but not in a tight loop.
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
+# What botocore calls the service that gives an instance the keys of its role (IMDS).
+_INSTANCE = "iam-role"
+_INSTANCE_HINT = "Look whether its metadata service (169.254.169.254) answers, and whether it still has its role."
 # No header can carry these.
 _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
@@ -139,11 +142,20 @@ class CredentialSource:
             return self.latest
         async with self._lock:
             if self.latest is None:
-                self._keep(await self._resolve())
+                self._keep(await self._find())
             elif self._is_due():
                 await self._renew(self.latest)
             assert self.latest is not None
             return self.latest
+
+    async def _find(self) -> Credentials:
+        """Resolve credentials. botocore takes an instance's service that does not answer for one without a role."""
+        try:
+            return await self._resolve()
+        except AccessError as error:
+            if self.latest is None or self.latest.provider != _INSTANCE:
+                raise
+            raise ServiceError(f"The instance gives no AWS credentials now: {error}", hint=_INSTANCE_HINT) from error
 
     async def replace(self, refused: Credentials) -> bool:
         """Resolve anew after the service refused `refused`, and return whether there are other credentials now.
@@ -160,7 +172,7 @@ class CredentialSource:
             self._start_over()
             self.trouble = None
             try:
-                fresh = await self._resolve()
+                fresh = await self._find()
             except FastfuseError as error:
                 line = f"The service refused the AWS credentials, and there are no others: {error}"
                 self._tell(logging.WARNING, line)
@@ -204,7 +216,7 @@ class CredentialSource:
     async def _renew(self, old: Credentials) -> None:
         assert old.expires_at is not None
         try:
-            fresh = await self._resolve()
+            fresh = await self._find()
         except FastfuseError as error:
             self._is_overdue = True
             left = old.expires_at - self._now()

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from botocore import exceptions as boto
@@ -174,6 +174,7 @@ def failure_of_exception(error: Exception) -> Failure:
 
 
 # The first row that fits decides: `SSLError` is a `ConnectionError`, too.
+_UNANSWERED = (boto.ConnectionError, boto.HTTPClientError)
 _KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
     (Kind.TLS, (boto.SSLError,)),
     (Kind.BROKEN, (boto.HTTPClientError, boto.IncompleteReadError)),
@@ -369,6 +370,8 @@ def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationEr
 def resolution_error(error: Exception) -> FastfuseError:
     """Return the error of credentials that cannot be resolved."""
     failure = failure_of_exception(error)
+    if failure.kind is Kind.NO_CREDENTIALS and any(isinstance(one, _UNANSWERED) for one in _causes(error)):
+        failure = replace(failure, kind=Kind.UNREACHABLE)  # a container's service of credentials
     match failure.kind:
         case Kind.BAD_CONFIGURATION:
             return _bad_configuration(error)

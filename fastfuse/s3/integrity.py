@@ -81,13 +81,13 @@ class Integrity:
         *,
         is_thorough: bool,
         deadline_s: float,
-        fetch: Callable[[ObjectRef, int, int], Awaitable[tuple[Buffer, ReplyHead]]],
+        fetch: Callable[[ObjectRef, int, int, float], Awaitable[tuple[Buffer, ReplyHead]]],
         head: Callable[[str, str, str], Awaitable[ReplyHead]],
         counters: Counters,
     ) -> None:
-        """Check small files, and all others if `is_thorough`, each read within `deadline_s`, its HEADs included.
+        """Check small files, and all others if `is_thorough`, each read within `deadline_s` in all.
 
-        `head` takes bucket, key and query.
+        `fetch` takes when that is over, and `head` bucket, key and query.
         """
         self._is_thorough = is_thorough
         self._deadline_s = deadline_s
@@ -106,17 +106,18 @@ class Integrity:
             IntegrityError: they are wrong, and were fetched twice.
             ReadError: they cannot be fetched.
         """
+        ends_s = trio.current_time() + self._deadline_s
         if not self._is_thorough:
-            data, head = await self._fetch(ref, start, end)
-            return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head)
+            data, head = await self._fetch(ref, start, end, ends_s)
+            return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head, ends_s)
         known = self._known(ref)
         known.under_way.append(start)
         try:
-            with trio.move_on_after(self._deadline_s):
-                data, head = await self._fetch(ref, start, end)
+            with trio.move_on_at(ends_s):
+                data, head = await self._fetch(ref, start, end, ends_s)
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
-                    return await self._check_whole(ref, data, head)
-                return await self._check_piece(known, ref, start, data)
+                    return await self._check_whole(ref, data, head, ends_s)
+                return await self._check_piece(known, ref, start, data, ends_s)
             raise DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
         finally:
             known.under_way.remove(start)
@@ -133,14 +134,14 @@ class Integrity:
             return None  # some services send the one of the whole object with any range
         return given_checksum(head.headers) or (md5_checksum(head.headers) if self._is_thorough else None)
 
-    async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead) -> Buffer:
+    async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead, ends_s: float) -> Buffer:
         expected = self._given(head)
         if expected is None:
             self._count("none")
             return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
-            data, head = await self._fetch(ref, 0, ref.size_bytes)
+            data, head = await self._fetch(ref, 0, ref.size_bytes, ends_s)
             # The first one may have been damaged on its way, too.
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)
@@ -151,7 +152,7 @@ class Integrity:
         self._count("ok")
         return data
 
-    async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer) -> Buffer:
+    async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer, ends_s: float) -> Buffer:
         if not known.is_asked:
             async with known.asking:
                 if not known.is_asked:
@@ -159,7 +160,7 @@ class Integrity:
                     known.is_asked = True
                     self._count("begun" if known.spans else "none")
         if await self._first_wrong(known, ref, start, data) is not None:
-            data, _ = await self._fetch(ref, start, start + len(data))
+            data, _ = await self._fetch(ref, start, start + len(data), ends_s)
             wrong = await self._first_wrong(known, ref, start, data)
             if wrong is not None:
                 span, digest = wrong

@@ -55,7 +55,7 @@ async def tier(
     counters: Counters | None = None,
     *,
     queue_bytes: int = 64 * MIB,
-    patience_s: float = 30.0,
+    deadline_s: float = 60.0,
     takes_places: bool = False,
 ) -> AsyncIterator[RangeReader]:
     """Open a tier as a mount does; what it fetched is kept when the block ends."""
@@ -67,7 +67,7 @@ async def tier(
     buffers = PartBuffers(part_bytes=8 * MIB, limit_bytes=64 * MIB)
     reader = CachedReader(
         store, cache, buffers, counters or Counters(), endpoint_url="http://s3.test",
-        queue_bytes=queue_bytes, patience_s=patience_s, takes_places=takes_places,
+        queue_bytes=queue_bytes, deadline_s=deadline_s, takes_places=takes_places,
     )  # fmt: skip
     try:
         yield reader

@@ -11,6 +11,7 @@ import pytest
 from fastfuse.sizes import format_size
 from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.cache.node import MIB
+from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 
@@ -38,15 +39,34 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
             ThreadPoolExecutor() as readers,
         ):
             assert [*readers.map(wrong_files, (one, other))] == [[], []]
-            assert fetched_bytes() == sum(map(len, DATA.values()))
+            assert fetched_bytes() == sum(map(len, DATA.values())) + 2  # each mount reads a byte first (L8)
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
             assert wrong_files(later) == []
             size = format_size(sum(map(len, DATA.values())))
             told = re.compile(rf"  cache     \S+ MiB of 1 GiB in {tmp_path}/cache, {size} served\n")
             wait_until(lambda: told.search(run_fastfuse("status", str(later.path)).stdout) is not None)
-        assert fetched_bytes() == sum(map(len, DATA.values()))
+        assert fetched_bytes() == sum(map(len, DATA.values())) + 3
     owner = (tmp_path / "cache").stat()
     assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)
     assert {path.stat().st_uid for path in (tmp_path / "cache").iterdir()} == {65534}
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "cache").iterdir()} == {0}
+
+
+def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change = """
+    import signal
+    from fastfuse.cache import catalog
+    catalog.Index.find = lambda *_: signal.pause()
+    """
+    with_change(monkeypatch, change)
+    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
+    with (
+        LoopbackServer({"bucket": MemoryObjects(DATA)}) as server,
+        mounted("s3://bucket/d/", server.endpoint_url, *options) as mount,
+    ):
+        assert wrong_files(mount) == []
+        assert mount.log.count("the worker does not answer: it hung") == 1
+        assert f"the next worker does not use the cache {tmp_path}/cache" in mount.log

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.cache import aio, writer
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.reader import CachedReader, identity
-from fastfuse.errors import IntegrityError, UnavailableError
+from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
 
@@ -65,14 +66,18 @@ async def test_small_ranges_take_no_thread_where_the_kernel_can_read_by_itself(
     assert store.fetched_bytes == sum(map(len, data.values())) + len(BIG)
 
 
-async def test_a_disk_that_does_not_answer_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_does_not_answer_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
     store, counters = CountingStore({"a": content("a", 39_000)}), Counters()
     ref = store.ref("a")
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
         await reader.get(ref, 0, 39_000)
-    async with tier(store, settings_of(tmp_path / "cache"), counters, patience_s=0.02) as reader:
-        await reader.get(ref, 0, 39_000)  # opens the segment
+    async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
+        # Opens the segment. The clock stands still: a thread may take as long as a busy machine lets it.
+        await reader.get(ref, 0, 39_000)
         monkeypatch.setattr(aio.KernelReads, "_call", lambda *_: 1)  # is taken, and never done
+        mock_clock.autojump_threshold = 0
         for _ in range(2):
             assert await reader.get(ref, 0, 39_000) == content("a", 39_000)
     assert len(store.fetched) == 3
@@ -189,13 +194,24 @@ async def test_whoever_waits_for_a_fetch_that_fails_fetches_itself(tmp_path: Pat
     assert len(store.fetched) == 2
 
 
-async def test_nobody_waits_longer_than_the_bound_for_a_claim(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("deadline_s", "waits_s"), [(60, 10), (6, 1)])
+async def test_nobody_waits_longer_than_the_bound_for_a_claim(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, deadline_s: float, waits_s: float
+) -> None:
     store = CountingStore({"big": BIG})
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-    async with tier(store, settings, patience_s=0.05) as reader:
+    async with tier(store, settings, deadline_s=deadline_s) as reader:
         claims = Claims(open_cache(settings).claims_fd)
         assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
+        began_s = trio.current_time()
         assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
+        assert waits_s <= trio.current_time() - began_s < waits_s + 0.1
+        store.hold = trio.sleep_forever
+        began_s = trio.current_time()
+        with pytest.raises(DeadlineError, match=f"'big' could not be read within {deadline_s} s"):
+            await reader.get(ref, 0, MIB)
+        assert trio.current_time() - began_s == pytest.approx(deadline_s)
+        store.hold = trio.lowlevel.checkpoint
         assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
 
 

@@ -100,19 +100,24 @@ async def test_a_refusal_after_which_the_service_is_slow_is_none(autojump_clock:
     await check_readable(Slow(DENIED), map(ref, "abc"))
 
 
-async def test_a_first_folder_that_is_denied_does_not_keep_the_others_from_being_listed() -> None:
-    objects = dict.fromkeys([f"logs/{at:04}" for at in range(1500)] + ["train/a"], b"x")
+class WithoutLogs(MemoryStore):
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        if ref.key.startswith("logs/"):
+            raise DENIED
+        return await super().get(ref, start, end)
 
-    class WithRights(MemoryStore):
-        async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-            if ref.key.startswith("logs/"):
-                raise DENIED
-            return await super().get(ref, start, end)
 
-    store = WithRights(objects)
-    assert (await list_source(store, S3Uri("bucket", ""), reader=store)).table.metadata.file_count == 1501
-    with pytest.raises(AccessError):
-        await list_source(store, S3Uri("bucket", "logs/"), reader=store)
+@pytest.mark.parametrize("count", [1, 1500])
+async def test_a_first_folder_that_is_denied_does_not_keep_the_others_from_being_listed(count: int) -> None:
+    store = WithoutLogs(dict.fromkeys([f"logs/{at:04}" for at in range(count)] + ["train/a"], b"x"))
+    for source in ("", "train/", "train/a"):
+        listed = await list_source(store, S3Uri("bucket", source), reader=store)
+        assert listed.table.metadata.file_count == (1 if source else count + 1)
+    for source in ("logs/", "logs", "logs/0000"):
+        with pytest.raises(AccessError, match="denies access"):
+            await list_source(store, S3Uri("bucket", source), reader=store)
+        # Without a reader, as for `fastfuse index`, nothing is read.
+        await list_source(store, S3Uri("bucket", source))
 
 
 # --- mounts
@@ -134,13 +139,24 @@ def words(server: LoopbackServer, path: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.fuse
+def test_denied_reads_of_named_objects_are_told_even_if_their_heads_are_allowed(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("train/0007\n")
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+    arguments = words(server, tmp_path / "place", "--keys-from", str(keys))
+    refused(tmp_path / "place", 3, "denies access to 'train/0007'", arguments=arguments)
+
+
+@pytest.mark.fuse
 def test_denied_reads_are_told_after_the_first_page(server: LoopbackServer, tmp_path: Path) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
     told = ("denies access to 'train/0000' (403 AccessDenied", "hint: It takes s3:GetObject")
     refused(tmp_path, 3, *told, arguments=words(server, tmp_path))
-    lists = operations(server).count("ListObjectsV2")
-    assert lists == 1
-    assert set(operations(server)[1:]) == {"GetObject"}
+    # The first page, and whether other names begin with that of the folder.
+    assert operations(server)[:2] == ["ListObjectsV2"] * 2
+    assert set(operations(server)[2:]) == {"GetObject"}
 
 
 @pytest.mark.fuse

@@ -61,7 +61,7 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
             cache = open_cache(settings)
             reader = CachedReader(
                 store, cache, PartBuffers(part_bytes=0, limit_bytes=0), Counters(), endpoint_url="",
-                queue_bytes=8 << 20,
+                queue_bytes=8 << 20, deadline_s=60.0,
             )  # fmt: skip
             yield Place(store.put, store.delete, reader, store)
         case ("loopback" | "tls") as kind:

@@ -119,6 +119,16 @@ async def test_web_identity_without_a_network_is_the_issuing_services_failure(
         await source_of().current()
 
 
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_a_container_whose_service_cannot_be_reached_has_not_been_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/keys")
+    with pytest.raises(ServiceError, match="issues the AWS credentials cannot be used: Connection refused"):
+        await source_of().current()
+
+
 def test_the_repr_shows_no_secret() -> None:
     shown = repr(Credentials(access_key="AKIA", secret_key="the-secret", token="the-token"))
     assert "the-secret" not in shown
@@ -516,6 +526,26 @@ async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
         with pytest.raises(UnavailableError, match=str(error).rstrip(".")) as caught:
             await client.get(REF, 0, 4)
         assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("is_refused", [False, True], ids=["expired", "refused"])
+@pytest.mark.parametrize(("provider", "kind"), [("iam-role", ServiceError), ("env", AccessError)])
+async def test_an_instance_that_gave_keys_and_gives_none_may_give_some_again(
+    provider: str, kind: type[FastfuseError], is_refused: bool
+) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    resolver.fixed = Credentials(
+        access_key="first", secret_key="", expires_at=START + timedelta(hours=1), provider=provider
+    )
+    first = await source.current()
+    resolver.error = AccessError("No AWS credentials were found.")
+    if is_refused:
+        assert not await source.replace(first)
+        assert (source.trouble is not None) == (kind is ServiceError)
+    else:
+        clock.now += timedelta(hours=2)
+        with pytest.raises(kind, match="No AWS credentials were found"):
+            await source.current()
 
 
 @pytest.mark.usefixtures("no_pauses")

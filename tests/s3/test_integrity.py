@@ -362,13 +362,35 @@ async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one
         assert bench.counts() == {"begun": 1, "ok": 1}
 
 
+@pytest.mark.parametrize("verify", [False, True])
+async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
+    verify: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    head = ReplyHead(status=200, headers=told("crc32c", b"right"), is_persistent=True, body_bytes=5)
+
+    async def fetch(ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[bytes, ReplyHead]:
+        with trio.move_on_at(ends_s):
+            await trio.sleep(40)
+            return b"wrong", head
+        raise DeadlineError("late")
+
+    async def ask(bucket: str, key: str, query: str = "") -> ReplyHead:
+        raise AssertionError
+
+    integrity = Integrity(is_thorough=verify, deadline_s=60.0, fetch=fetch, head=ask, counters=Counters())
+    began_s = trio.current_time()
+    with pytest.raises(DeadlineError):
+        await integrity.get(ObjectRef("bucket", "key", 5, ""), 0, 5)
+    assert trio.current_time() - began_s == 60
+
+
 async def test_a_checked_read_takes_one_deadline_in_all(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     """Also where it waits for the question of another one, which began later and takes longer."""
     head = ReplyHead(status=206, headers={}, is_persistent=True, body_bytes=0)
 
-    async def fetch(ref: ObjectRef, start: int, end: int) -> tuple[bytes, ReplyHead]:
+    async def fetch(ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[bytes, ReplyHead]:
         await trio.sleep(40 if start else 0)
         return bytes(end - start), head
 

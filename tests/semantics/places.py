@@ -34,10 +34,16 @@ class Place:
     objects: MemoryObjects
     server: LoopbackServer
     mount: Mount
+    # Those that the mount has made until it was ready (L8).
+    early_gets: int
 
     @property
     def path(self) -> Path:
         return self.mount.path
+
+    def wait_for_gets(self, fewest: int) -> None:
+        """Wait until readers have had so many objects asked for."""
+        self.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= self.early_gets + fewest)
 
 
 @contextmanager
@@ -47,7 +53,7 @@ def place(
     """Serve `objects` and mount them until the end of the block."""
     held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
     with LoopbackServer({BUCKET: held}) as server, mounted(uri, server.endpoint_url, *options) as mount:
-        yield Place(held, server, mount)
+        yield Place(held, server, mount, server.statistics().requests.get("GetObject", 0))
 
 
 def block_bytes(seed: int, size_bytes: int) -> bytes:
@@ -56,9 +62,9 @@ def block_bytes(seed: int, size_bytes: int) -> bytes:
     return numbers.astype(">u8").tobytes()[:size_bytes]
 
 
-def gets(server: LoopbackServer) -> list[RequestRecord]:
-    """The GETs of objects until now."""
-    return [record for record in server.requests if record.operation == "GetObject"]
+def gets(here: Place) -> list[RequestRecord]:
+    """The GETs of objects since the mount was ready."""
+    return [record for record in here.server.requests if record.operation == "GetObject"][here.early_gets :]
 
 
 def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:

@@ -147,7 +147,7 @@ def test_a_stalled_object_delays_no_other(readers: int) -> None:
         here.server.faults.add(rule)
         stalled = [threads.submit(direct_read, here.path / "silent", 4096, number * MIB) for number in range(readers)]
         # Three quarters of the connections is what one file may have.
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= min(readers, 48))
+        here.wait_for_gets(min(readers, 48))
         read = [threads.submit((here.path / name).read_bytes) for name in good]
         assert [future.result() for future in read] == [*good.values()]
         assert not any(future.done() for future in stalled)

@@ -85,7 +85,7 @@ def reading(here: Place) -> Iterator[tuple[int, Future[bytes]]]:
     rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="file"))
     with ThreadPoolExecutor(1) as threads:
         read = threads.submit(direct_read, here.path / "file", 4096)
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > 0)
+        here.wait_for_gets(1)
         yield rule, read
 
 
@@ -234,5 +234,5 @@ def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
     """L5"""
     with place({"elsewhere": b""}, "--allow-empty", uri=f"{URI}/nothing/") as here:
         assert os.listdir(here.path) == []
-        assert gets(here.server) == []
+        assert gets(here) == []
         assert here.mount.stop() == 0

@@ -70,7 +70,7 @@ def test_what_has_not_changed_keeps_its_inode_and_its_pages() -> None:
         before = {name: (here.path / name).stat() for name in ("same", "changes", "folder", "folder/file")}
         folder = os.open(here.path / "folder", os.O_RDONLY)
         change(here.objects)
-        requests = len(gets(here.server))
+        requests = len(gets(here))
         refresh(here)
         after = {name: (here.path / name).stat() for name in before}
         assert after["same"] == before["same"]
@@ -78,7 +78,7 @@ def test_what_has_not_changed_keeps_its_inode_and_its_pages() -> None:
         assert after["folder"].st_ino == before["folder"].st_ino
         assert after["changes"].st_ino != before["changes"].st_ino
         assert (here.path / "same").read_bytes() == b"same"
-        assert len(gets(here.server)) == requests
+        assert len(gets(here)) == requests
         # A working directory stays good.
         assert sorted(os.listdir(folder)) == ["another", "file"]
         assert os.stat("another", dir_fd=folder).st_size == 7

@@ -166,7 +166,7 @@ def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_an
     with place({"file": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
         read = threads.submit(direct_read, here.path / "file", 4096, 8 * MIB)
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > 0)
+        here.wait_for_gets(1)
         assert here.mount.notified().startswith("STATUS=")
         here.mount.process.send_signal(signal.SIGTERM)
         assert here.mount.notified() == "STOPPING=1"

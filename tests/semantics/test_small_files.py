@@ -33,7 +33,7 @@ def read(here: Place, names: list[str]) -> None:
 
 
 def keys(here: Place) -> list[str]:
-    return [record.key for record in gets(here.server)]
+    return [record.key for record in gets(here)]
 
 
 def assert_fetched(here: Place, names: list[str]) -> None:
@@ -46,9 +46,9 @@ def assert_kept(here: Place, names: list[str]) -> None:
     """Check that the kernel keeps what it was given; what else runs may have it drop all, but not each time."""
 
     def fetched() -> int:
-        before = len(gets(here.server))
+        before = len(gets(here))
         read(here, names)
-        return len(gets(here.server)) - before
+        return len(gets(here)) - before
 
     assert any(fetched() <= FORGOTTEN for _ in range(3))
 
@@ -75,7 +75,7 @@ def test_gets_run_ahead_of_a_reader_in_the_order_of_the_listing() -> None:
 def test_files_of_an_announced_order_are_fetched_before_anything_is_read_and_once() -> None:
     names = random.Random(0).sample(NAMES, COUNT)
     with place(DATA) as here, order(names, here.path):
-        here.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 256)
+        here.wait_for_gets(256)
         assert set(keys(here)) == set(names[:256])
         read(here, names)
         assert_fetched(here, NAMES)
@@ -92,7 +92,7 @@ def asked_for(here: Place, names: list[str], served: int) -> int:
 
     for name in names:
         Path(here.path, name).stat()
-    fetched = len(gets(here.server)) + len(names)
+    fetched = len(gets(here)) + len(names)
     with order(names, here.path):
         wait_until(lambda: Scrape(port)["fetch_requests_total", "ok"] == fetched)
         before = requests(served)

@@ -77,10 +77,10 @@ def test_what_threads_read_is_right_and_counted_once() -> None:
         scrape = Scrape(here.mount.metrics_port())
         read_bytes = tried * len(data_of(0)) + sum(len(data_of(index)) for index in range(len(NAMES)))
         assert scrape["read_served_bytes_total",] == read_bytes
-        assert scrape["fetch_requests_total", "ok"] == len(gets(here.server))
+        assert scrape["fetch_requests_total", "ok"] == len(gets(here))
         assert scrape["waiting_reads",] == 0
         # Those that threads read and those that they leave alone.
-        assert {record.key for record in gets(here.server)} == set(NAMES)
+        assert {record.key for record in gets(here)} == set(NAMES)
 
 
 def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
@@ -108,7 +108,7 @@ def test_an_object_that_is_denied_does_not_keep_threads_from_the_others() -> Non
                 read(here.path / NAMES[1])
             assert read(here.path / NAMES[0]) == data_of(0)
         # A thread met each of these, and the client asked again.
-        assert [record.key for record in gets(here.server)].count(NAMES[1]) >= 2 * 4
+        assert [record.key for record in gets(here)].count(NAMES[1]) >= 2 * 4
 
 
 def test_a_read_that_a_thread_gives_back_ends_well_while_the_mount_stops() -> None:
@@ -116,10 +116,10 @@ def test_a_read_that_a_thread_gives_back_ends_well_while_the_mount_stops() -> No
     with place(objects(), "--grace-s", "60", "--read-deadline-s", "10") as here:
         read_until_threads_do(here)
         here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=NAMES[1], times=1))
-        before = len(gets(here.server))
+        before = len(gets(here))
         with ThreadPoolExecutor(1) as readers:
             reading = readers.submit(read, here.path / NAMES[1])
-            here.server.wait_until(lambda now: now.requests.get("GetObject", 0) > before)
+            here.wait_for_gets(before + 1)
             stopping(here)
             assert reading.result(60) == data_of(1)
         assert here.mount.wait() == 0

@@ -39,7 +39,7 @@ def test_every_get_carries_the_listed_etag_and_empty_files_take_none(here: Place
     assert (here.path / "big").read_bytes() == block_bytes(1, 20 * MIB)
     assert here.server.faults.hits(rule) == 2
     assert direct_read(here.path / "folder" / "empty", 4096) == b""
-    records = gets(here.server)
+    records = gets(here)
     assert {record.key for record in records} == {"small", "big", "multipart", "odd", "con\ntrol"}
     assert sum(record.key == "big" for record in records) > 2
     assert all(record.if_match == etag_of(here, record.key) for record in records)

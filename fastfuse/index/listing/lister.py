@@ -11,6 +11,7 @@ continuation tokens.
 
 import logging
 import operator
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
@@ -32,6 +33,7 @@ from fastfuse.index.listing.acceptance import (
 from fastfuse.index.listing.frontier import Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import PageSource, RangeReader
 from fastfuse.s3.retries import Retries
 
@@ -41,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 # The sweep requests folder names this deep, while there is only one folder: train/, train/images/, ...
 _MAX_FOLDER_PROBES: Final = 4
-_LAST_CHARACTER: Final = "\U0010ffff".encode()
+_LAST_CHARACTER: Final = "\U0010ffff"
 _STUCK = "the listing does not advance"
 
 
@@ -59,7 +61,7 @@ async def list_source(
     """List all objects of `source`, with the more requests at once the larger it is. Call `progress` for each page.
 
     Pages that the service throttles are tried again by `retries`, which may be those of the client behind `pages`.
-    If there is more than one page, a `reader` reads a byte of the first one's objects before the next is requested.
+    A `reader` reads a byte of one of the first page's objects before the next page is requested.
 
     With `is_key_name_prefix`, these are all keys that begin with the path of `source`. The paths in the table are
     relative to the folder ``path/`` if every key lies in it, and otherwise to the last ``/`` of `path`.
@@ -91,7 +93,6 @@ class _Lister:
         reader: RangeReader | None,
     ) -> None:
         self._pager = Pager(pages, source.bucket, retries)
-        # None once it has been tried.
         self._reader = reader
         self._source = source
         self._progress = progress
@@ -129,6 +130,7 @@ class _Lister:
         """List every key that begins with `prefix`; the paths are relative to `key_prefix`."""
         if not first.keys and not allow_empty:
             raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
+        await self._check_readable(prefix, first.refs(self._source.bucket))
         builder = TableBuilder(self._source.bucket, key_prefix)
         try:
             await _Sweep(self._pager, prefix, builder, self._progress).run(first)
@@ -153,6 +155,7 @@ class _Lister:
             row = page.keys.index(path.encode())
             others = [name for name in page.common_prefixes + page.keys if name != path.encode()]
             self._warn_of_neighbours(f"the object {path}", others)
+            await self._check_readable(path, page.refs(self._source.bucket)[row : row + 1])
             builder = TableBuilder(self._source.bucket, _parent(path))
             builder.add(*page.columns.rows(slice(row, row + 1)))
             _report(self._progress, self._pager, builder)
@@ -200,24 +203,23 @@ class _Lister:
         page = await self._page(prefix, delimiter=delimiter)
         while page.is_truncated and not page.keys and not page.common_prefixes:
             page = await self._page(prefix, delimiter=delimiter, after=page)
-        if self._reader is not None and page.is_truncated and not delimiter:
-            reader, self._reader = self._reader, None
-            await self._check_readable(reader, prefix, page)
         return page
 
-    async def _check_readable(self, reader: RangeReader, prefix: str, page: Page) -> None:
+    async def _check_readable(self, prefix: str, refs: Sequence[ObjectRef]) -> None:
+        """Read a byte of one of `refs`, which begin with `prefix`, if the listing was given a reader."""
+        if self._reader is None:
+            return
         try:
-            await check_readable(reader, samples(page.refs(self._source.bucket)))
+            await check_readable(self._reader, samples(refs))
         except AccessError:
             # Rights often go by folders, so what lies behind the first one is asked, too.
-            folder, slash, _ = page.keys[0].removeprefix(prefix.encode()).partition(b"/")
+            folder, slash, _ = refs[0].key.removeprefix(prefix).partition("/")
             if not slash:
                 raise
-            end = prefix.encode() + folder + slash + _LAST_CHARACTER
-            behind = await self._pager.page(prefix, start_after=end.decode(errors="replace"))
+            behind = await self._pager.page(prefix, start_after=prefix + folder + slash + _LAST_CHARACTER)
             if not behind.keys:
                 raise
-            await check_readable(reader, samples(behind.refs(self._source.bucket)))
+            await check_readable(self._reader, samples(behind.refs(self._source.bucket)))
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
         """Return the page `after` another, by its continuation token or else by its last name."""
@@ -245,7 +247,7 @@ def _folder(path: str) -> str:
 
 def _last_name(page: Page) -> bytes:
     """Return the last key of `page`, or the end of its last common prefix if no key lies behind it."""
-    ends = [prefix + _LAST_CHARACTER for prefix in page.common_prefixes[-1:]]
+    ends = [prefix + _LAST_CHARACTER.encode() for prefix in page.common_prefixes[-1:]]
     return max(page.keys[-1:] + ends)
 
 
