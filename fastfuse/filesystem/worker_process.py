@@ -45,7 +45,7 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # How the last one ended, and whether it hung.
+        # How the last one ended, and whether it hung in something.
         self.end = ""
         self.has_hung = False
         # Takes newer tables, and log files, to the worker.
@@ -170,6 +170,7 @@ class WorkerProcess:
             _log.error("hung worker %d: %s", self.pid, line)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        self.pid, self.has_hung = 0, True  # it is reaped whenever it is gone
+        # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
+        self.pid, self.has_hung = 0, state != "T"
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

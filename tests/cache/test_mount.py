@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def wrong_files(mount: Mount) -> list[str]:
     return [key for key, data in DATA.items() if Path(mount.path, key[2:]).read_bytes() != data]
 
 
+def told_of(place: Path) -> re.Pattern[str]:
+    """What the status says once everything came from the cache."""
+    size = format_size(sum(map(len, DATA.values())))
+    return re.compile(rf"  cache     \S+ MiB of 1 GiB in {place}/cache, {size} served\n")
+
+
 def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
     """`tmp_path` lies below a directory that only root may enter; a worker is nobody, and dies in between."""
     os.chmod(tmp_path, 0o700)
@@ -43,9 +50,7 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
             assert wrong_files(later) == []
-            size = format_size(sum(map(len, DATA.values())))
-            told = re.compile(rf"  cache     \S+ MiB of 1 GiB in {tmp_path}/cache, {size} served\n")
-            wait_until(lambda: told.search(run_fastfuse("status", str(later.path)).stdout) is not None)
+            wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
         assert fetched_bytes() == sum(map(len, DATA.values())) + 3
     owner = (tmp_path / "cache").stat()
     assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)
@@ -70,3 +75,18 @@ def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
         assert wrong_files(mount) == []
         assert mount.log.count("the worker does not answer: it hung") == 1
         assert f"the next worker does not use the cache {tmp_path}/cache" in mount.log
+
+
+def test_a_worker_that_a_signal_stopped_is_replaced_by_one_that_uses_the_cache(tmp_path: Path) -> None:
+    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
+    with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            stopped = mount.worker()
+            os.kill(stopped, signal.SIGSTOP)
+            wait_until(lambda: mount.log.count("it hung") == 1)
+            assert wrong_files(mount) == []
+            assert mount.worker() != stopped
+            assert "does not use the cache" not in mount.log
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
+            assert wrong_files(later) == []
+            wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
