@@ -81,6 +81,8 @@ class Figures:
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
+    # 0 without a local tier.
+    cache_size_bytes: int = _counted("fastfuse_cache_size_bytes")
     # The kernel's readahead for this mount; 0 if unknown.
     readahead_kib: int
     # 0 without GETs and without reads.
@@ -172,6 +174,14 @@ def _asked_s(it: Figures) -> float:
     return max(it.active_s, it.stalled_s)
 
 
+def _is_fetched_again(it: Figures) -> bool:
+    return 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes)
+
+
+def _read_again(it: Figures) -> str:
+    return f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: later epochs came from S3 again"
+
+
 def _is_short_of_memory(it: Figures) -> bool:
     # Parts have at least half of the target.
     is_small = 2 * it.total_bytes <= it.memory_target_bytes
@@ -242,12 +252,15 @@ RULES: Final = (
         "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
     ),
     Rule(
+        "local tier too small",
+        lambda it: it.cache_size_bytes > 0 and _is_fetched_again(it),
+        lambda it: f"{_read_again(it)}, beside a cache of {format_size(it.cache_size_bytes)}",
+        "raise --cache-size, make room on its disk, or see in fastfuse status and the log why the cache fails",
+    ),
+    Rule(
         "page cache too small",
-        lambda it: 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes),
-        lambda it: (
-            f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: "
-            "later epochs came from S3 again"
-        ),
+        _is_fetched_again,
+        _read_again,
         "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
     ),
     Rule(

@@ -352,19 +352,23 @@ class SharedIndex:
 
     async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> _Claim | None:
         """Return the claim once this host holds it, or None once the index is young enough."""
-        pause_s = FIRST_PAUSE_S
+        pause_s, refused = FIRST_PAUSE_S, ""
         while True:
             found = await index.state()
             if self._is_young(found):
                 return None
             held = await claim.state()
             if _is_free(held):
+                replaces = held.etag if held else NO_OBJECT
                 try:
-                    etag = await claim.put(_nonce(), replaces=held.etag if held else NO_OBJECT)
-                except WriteConflictError:
+                    etag = await claim.put(_nonce(), replaces=replaces)
+                except WriteConflictError as error:
+                    if replaces == refused:  # no host can have claimed the same claim twice
+                        raise _refused_condition() from error
+                    refused = replaces
                     _log.debug("another host has claimed the listing of %s at the same time", self.source)
                 else:
-                    await _check_conditions(claim)
+                    etag = await _check_conditions(claim, etag)
                     # Since the first look, another host may have written the index and released its claim.
                     found = await index.state()
                     if not self._is_young(found):
@@ -413,14 +417,26 @@ async def _put_claim(body: bytes, replaces: str, _: ObjectWriter, claim: ObjectW
     return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
 
 
-async def _check_conditions(claim: ObjectWriter) -> None:
-    """Raise `ConditionsUnsupportedError` if the service makes an object on the condition that there is none."""
+async def _check_conditions(claim: ObjectWriter, etag: str) -> str:
+    """Write the claim anew, whose ETag is `etag`, and return the new one.
+
+    Raises `ConditionsUnsupportedError` if the service ignores a condition that fails, or refuses one that holds.
+    """
     try:
         await claim.put(_nonce(), replaces=NO_OBJECT)
     except WriteConflictError:
-        return
+        try:
+            return await claim.put(_nonce(), replaces=etag)
+        except WriteConflictError as error:
+            await claim.put(b"")
+            raise _refused_condition() from error
     await claim.put(b"")
     raise ConditionsUnsupportedError("The service ignores the conditions of writes (If-None-Match).")
+
+
+def _refused_condition() -> ConditionsUnsupportedError:
+    # Ceph's gateway 16 does this: it compares the quotes, too.
+    return ConditionsUnsupportedError("The service refuses to replace objects that have not changed (If-Match).")
 
 
 def _is_free(claim: ObjectState | None) -> bool:

@@ -150,28 +150,29 @@ class ObjectWriter:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        etag, size_bytes = await self._send(pieces, {})
-        await self._check_stored(etag, size_bytes)
-        return etag
+        return await self._check_stored(*await self._send(pieces, {}))
 
-    async def _check_stored(self, etag: str, size_bytes: int) -> None:
+    async def _check_stored(self, etag: str, size_bytes: int) -> str:
+        """Compare the object with what was sent, and return its ETag; an empty `etag` is not compared."""
         try:
             reply = await self._request("head_object")
         except AccessError as error:
             _log.info("what was stored in %s is not looked at again: %s", self._shown, error)
-            return
+            return etag
         found_bytes, found_etag = self._field(reply, "ContentLength"), self._field(reply, "ETag")
-        if found_bytes != size_bytes or found_etag != etag:
+        if found_bytes != size_bytes or (etag and found_etag != etag):
             raise ServiceError(
                 f"{self._shown} is not what was written: {found_bytes:,} bytes with ETag {found_etag} are there, and "
-                f"{size_bytes:,} bytes with ETag {etag} were sent",
+                f"{size_bytes:,} bytes with ETag {etag or 'unknown'} were sent",
                 hint="Does something else write to this key?",
             )
+        return str(found_etag)
 
     async def _send(self, pieces: AsyncIterator[bytes], condition: dict[str, Any]) -> tuple[str, int]:
         """Make the object hold `pieces`, in an upload of parts if there are several; return its ETag and length.
 
-        The service refuses a piece whose MD5 is another one.
+        The ETag is empty if the service does not tell it at the end of an upload of parts. The service refuses a piece
+        whose MD5 is another one.
         """
         begun = await _beginning_of(pieces)
         if len(begun) < 2:
@@ -188,6 +189,7 @@ class ObjectWriter:
         except BaseException:
             await self._abort(upload_id)
             raise
+        # Ceph's gateway 16 completes an upload of parts with an empty ETag.
         return reply.get("ETag", ""), size_bytes
 
     async def _send_parts(

@@ -261,7 +261,7 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
             raise ConfigurationError(
                 f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
             )
-    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)]))
+    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
     if fetches_code and name is not None and _has_files(paths.code):
         left.append(paths.code)
     if not left:
@@ -280,8 +280,11 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
     return aside
 
 
-def _left(paths: JobPaths, synced: Iterable[Path]) -> Iterator[Path]:
-    """Yield the channels, and the other directories, that have files. A mount is somebody's, and stays."""
+def _left(paths: JobPaths, synced: Iterable[Path], *, has_run: bool) -> Iterator[Path]:
+    """Yield the channels, and the other directories, that have files. A mount is somebody's, and stays.
+
+    If a run was here before, a channel with empty folders is left over, too: a download that failed made them.
+    """
     try:
         channels = sorted(paths.data.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -291,8 +294,10 @@ def _left(paths: JobPaths, synced: Iterable[Path]) -> Iterator[Path]:
     others = {path for path in synced if path.is_relative_to(paths.base) and not {path, *path.parents} & {*own}}
     outermost = [path for path in sorted(others) if not {*path.parents} & others]
     for path in (*channels, *own, *outermost):
-        is_mounted_channel = path.parent == paths.data and find_mount(path) is not None
-        if not is_mounted_channel and _has_files(path):
+        is_channel = path.parent == paths.data
+        if is_channel and find_mount(path) is not None:
+            continue
+        if _has_files(path) or (is_channel and has_run and any(path.iterdir())):
             yield path
 
 

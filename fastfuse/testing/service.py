@@ -327,7 +327,9 @@ class Service:
         modified_s = DEFAULT_MODIFIED_S if clock_s is None else int(clock_s())
         with self._writing:
             stored = objects.view().lookup(call.key)
-            if self._config.writes == "conditional":
+            if self._config.writes == "creating" and "if-match" in headers:
+                raise _S3Error(412, "PreconditionFailed", "At least one of the pre-conditions did not hold")
+            if self._config.writes in {"conditional", "creating"}:
                 if "if-match" in headers and stored is None:
                     raise _S3Error(404, "NoSuchKey", "The specified key does not exist.", {"Key": call.key_text})
                 is_there = "if-none-match" in headers and stored is not None

@@ -16,7 +16,7 @@ WELL = Figures(
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hints=0,
-    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB,
+    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, cache_size_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
 # The same, waiting half of the time.
@@ -31,6 +31,7 @@ FAULTS = {
     "memory target too small": replace(SLOW, fetched_bytes=100 * GB, wasted_bytes=20 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
+    "local tier too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB, cache_size_bytes=50 * GB),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
     "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
     "too few readers": replace(SLOW, blocked_s=1900),

@@ -228,6 +228,23 @@ def test_a_service_without_conditional_writes_leaves_each_host_to_list(
     assert sum("this host lists s3://data/set/ for itself" in message for message in caplog.messages) == 2
 
 
+@pytest.mark.parametrize("is_abandoned", [True, False])
+def test_a_service_that_refuses_conditions_that_hold_leaves_each_host_to_list(
+    is_abandoned: bool, clock: Clock, aws_environment: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    for server in serving(ServerConfig(writes="creating", clock_s=clock)):
+        if is_abandoned:
+            shared = server.buckets["shared"]
+            assert isinstance(shared, MemoryObjects)
+            shared.put(PLACE.path + CLAIM_SUFFIX, b"of a host that died", modified_s=0)
+        for _ in range(2):
+            assert opened(server.endpoint_url)[0] == 5
+        assert held(server) is None
+        assert is_abandoned or is_released(server)
+    assert sum("this host lists s3://data/set/ for itself" in message for message in caplog.messages) == 2
+    assert "(If-Match)" in caplog.text
+
+
 def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) -> None:
     """As happens to a host that was stopped for longer than its claim lasts."""
     others: list[bytes | None] = []

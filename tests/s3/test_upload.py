@@ -1,9 +1,11 @@
 """Whole objects, written to an independent server and under faults."""
 
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiobotocore.httpxsession import HttpxSession
@@ -208,6 +210,30 @@ async def test_another_object_in_the_place_of_the_written_one_is_an_error(action
         async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
             with pytest.raises(ServiceError, match="'s3://bucket/key' is not what was written"):
                 await writer(client, exits, "key").stream(pieces_of(b"data"))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    send = HttpxSession.send
+
+    async def without_etag(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        reply: Any = await send(session, request)
+        if b"<CompleteMultipartUploadResult" in (text := await reply.content):
+            reply._content = re.sub(b"<ETag>.*</ETag>", b"<ETag></ETag>", text)
+            if is_replaced:
+                moto_server.put("untold", b"another")
+        return reply
+
+    monkeypatch.setattr(HttpxSession, "send", without_etag)
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        uploading = writer(client, exits, "untold").stream(pieces_of(bytes(5 << 20), b"end"))
+        if is_replaced:
+            with pytest.raises(ServiceError, match="'s3://bucket/untold' is not what was written: 7 bytes"):
+                await uploading
+        else:
+            assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
 
 
 async def test_what_may_not_be_read_again_counts_as_written() -> None:

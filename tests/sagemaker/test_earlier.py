@@ -44,6 +44,16 @@ def test_files_move_to_the_name_of_the_run_that_left_them(paths: JobPaths) -> No
     assert put_aside(paths, "job-1", keeps=False) is None
 
 
+def test_folders_that_a_failed_download_left_empty_are_moved(paths: JobPaths) -> None:
+    folder = paths.data / "train" / "a" / "b"
+    folder.mkdir(parents=True)
+    assert put_aside(paths, "job-1", keeps=False) is None
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "job-1"
+    assert not (paths.data / "train").exists()
+    (paths.data / "train").mkdir()
+    assert put_aside(paths, "job-3", keeps=False) is None
+
+
 def test_runs_of_one_name_stay_apart(paths: JobPaths) -> None:
     put_aside(paths, "job", keeps=False)
     for number in (1, 2, 3):
