@@ -327,7 +327,8 @@ class S3Client:
             return await self._retries.run(
                 partial(self._ask_region_once, bucket, route, is_read=False), name=f"the region of {bucket!r}"
             )
-        raise self.session.command_error(failure_of_reply(408, ""), bucket, "", DEFAULT_REGION)
+        failure = Failure(kind=Kind.UNREACHABLE, detail=f"no answer in {_REGION_DEADLINE_S:g} s")
+        raise self.session.command_error(failure, bucket, "", DEFAULT_REGION)
 
     async def _ask_region_once(self, bucket: str, route: Route, *, is_read: bool) -> str:
         try:
