@@ -172,9 +172,9 @@ class S3Client:
         """Find credentials, region and address, which the first request would otherwise wait for. Raises as `list`."""
         await self._prepared(bucket)
 
-    async def region(self, bucket: str) -> str:
-        """Return the region of `bucket`. Raises as `list`."""
-        return (await self._routes.find(bucket)).endpoint.region
+    async def region(self, bucket: str, *, is_read: bool = False) -> str:
+        """Return the region of `bucket`. Raises as `list`, and `RetryableError` as a read (`is_read`) does."""
+        return (await self._routes.find(bucket, is_read=is_read)).endpoint.region
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a request in flight fails or finishes, and none may be started."""

@@ -38,7 +38,7 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 
-__all__ = ["NO_OBJECT", "ObjectState", "ObjectWriter", "load_writer", "upload"]
+__all__ = ["NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "load_writer", "upload"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _UPLOAD_PART_BYTES = 64 << 20
 _UPLOADS_IN_FLIGHT = 4
 # The deadline of one request, of a whole part too, retries included.
-_UPLOAD_DEADLINE_S = 300.0
+UPLOAD_DEADLINE_S = 300.0
 # Stands for the ETag of an object that must not exist yet.
 NO_OBJECT = "*"
 # 404: the version to replace was deleted. 409: another conditional write is under way.
@@ -99,10 +99,12 @@ class ObjectWriter:
         *,
         kms_key_id: str = "",
         retries: Retries | None = None,
+        outlives_outages: bool = False,
     ) -> None:
         """Open no client yet; `exits` closes those that are opened later. `retries` may be shared.
 
-        With a `kms_key_id` S3 encrypts what is written with that key of KMS.
+        With a `kms_key_id` S3 encrypts what is written with that key of KMS. A writer that `outlives_outages` tries
+        to reach a service until the deadline, as a read does.
         """
         self._session = session
         self._clients = _Clients(session, exits, region)
@@ -113,6 +115,7 @@ class ObjectWriter:
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         )
         self._retries = retries or Retries()
+        self._outlives_outages = outlives_outages
 
     def beside(self, key: str) -> "ObjectWriter":
         """Return a writer of another object of the bucket, which shares this one's client."""
@@ -130,7 +133,7 @@ class ObjectWriter:
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
 
-    async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
+    async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
         extra = self._encryption | _condition(replaces)
         reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
@@ -232,7 +235,7 @@ class ObjectWriter:
                 _log.warning("the parts of a failed upload to %s are still there: %s", self._shown, error)
 
     async def _request(
-        self, operation: str, *, deadline_s: float = _UPLOAD_DEADLINE_S, **arguments: object
+        self, operation: str, *, deadline_s: float = UPLOAD_DEADLINE_S, **arguments: object
     ) -> dict[str, Any]:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
@@ -252,7 +255,9 @@ class ObjectWriter:
             final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
-            raise RetryableError(final, failure, is_mended=is_mended) from safe_cause(error)
+            raise RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended) from safe_cause(
+                error
+            )
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply

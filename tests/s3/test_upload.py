@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import EndpointConnectionError
 
 from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
@@ -17,6 +18,8 @@ from fastfuse.s3 import upload as module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.failures import Kind
+from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into, read_small
 from fastfuse.testing import (
@@ -234,6 +237,30 @@ async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
                 await uploading
         else:
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
+
+
+@pytest.mark.parametrize("outlives_outages", [False, True])
+async def test_a_writer_outlives_an_outage_if_it_is_to(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+) -> None:
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
+    send = HttpxSession.send
+
+    async def send_later(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        if next(refusals, None) is not None:
+            raise EndpointConnectionError(endpoint_url=request.url)
+        return await send(session, request)
+
+    monkeypatch.setattr(HttpxSession, "send", send_later)
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        place = (client.session, exits, "bucket", "after", "us-east-1")
+        putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+        if outlives_outages:
+            assert await putting == moto_server.client.head_object(Bucket="bucket", Key="after")["ETag"]
+        else:
+            with pytest.raises(ServiceError, match="cannot be reached"):
+                await putting
 
 
 async def test_what_may_not_be_read_again_counts_as_written() -> None:

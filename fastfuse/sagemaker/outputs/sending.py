@@ -22,17 +22,19 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import trio
 
-from fastfuse.errors import FastfuseError, OutputError, first_of
+from fastfuse.errors import FastfuseError, OutputError, ServiceError, first_of
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.upload import ObjectWriter
+from fastfuse.s3.retries import Retries
+from fastfuse.s3.upload import UPLOAD_DEADLINE_S, ObjectWriter
 from fastfuse.sagemaker.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
@@ -376,8 +378,22 @@ class _Sending:
 
 
 async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key_id: str = "") -> ObjectWriter:
-    region = await client.region(uri.bucket)
-    return ObjectWriter(client.session, exits, uri.bucket, uri.path, region, kms_key_id=kms_key_id)
+    """Return a writer that outlives an outage: a job is over, and what it has made may be lost with its host.
+
+    Raises:
+        FastfuseError: the bucket's region cannot be found out.
+    """
+    retries = Retries()
+    find = partial(client.region, uri.bucket, is_read=True)
+    with trio.move_on_after(UPLOAD_DEADLINE_S):
+        region = await retries.run(find, name=f"the region of {uri.bucket!r}")
+        return ObjectWriter(
+            *(client.session, exits, uri.bucket, uri.path, region),
+            kms_key_id=kms_key_id,
+            retries=retries,
+            outlives_outages=True,
+        )
+    raise ServiceError(f"The S3 service did not tell the region of {uri.bucket!r} within {UPLOAD_DEADLINE_S:g} s.")
 
 
 def key_of(prefix: S3Uri, below: str, path: Path) -> str:

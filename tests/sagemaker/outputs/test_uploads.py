@@ -1,5 +1,6 @@
 """The outputs of a job are in S3 when it ends, whole, however it ended; or an error says where they still lie."""
 
+import errno
 import hashlib
 import io
 import json
@@ -8,11 +9,24 @@ import resource
 import signal
 import tarfile
 from collections.abc import Iterator
+from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiobotocore.httpxsession import HttpxSession
+from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import EndpointConnectionError
 
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection
+from fastfuse.s3.failures import Kind
+from fastfuse.s3.retry_policy import attempts
+from fastfuse.s3.routes import Route, Routes
+from fastfuse.sagemaker.outputs.sending import writer_to
 from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
@@ -50,6 +64,37 @@ def server() -> Iterator[LoopbackServer]:
     config = ServerConfig(writes="unconditional")
     with LoopbackServer({BUCKET: MemoryObjects({"train/x": b"data"})}, config) as running_server:
         yield running_server
+
+
+async def test_what_a_job_has_made_waits_for_a_service_that_cannot_be_reached(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object
+) -> None:
+    """The search for the bucket's region, and the upload."""
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    many = 3 * attempts(Kind.UNREACHABLE, is_read=False)
+    refusals, connect, send = {"region": many, "upload": many}, Routes.connect, HttpxSession.send
+
+    def refuse(what: str) -> bool:
+        refusals[what] -= 1
+        return refusals[what] >= 0
+
+    async def connect_later(routes: Routes, route: Route) -> Connection:
+        if refuse("region"):
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "")
+        return await connect(routes, route)
+
+    async def send_later(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        if refuse("upload"):
+            raise EndpointConnectionError(endpoint_url=request.url)
+        return await send(session, request)
+
+    monkeypatch.setattr(Routes, "connect", connect_later)
+    monkeypatch.setattr(HttpxSession, "send", send_later)
+    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
+    async with aclosing(S3Client(S3Session(connection))) as client, AsyncExitStack() as exits:
+        writer = await writer_to(S3Uri(moto_server.bucket, "waited"), client, exits)
+        assert await writer.put(b"model")
+    assert max(refusals.values()) < 0
 
 
 class Stored:
