@@ -298,8 +298,8 @@ class _Report:
 async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
     failing = FailingReads(_delivered(counters), _failed_reads(counters))
-    # Those that failed until now, and what had been delivered then.
-    failed, failed_for_s, delivered_then = dict[str, int](), 0.0, 0
+    # Those that failed until now, since when, and what had been delivered then.
+    failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
         trouble, now_s, delivered = retries.trouble(), trio.current_time(), _delivered(counters)
         counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
@@ -309,10 +309,11 @@ async def _show(board: Board, operations: MountOperations, retries: Retries, cou
         counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
         if is_failing:
             (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered
+            failing_since_s = now_s - failed_for_s
             trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
         elif failed and delivered > delivered_then:
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
-            _log.info("reads succeed again after %.0f s: %s", failed_for_s, told)
+            _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}
         board.show({"trouble": trouble, "errors": list(operations.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
