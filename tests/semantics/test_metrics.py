@@ -152,6 +152,7 @@ def wanted_after(rounds: int) -> dict[str, int]:
     return {name: count for name, count in {**numbers, **of_the_source, "worker_respawns": rounds - 1}.items() if count}
 
 
+@page_cache(is_dropped=False)
 def test_every_metric_is_exact_before_and_after_the_death_of_a_worker() -> None:
     """L3"""
     objects = {f"{number:03}": b"x" for number in range(OTHERS)}
@@ -197,6 +198,7 @@ def wait_for_three_reads_of_a_file(port: int, files: int) -> None:
     wait_until(lambda: found() == wanted, lambda: f"found {found()}, not {wanted}")
 
 
+@page_cache(is_dropped=False)
 def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> None:
     """L3"""
     data = block_bytes(1, 1 << 20)
