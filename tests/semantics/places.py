@@ -3,7 +3,6 @@
 import fcntl
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ BUCKET = "bucket"
 @contextmanager
 def page_cache(*, is_dropped: bool) -> Iterator[None]:
     """Keep tests that need the page cache of the machine from those that drop it, in whatever process they run."""
-    with Path(tempfile.gettempdir(), "fastfuse-tests-page-cache").open("w") as file:
+    with Path(__file__).open("rb") as file:  # the same in all processes of the tests, which have a TMPDIR each
         fcntl.flock(file, fcntl.LOCK_EX if is_dropped else fcntl.LOCK_SH)
         yield
 
