@@ -295,6 +295,7 @@ def direct_stat(path: Path) -> int:
         os.close(descriptor)
 
 
+@page_cache(is_dropped=True)
 def test_what_the_kernel_has_dropped_is_not_held() -> None:
     with place({"large": block_bytes(1, 9 << 20), "small": b"x"}, "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
@@ -307,6 +308,5 @@ def test_what_the_kernel_has_dropped_is_not_held() -> None:
             Path("/proc/sys/vm/drop_caches").write_text("3")
             return Scrape(port)["pool_bytes",] == 0
 
-        with page_cache(is_dropped=True):
-            wait_until(is_nothing_held)
+        wait_until(is_nothing_held)
         assert (here.path / "large").read_bytes() == block_bytes(1, 9 << 20)

@@ -85,6 +85,7 @@ def read_half(path: Path, progress: Progress) -> None:
             progress.add(len(file.read(MIB // 4)))
 
 
+@page_cache(is_dropped=True)
 def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dropped_it() -> None:
     """L3"""
     size = 8 * MIB
@@ -108,8 +109,7 @@ def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dr
             now = Scrape(port)
             return {name: now[name,] for name in ("streams", "pool_bytes", "gets_in_flight", "waiting_reads")}
 
-        with page_cache(is_dropped=True):
-            wait_until(lambda: not any(left().values()), lambda: str(left()))
+        wait_until(lambda: not any(left().values()), lambda: str(left()))
 
 
 def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:
