@@ -9,8 +9,7 @@ SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
-    system examples clean system-run system-dev system-bench system-alerts system-slurm \
-    system-boot
+    system examples clean system-run system-dev system-bench system-alerts system-slurm system-boot
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.candidates import CANDIDATES, Limits
-from bench.machine import describe, drop_caches, touch_memory
+from bench.machine import describe
 from bench.mounting import Mounted
 from bench.processes import process_tree
 from bench.server import PROFILES, Server
-from bench.suite import read_once
+from bench.suite import get_ready, read_once
 from bench.workloads import WORKLOADS, Scale
 
 __all__ = ["main", "seconds_held"]
@@ -31,8 +31,6 @@ _LOOKS_PER_S = 500
 # Long enough for a few thousand looks.
 _SCALE = Scale(shard_bytes=4 << 30, small_files=24_000)
 _DEFAULT = ["small-16-shuffled", "sequential-1", "sequential-4"]
-# As many bytes as stand for one of what is counted.
-_GB = 1e9
 
 
 def seconds_held(looks: str) -> float:
@@ -66,12 +64,11 @@ def _measure(profile: str, workload_name: str, candidate: str) -> tuple[float, f
             CANDIDATES[candidate](server, Path(place), Limits()) as mounted,
         ):
             assert isinstance(mounted, Mounted)
-            drop_caches()
-            touch_memory(sum(size_bytes for _, size_bytes in data.files))
+            get_ready(workload, mounted, tasks)
             looks_path = Path(place, "looks")
             with _watched(process_tree(mounted.pid)[-1], looks_path):
                 run = read_once(mounted, tasks, workload.manner, server)
-            count = run.size_bytes / _GB if workload.is_bulk else run.spans
+            count = run.gb if workload.is_bulk else run.spans
             return count / run.elapsed_s, run.cpu_s / count, seconds_held(looks_path.read_text()) / count
 
 

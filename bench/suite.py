@@ -15,7 +15,7 @@ from bench.results import Run
 from bench.server import Profile, Server
 from bench.workloads import Scale, Workload
 
-__all__ = ["Cell", "Measured", "Plan", "read_once", "run_suite"]
+__all__ = ["Cell", "Measured", "Plan", "get_ready", "read_once", "run_suite"]
 
 Tasks = Sequence[Sequence[Span]]
 
@@ -86,7 +86,7 @@ def _runs(plan: Plan, cell: Cell, notes: dict[str, str]) -> Iterator[Run]:
                     except UnavailableError as error:
                         notes[candidate] = str(error)
                         continue
-                    _get_ready(workload, target, tasks)
+                    get_ready(workload, target, tasks)
                     run = read_once(target, tasks, workload.manner, server)
                     yield replace(
                         run,
@@ -98,7 +98,8 @@ def _runs(plan: Plan, cell: Cell, notes: dict[str, str]) -> Iterator[Run]:
                     )
 
 
-def _get_ready(workload: Workload, target: Target, tasks: Tasks) -> None:
+def get_ready(workload: Workload, target: Target, tasks: Tasks) -> None:
+    """Have what a run needs in memory, and nothing of what it reads unless that is a later epoch."""
     if workload.is_warm:
         for _ in range(_WARMING_READS):
             target.read(tasks, workload.manner)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bench import interpreter
+from bench import interpreter, machine
 from bench.workloads import Scale
 
 
@@ -15,6 +15,6 @@ def test_each_look_is_a_share_of_a_second() -> None:
 def test_who_cannot_be_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_SPY", [sys.executable, "-c", "print('Permission denied')"])
     monkeypatch.setattr(interpreter, "_SCALE", Scale(small_files=10))
-    monkeypatch.setattr(interpreter, "drop_caches", lambda: False)
+    monkeypatch.setattr(machine, "drop_caches", lambda: False)
     with pytest.raises(RuntimeError, match="py-spy cannot look at process"):
         interpreter.main(["--workloads", "small-1", "--runs", "1"])

@@ -25,6 +25,10 @@ def wrong_files(mount: Mount) -> list[str]:
     return [key for key, data in DATA.items() if Path(mount.path, key[2:]).read_bytes() != data]
 
 
+def options_of(place: Path) -> tuple[str, ...]:
+    return "--cache", str(place / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0"
+
+
 def told_of(place: Path) -> re.Pattern[str]:
     """What the status says once everything came from the cache."""
     size = format_size(sum(map(len, DATA.values())))
@@ -34,21 +38,20 @@ def told_of(place: Path) -> re.Pattern[str]:
 def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
     """`tmp_path` lies below a directory that only root may enter; a worker is nobody, and dies in between."""
     os.chmod(tmp_path, 0o700)
-    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
     with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
 
         def fetched_bytes() -> int:
             return sum(one.sent_bytes for one in server.requests if one.operation == "GetObject")
 
         with (
-            mounted("s3://bucket/d/", server.endpoint_url, *options) as one,
-            mounted("s3://bucket/d/", server.endpoint_url, *options) as other,
+            mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as one,
+            mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as other,
             ThreadPoolExecutor() as readers,
         ):
             assert [*readers.map(wrong_files, (one, other))] == [[], []]
             assert fetched_bytes() == sum(map(len, DATA.values())) + 2  # each mount reads a byte first (L8)
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
-        with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
             assert wrong_files(later) == []
             wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
         assert fetched_bytes() == sum(map(len, DATA.values())) + 3
@@ -67,10 +70,9 @@ def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
     catalog.Index.find = lambda *_: signal.pause()
     """
     with_change(monkeypatch, change)
-    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
     with (
         LoopbackServer({"bucket": MemoryObjects(DATA)}) as server,
-        mounted("s3://bucket/d/", server.endpoint_url, *options) as mount,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
     ):
         assert wrong_files(mount) == []
         assert mount.log.count("the worker does not answer: it hung") == 1
@@ -78,15 +80,14 @@ def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
 
 
 def test_a_worker_that_a_signal_stopped_is_replaced_by_one_that_uses_the_cache(tmp_path: Path) -> None:
-    options = ("--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0")
     with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
-        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
             stopped = mount.worker()
             os.kill(stopped, signal.SIGSTOP)
             wait_until(lambda: mount.log.count("it hung") == 1)
             assert wrong_files(mount) == []
             assert mount.worker() != stopped
             assert "does not use the cache" not in mount.log
-        with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
             assert wrong_files(later) == []
             wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)

@@ -15,19 +15,13 @@ from typing import Self
 
 from tests.docs.blocks import ROOT
 
-__all__ = ["Booted", "copy_of_the_sources", "missing_tools"]
+__all__ = ["Booted", "copy_of_the_sources"]
 
 _BASE = ROOT / "build/debian"
 _PACKAGES = "bash-completion,ca-certificates,make,man-db,sudo,systemd,systemd-sysv"
 # This machine's certificates: it may be behind a proxy that has some of its own.
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _BOOT_PATIENCE_S = 120.0
-
-
-def missing_tools() -> list[str]:
-    """Return which packages of Debian a booted machine takes that are not here."""
-    tools = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
-    return [package for tool, package in tools.items() if shutil.which(tool) is None]
 
 
 def copy_of_the_sources(place: Path) -> None:
