@@ -45,7 +45,7 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # How the last one ended, and whether it hung in something.
+        # The end of the last one, in words, and whether it hung in something.
         self.end = ""
         self.has_hung = False
         # Takes newer tables, and log files, to the worker.

@@ -173,8 +173,8 @@ def failure_of_exception(error: Exception) -> Failure:
     return Failure(kind=Kind.OTHER, detail=type(error).__name__)
 
 
-# The first row that fits decides: `SSLError` is a `ConnectionError`, too.
 _UNANSWERED = (boto.ConnectionError, boto.HTTPClientError)
+# The first row that fits decides: `SSLError` is a `ConnectionError`, too.
 _KIND_OF_TYPE: tuple[tuple[Kind, tuple[type[Exception], ...]], ...] = (
     (Kind.TLS, (boto.SSLError,)),
     (Kind.BROKEN, (boto.HTTPClientError, boto.IncompleteReadError)),
