@@ -31,9 +31,11 @@ logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 # A renewal that failed is tried again after half of the time left, but not in a tight loop.
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
-# What botocore calls the service that gives an instance the keys of its role (IMDS).
-_INSTANCE = "iam-role"
-_INSTANCE_HINT = "Look whether its metadata service (169.254.169.254) answers, and whether it still has its role."
+# What botocore calls the services that give an instance (IMDS) and a container the keys of their roles.
+_MACHINES = {"iam-role": "instance", "container-role": "container"}
+_MACHINE_HINT = (
+    "Look whether its service of credentials answers (169.254.169.254 or .170), and whether it has its role."
+)
 # No header can carry these.
 _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
@@ -123,9 +125,11 @@ class CredentialSource:
         return self.latest is not None and not self._is_due()
 
     def take(self, found: Credentials | None) -> None:
-        """Begin with the credentials that another process found, unless they have expired."""
-        if found is not None and (found.expires_at is None or found.expires_at > self._now()):
+        """Begin with the credentials that another process found. Expired ones are renewed first."""
+        if found is not None:
             self._keep(found)
+            if self._has_expired(found):
+                self._renew_at = found.expires_at
 
     async def current(self) -> Credentials:
         """Return credentials that are valid now, resolved on first use and renewed ahead of their expiry.
@@ -149,13 +153,14 @@ class CredentialSource:
             return self.latest
 
     async def _find(self) -> Credentials:
-        """Resolve credentials. botocore takes an instance's service that does not answer for one without a role."""
+        """Resolve credentials. A machine that gave some may do so again, as botocore takes an outage for no role."""
         try:
             return await self._resolve()
         except AccessError as error:
-            if self.latest is None or self.latest.provider != _INSTANCE:
+            machine = self.latest and _MACHINES.get(self.latest.provider)
+            if not machine:
                 raise
-            raise ServiceError(f"The instance gives no AWS credentials now: {error}", hint=_INSTANCE_HINT) from error
+            raise ServiceError(f"The {machine} gives no AWS credentials now: {error}", hint=_MACHINE_HINT) from error
 
     async def replace(self, refused: Credentials) -> bool:
         """Resolve anew after the service refused `refused`, and return whether there are other credentials now.

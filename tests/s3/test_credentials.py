@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -528,10 +529,12 @@ async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
         assert caught.value.errno == errno.EIO
 
 
-@pytest.mark.parametrize("is_refused", [False, True], ids=["expired", "refused"])
-@pytest.mark.parametrize(("provider", "kind"), [("iam-role", ServiceError), ("env", AccessError)])
-async def test_an_instance_that_gave_keys_and_gives_none_may_give_some_again(
-    provider: str, kind: type[FastfuseError], is_refused: bool
+@pytest.mark.parametrize("when", ["expired", "refused", "taken expired"])
+@pytest.mark.parametrize(
+    ("provider", "kind"), [("iam-role", ServiceError), ("container-role", ServiceError), ("env", AccessError)]
+)
+async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
+    provider: str, kind: type[FastfuseError], when: str
 ) -> None:
     source, resolver, clock = source_with(timedelta(hours=1))
     resolver.fixed = Credentials(
@@ -539,13 +542,19 @@ async def test_an_instance_that_gave_keys_and_gives_none_may_give_some_again(
     )
     first = await source.current()
     resolver.error = AccessError("No AWS credentials were found.")
-    if is_refused:
+    if when == "refused":
         assert not await source.replace(first)
         assert (source.trouble is not None) == (kind is ServiceError)
-    else:
-        clock.now += timedelta(hours=2)
-        with pytest.raises(kind, match="No AWS credentials were found"):
-            await source.current()
+        return
+    clock.now += timedelta(hours=2)
+    if when == "taken expired":  # by a worker that takes over from a dead one
+        source = CredentialSource(resolver, now=clock)
+        source.take(first)
+    assert not source.is_current
+    with pytest.raises(kind, match="No AWS credentials were found"):
+        await source.current()
+    resolver.error, resolver.fixed = None, replace(first, expires_at=clock.now + timedelta(hours=1))
+    assert await source.current() == resolver.fixed
 
 
 @pytest.mark.usefixtures("no_pauses")
