@@ -18,6 +18,7 @@ from fastfuse.s3 import upload as module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.credentials import Credentials, CredentialSource
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
@@ -260,6 +261,29 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
             assert await putting == moto_server.client.head_object(Bucket="bucket", Key="after")["ETag"]
         else:
             with pytest.raises(ServiceError, match="cannot be reached"):
+                await putting
+
+
+@pytest.mark.parametrize("outlives_outages", [False, True])
+async def test_a_writer_that_outlives_outages_waits_for_credentials(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+) -> None:
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    failures = iter(range(2 * attempts(Kind.UNREACHABLE, is_read=False)))
+
+    async def resolve() -> Credentials:
+        if next(failures, None) is not None:
+            raise ServiceError("The instance gives no AWS credentials now.")
+        return Credentials(access_key="later", secret_key="s")
+
+    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+        client.session.credentials = CredentialSource(resolve)
+        place = (client.session, exits, "bucket", "signed", "us-east-1")
+        putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+        if outlives_outages:
+            assert await putting == moto_server.client.head_object(Bucket="bucket", Key="signed")["ETag"]
+        else:
+            with pytest.raises(ServiceError, match="gives no AWS credentials"):
                 await putting
 
 
