@@ -33,9 +33,7 @@ _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
 # What botocore calls the services that give an instance (IMDS) and a container the keys of their roles.
 _MACHINES = {"iam-role": "instance", "container-role": "container"}
-_MACHINE_HINT = (
-    "Look whether its service of credentials answers (169.254.169.254 or .170), and whether it has its role."
-)
+_MACHINE_HINT = "Look whether its service of credentials (169.254.169.254, say) answers, and whether it has its role."
 # No header can carry these.
 _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
