@@ -29,7 +29,7 @@ from fastfuse.s3.base import LIST_DEADLINE_S
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
-from fastfuse.s3.credentials import Credentials, passing_failure
+from fastfuse.s3.credentials import Credentials, retry_if_passing
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
@@ -365,10 +365,9 @@ class S3Client:
         try:
             credentials = None if source is None else await source.current()
         except FastfuseError as error:
-            failure = passing_failure(error) if is_read else None
-            if failure is None:
-                raise
-            raise RetryableError(error, failure, is_read=True) from error
+            if is_read:
+                retry_if_passing(error)
+            raise
         if credentials is not self._credentials:
             if self._credentials is not None:
                 self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))

@@ -18,8 +18,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ServiceError
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.failures import Failure, Kind, resolution_error, safe_cause
+from fastfuse.s3.retries import RetryableError
 
-__all__ = ["CredentialSource", "Credentials", "passing_failure", "resolve_credentials"]
+__all__ = ["CredentialSource", "Credentials", "resolve_credentials", "retry_if_passing"]
 
 logger = logging.getLogger(__name__)
 # Its warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
@@ -83,7 +84,14 @@ async def resolve_credentials(session: AioSession) -> Credentials:
     )
 
 
-def passing_failure(error: FastfuseError) -> Failure | None:
+def retry_if_passing(error: FastfuseError) -> None:
+    """Raise `RetryableError` of an `error` in resolving credentials that may pass by itself; return for any other."""
+    failure = _passing_failure(error)
+    if failure is not None:
+        raise RetryableError(error, failure, is_read=True) from error
+
+
+def _passing_failure(error: FastfuseError) -> Failure | None:
     """Return the failure of credentials that `error` keeps from being resolved; None if it does not pass by itself."""
     if isinstance(error, AccessError | ConfigurationError):
         return None
@@ -180,7 +188,7 @@ class CredentialSource:
                 line = f"The service refused the AWS credentials, and there are no others: {error}"
                 self._tell(logging.WARNING, line)
                 fresh = refused
-                self.trouble = passing_failure(error)
+                self.trouble = _passing_failure(error)
             self._replaced_s = trio.current_time()
             if replace(fresh, expires_at=None) == replace(refused, expires_at=None):
                 return False

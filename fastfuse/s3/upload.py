@@ -34,7 +34,7 @@ from fastfuse.errors import (
 )
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.credentials import Credentials, passing_failure
+from fastfuse.s3.credentials import Credentials, retry_if_passing
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 
@@ -248,10 +248,9 @@ class ObjectWriter:
         try:
             boto, credentials = await self._clients.current()
         except FastfuseError as error:
-            passing = passing_failure(error) if self._outlives_outages else None
-            if passing is None:
-                raise
-            raise RetryableError(error, passing, is_read=True) from error
+            if self._outlives_outages:
+                retry_if_passing(error)
+            raise
         try:
             reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
         except (BotoCoreError, ClientError) as error:

@@ -240,6 +240,18 @@ async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
 
 
+async def check_put(server: S3Server, client: S3Client, key: str, refusal: str, *, outlives_outages: bool) -> None:
+    """Expect that a writer puts the object if it outlives outages, and fails with `refusal` otherwise."""
+    async with AsyncExitStack() as exits:
+        place = (client.session, exits, "bucket", key, "us-east-1")
+        putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+        if outlives_outages:
+            assert await putting == server.client.head_object(Bucket="bucket", Key=key)["ETag"]
+        else:
+            with pytest.raises(ServiceError, match=refusal):
+                await putting
+
+
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_outlives_an_outage_if_it_is_to(
     moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
@@ -254,14 +266,8 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
         return await send(session, request)
 
     monkeypatch.setattr(HttpxSession, "send", send_later)
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
-        place = (client.session, exits, "bucket", "after", "us-east-1")
-        putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
-        if outlives_outages:
-            assert await putting == moto_server.client.head_object(Bucket="bucket", Key="after")["ETag"]
-        else:
-            with pytest.raises(ServiceError, match="cannot be reached"):
-                await putting
+    async with opened(moto_server.endpoint_url) as client:
+        await check_put(moto_server, client, "after", "cannot be reached", outlives_outages=outlives_outages)
 
 
 @pytest.mark.parametrize("outlives_outages", [False, True])
@@ -276,15 +282,9 @@ async def test_a_writer_that_outlives_outages_waits_for_credentials(
             raise ServiceError("The instance gives no AWS credentials now.")
         return Credentials(access_key="later", secret_key="s")
 
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+    async with opened(moto_server.endpoint_url) as client:
         client.session.credentials = CredentialSource(resolve)
-        place = (client.session, exits, "bucket", "signed", "us-east-1")
-        putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
-        if outlives_outages:
-            assert await putting == moto_server.client.head_object(Bucket="bucket", Key="signed")["ETag"]
-        else:
-            with pytest.raises(ServiceError, match="gives no AWS credentials"):
-                await putting
+        await check_put(moto_server, client, "signed", "gives no AWS credentials", outlives_outages=outlives_outages)
 
 
 async def test_what_may_not_be_read_again_counts_as_written() -> None:
