@@ -10,12 +10,14 @@ from pathlib import Path
 
 import trio
 
-from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.fuse import interposed, replies
+from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel_readahead import raise_readahead
+from fastfuse.filesystem.loop import serve
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.reads import Reads
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.filesystem.replies import threads_for
 from fastfuse.filesystem.session import Session
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
@@ -30,6 +32,9 @@ _BLOCK = memoryview(os.urandom(1 << 20))
 
 
 class _MemoryEngine:
+    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
+        return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 
@@ -53,17 +58,21 @@ def main() -> None:
     )
     source = S3Uri(bucket, "")
     snapshot_fd, _ = run_lister(source, IndexOrigin(), S3Session(connection))
-    operations = MountOperations(Counters(), uid=os.getuid(), gid=os.getgid())
-    operations.serve(open_snapshot(snapshot_fd).table, _MemoryEngine())
+    counters, engine = Counters(), _MemoryEngine()
+    operations = MountOperations(counters, uid=os.getuid(), gid=os.getgid())
+    operations.serve(open_snapshot(snapshot_fd).table, engine)
     session = Session.mount(operations, Place(Path(mountpoint)), source=str(source), allow_other=False)
     raise_readahead(session.device)
-    trio.run(_serve, operations, session.fd)
+    trio.run(_serve, operations, engine, counters, session.fd)
     session.close()
 
 
-async def _serve(operations: MountOperations, session_fd: int) -> None:
-    with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), session_fd):
-        await pyfuse3.main()
+async def _serve(operations: MountOperations, engine: _MemoryEngine, counters: Counters, session_fd: int) -> None:
+    replies.start(session_fd, replies.threads_for(len(os.sched_getaffinity(0))))
+    async with trio.open_nursery() as nursery:
+        interposed.take_reads(Reads(operations, engine, counters, ReadsInHand(), nursery).take)
+        await serve()
+    replies.finish()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.reads import Reads
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Refusals
@@ -88,7 +90,8 @@ class Scene:
         async with self.client() as client, trio.open_nursery() as nursery:
             engine = ReadEngine(client, CONFIG, nursery, lambda: table)
             operations.serve(table, engine)
-            pieces = [bytes(await operations.read(inode, at, step)) for at in range(start, end, step)]
+            reads = Reads(operations, engine, self.counters, ReadsInHand(), nursery)
+            pieces = [bytes(await reads.read(inode, at, step)) for at in range(start, end, step)]
             nursery.cancel_scope.cancel()
         return b"".join(pieces)
 

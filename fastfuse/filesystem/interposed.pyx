@@ -1,9 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Operations that are put between libfuse and pyfuse3.
 
-READ and READDIRPLUS: the kernel asks for no OPEN and no OPENDIR once one was answered with ENOSYS, and these then come
-with the handle 0. libfuse still knows the inode, but pyfuse3 (3.5) passes its handlers only the handle. So the inode,
-and the process that reads, are written into the handle.
+READ is taken before libfuse knows of it: a small file is read by a thread (`small_reads`), everything else goes to
+`filesystem.reads`. So no task of pyfuse3 is woken for a read, and none of its coroutines made.
+
+READDIRPLUS: the kernel asks for no OPENDIR once one was answered with ENOSYS, and then it comes with the handle 0.
+libfuse still knows the inode, but pyfuse3 (3.5) passes its handler only the handle. So the inode, and the process that
+reads, are written into the handle.
 
 LOOKUP and GETATTR are answered here from the columns of the inode table (`index.inodes.columns`), which takes 3 µs
 where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on, so that
@@ -118,7 +121,6 @@ cdef extern from *:
     struct fuse_lowlevel_ops:
         void (*lookup)(fuse_req_t, fuse_ino_t, const char *) noexcept
         void (*getattr)(fuse_req_t, fuse_ino_t, fuse_file_info *) noexcept
-        void (*read)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
         void (*readdirplus)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
 
     const fuse_ctx *fuse_req_ctx(fuse_req_t) noexcept
@@ -185,6 +187,7 @@ cdef double _timeout_s
 cdef int64_t *_answered = NULL
 cdef int64_t *_draining = NULL
 cdef object _tell = None
+cdef object _take_read = None
 cdef tuple _etags = ()
 cdef bytes _unread_classes = b""
 
@@ -239,6 +242,15 @@ def tell_of_reads(tell):
     """Call `tell`, which must raise nothing, when `small_reads.served` has something, before the next request is taken."""
     global _tell
     _tell = tell
+
+
+def take_reads(take):
+    """Call `take` with number, inode, offset, size and process of each READ that `small_reads` leaves: it answers.
+
+    It must raise nothing. None leaves them to libfuse.
+    """
+    global _take_read
+    _take_read = take
 
 
 def found(uint64_t parent, bytes name):
@@ -361,26 +373,16 @@ cdef void _getattr(fuse_req_t request, fuse_ino_t inode, fuse_file_info *file) n
     fuse_reply_attr(request, &stat, _timeout_s)
 
 
-cdef inline void _write_inode(fuse_req_t request, fuse_ino_t inode, fuse_file_info *file) noexcept:
-    file.fh = <uint64_t> fuse_req_ctx(request).pid << _INODE_BITS | inode
-
-
-cdef void _read(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info *file) noexcept:
-    _write_inode(request, inode, file)
-    theirs.read(request, inode, size, offset, file)
-
-
 cdef void _readdirplus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t offset, fuse_file_info *file) noexcept:
-    _write_inode(request, inode, file)
+    file.fh = <uint64_t> fuse_req_ctx(request).pid << _INODE_BITS | inode
     theirs.readdirplus(request, inode, size, offset, file)
 
 
 cdef int _taken(const char *message, size_t size_bytes) noexcept:
-    """Begin a read of all of a small file; return whether this is one, or a request that needs no Python."""
+    """Begin a read; return whether this is one, or a request that needs no Python."""
     cdef const fuse_in_header *head = <const fuse_in_header *> message
     cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
     cdef uint64_t row = 0
-    cdef Job *job
     if size_bytes < sizeof(fuse_in_header):
         return LEFT
     if _tell is not None and small_reads.has_news():
@@ -397,19 +399,30 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         return ANSWERED if _row(head.nodeid, &row) else LEFT
     if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
         return LEFT
+    if not _begin_small(head, asked):
+        if _take_read is None:
+            return LEFT
+        _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid)
+    return BEGUN
+
+
+cdef bint _begin_small(const fuse_in_header *head, const fuse_read_in *asked) noexcept:
+    """Have a thread read all of a small file; return whether it does."""
+    cdef uint64_t row = 0
+    cdef Job *job
     if asked.offset or _draining == NULL or _draining[0] or not _row(head.nodeid, &row):
-        return LEFT
+        return False
     if table.sizes[row] > asked.size or not _is_object(row):
-        return LEFT
+        return False
     job = small_reads.take(head.nodeid, table.sizes[row])
     if job == NULL:
-        return LEFT
+        return False
     if not _fill_object(&job.object, row):
         small_reads.drop(job)
-        return LEFT
+        return False
     job.unique, job.inode, job.pid, job.asked_bytes = head.unique, head.nodeid, head.pid, asked.size
     small_reads.begin(job)
-    return BEGUN
+    return True
 
 
 cdef inline bint _is_object(uint64_t row) noexcept:
@@ -467,8 +480,7 @@ cdef bint _fill_object(small_object *object, uint64_t row) noexcept:
 
 
 cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
-    operations.lookup, operations.getattr = _lookup, _getattr
-    operations.read, operations.readdirplus = _read, _readdirplus
+    operations.lookup, operations.getattr, operations.readdirplus = _lookup, _getattr, _readdirplus
 
 interpose = _interpose
 taken = _taken

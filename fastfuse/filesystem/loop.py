@@ -1,8 +1,9 @@
 """Wait for the next request of pyfuse3, in the place of trio.
 
-pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own, two tasks hand the lock to
-each other with every request, and each waits through epoll for a request that is already there. Here the first task
-that asks gets the lock, and a request that is there is not waited for (docs/MEASUREMENTS.md, "Mount").
+pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own, each request takes two
+turns of the loop and waits through epoll, even if it is already there. Here it is not waited for then, and no lock is
+needed: no handler but that of READs waits for anything (`filesystem.reads`), so one task serves all
+(docs/MEASUREMENTS.md, "Mount").
 """
 
 import ctypes
@@ -16,9 +17,8 @@ from typing import Any, cast
 import trio
 
 from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.replies import LargeReplies
 
-__all__ = ["Readable", "RequestLock", "RequestWait", "take_over_waiting"]
+__all__ = ["Readable", "RequestWait", "serve", "take_over_waiting"]
 
 # For this long requests are served one after the other before other tasks get a turn. A turn costs about 30 µs, and a
 # fetch takes milliseconds.
@@ -51,57 +51,25 @@ _NOTHING = cast(Generator[Any, None, None], iter(()))
 _DONE = _Done()
 
 
-class RequestLock:
-    """A lock that the first task to ask gets, even if others wait: one task can serve on without a switch."""
-
-    def __init__(self) -> None:
-        self._is_held = False
-        self._waiting: list[trio.lowlevel.Task] = []
-        # A waiting task will run next; it may find that the task that freed the lock has taken it again.
-        self._is_one_woken = False
+class _NoLock:
+    """The lock of one task."""
 
     def __aenter__(self) -> Awaitable[None]:
-        if self._is_held:
-            return self._wait()
-        self._is_held = True
         return _DONE
 
     def __aexit__(self, *_: object) -> Awaitable[None]:
-        self._is_held = False
-        if self._waiting and not self._is_one_woken:
-            self._is_one_woken = True
-            # The task that came last: its stack and its request buffer are the warmest.
-            trio.lowlevel.reschedule(self._waiting.pop())
         return _DONE
-
-    async def _wait(self) -> None:
-        while self._is_held:
-            task = trio.lowlevel.current_task()
-            self._waiting.append(task)
-
-            def give_up(_: object, task: trio.lowlevel.Task = task) -> trio.lowlevel.Abort:
-                self._waiting.remove(task)
-                return trio.lowlevel.Abort.SUCCEEDED
-
-            await trio.lowlevel.wait_task_rescheduled(give_up)
-            self._is_one_woken = False
-        self._is_held = True
 
 
 class RequestWait:
-    """`wait_readable` for one descriptor: a checkpoint only if no request is there or the turn is over.
+    """`wait_readable` for one descriptor: a checkpoint only if no request is there or the turn is over."""
 
-    It settles `replies`, because libfuse reads next.
-    """
-
-    def __init__(self, replies: LargeReplies) -> None:
-        self._replies = replies
+    def __init__(self) -> None:
         self._fd = -1
         self._is_readable = Readable(-1)
         self._turn_ends_s = 0.0
 
     def wait_readable(self, fd: int) -> Awaitable[None]:
-        self._replies.settle()
         if fd == self._fd and perf_counter() < self._turn_ends_s and self._is_readable():
             return _DONE
         return self._wait(fd)
@@ -110,22 +78,25 @@ class RequestWait:
         if fd != self._fd:
             self._fd, self._is_readable = fd, Readable(fd)
         await trio.lowlevel.wait_readable(fd)
-        # Other tasks have answered since.
-        self._replies.settle()
         self._turn_ends_s = perf_counter() + _TURN_S
 
 
-def take_over_waiting(replies: LargeReplies) -> None:
-    """Replace `pyfuse3.trio`, before `pyfuse3.init`: all workers inherit the lock that serves INIT."""
+def take_over_waiting() -> None:
+    """Replace `pyfuse3.trio`, before `pyfuse3.init`: all workers inherit it."""
     lowlevel = SimpleNamespace(
-        wait_readable=RequestWait(replies).wait_readable,
+        wait_readable=RequestWait().wait_readable,
         notify_closing=trio.lowlevel.notify_closing,
         current_task=trio.lowlevel.current_task,
         current_trio_token=trio.lowlevel.current_trio_token,
     )
     pyfuse3.trio = SimpleNamespace(  # type: ignore[attr-defined] # a module, as pyfuse3.asyncio puts there
         lowlevel=lowlevel,
-        Lock=RequestLock,
+        Lock=_NoLock,
         ClosedResourceError=trio.ClosedResourceError,
         open_nursery=trio.open_nursery,
     )
+
+
+async def serve() -> None:
+    """Serve the session's requests until it ends, in one task."""
+    await pyfuse3.main(min_tasks=1, max_tasks=1)

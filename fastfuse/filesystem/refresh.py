@@ -22,8 +22,8 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
 from fastfuse.filesystem.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
+from fastfuse.filesystem.notices import pack_notices
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
-from fastfuse.filesystem.replies import pack_notices
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin

@@ -19,11 +19,11 @@ import trio
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.fuse import interposed, pyfuse3
-from fastfuse.filesystem.loop import take_over_waiting
+from fastfuse.filesystem.loop import serve, take_over_waiting
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
+from fastfuse.filesystem.notices import OUT_HEADER, send_notices
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
-from fastfuse.filesystem.replies import OUT_HEADER, LargeReplies, send_notices
 
 __all__ = ["InitialisedOperations", "Session"]
 
@@ -32,7 +32,7 @@ _INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
 _MAX_BACKGROUND_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
 _MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
 _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
-_READ = 15
+_READ, _READDIRPLUS = 15, 44
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
 _FLAGS_OFFSET = OUT_HEADER.size + 12
 _FLAGS = struct.Struct("=I")
@@ -58,10 +58,6 @@ class InitialisedOperations(pyfuse3.Operations):
     handshake_scope: trio.CancelScope | None = None
     # True if the kernel opens files and directories by itself once it was told that nobody else does.
     opens_files = opens_directories = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.replies = LargeReplies()
 
     def init(self) -> None:
         if self.handshake_scope is not None:
@@ -100,7 +96,7 @@ class Session:
         arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
         if allow_other:
             arguments.add("allow_other")
-        take_over_waiting(operations.replies)
+        take_over_waiting()
         ready = place.mount(name)
         fds_before = _fuse_fds()
         # libfuse serves a descriptor that it is named in this way, and mounts nothing.
@@ -179,7 +175,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
     """Serve INIT on the session's `fd` and return the second word of the kernel's capabilities."""
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
+    try:
         request = os.read(device, _INIT_REQUEST_MAX_BYTES)
         *_, flags, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER.size + _INIT_IN.size, b"\0"), _IN_HEADER.size)
         os.dup2(theirs.fileno(), fd)
@@ -196,30 +192,33 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
         os.write(device, reply)
+    finally:
         os.dup2(device, fd, inheritable=True)
-    os.close(device)
+        for end in (ours, theirs):
+            end.close()
+        os.close(device)
     return int(flags2)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:
     with trio.CancelScope() as operations.handshake_scope:
-        await pyfuse3.main()
+        await serve()
     operations.handshake_scope = None
 
 
 def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:
-    """Send a READ in the place of the `kernel`, and require that its handler gets the inode.
+    """Send requests in the place of the `kernel`, and require that they come with the inode.
 
     Raises:
-        MountError: it does not, so every file would be read as the inode 0.
+        MountError: they do not, so every file would be read as the inode 0.
     """
-    header = _IN_HEADER.pack(
-        _IN_HEADER.size + _READ_IN.size, _READ, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
-    )
-    kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
-    handle = trio.run(_serve_read, operations)
-    kernel.recv(_INIT_REQUEST_MAX_BYTES)
-    if handle != 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE:
+    for opcode in (_READ, _READDIRPLUS):
+        header = _IN_HEADER.pack(
+            _IN_HEADER.size + _READ_IN.size, opcode, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
+        )
+        kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
+    found = trio.run(_serve_tried, operations)
+    if found != [_TRIED_INODE, 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE]:
         raise MountError(
             "libfuse does not say which inode is read",
             hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "
@@ -227,22 +226,26 @@ def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> N
         )
 
 
-async def _serve_read(operations: InitialisedOperations) -> int:
-    """Serve one READ with a handler of this function's own, and return the handle that it gets."""
-    handles = []
+async def _serve_tried(operations: InitialisedOperations) -> list[int]:
+    """Serve a READ and a READDIRPLUS, and return the inode of the one and the handle of the other, as far as known."""
+    found = []
 
-    async def read(handle: int, _offset: int, _size_bytes: int) -> bytes:
-        handles.append(handle)
+    def take(_number: int, inode: int, *_: int) -> None:
+        found.append(inode)
+
+    async def readdir(handle: int, *_: object) -> None:
+        found.append(handle)
         scope.cancel()
-        return b""
 
-    operations.read = read  # type: ignore[assignment, method-assign]
+    interposed.take_reads(take)
+    operations.readdir = readdir  # type: ignore[assignment, method-assign]
     try:
         with trio.CancelScope() as scope:
-            await pyfuse3.main()
+            await serve()
     finally:
-        del operations.read
-    return handles[0]
+        del operations.readdir
+        interposed.take_reads(None)
+    return found
 
 
 def _device_at(mountpoint: Path) -> str:

@@ -11,16 +11,15 @@ import os
 import socket
 import struct
 from contextlib import suppress
+from functools import partial
 from time import monotonic, time
 
 import trio
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.replies import OUT_HEADER, write_reply
+from fastfuse.filesystem.fuse import interposed, small_reads
+from fastfuse.filesystem.reads import Reads, Request
 from fastfuse.filesystem.watching import Access, RecordedReader
-from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.client import S3Client
 
@@ -50,7 +49,7 @@ class SmallFiles:
 
     def __init__(
         self,
-        operations: MountOperations,
+        reads: Reads,
         engine: ReadEngine,
         client: S3Client,
         gets: RecordedReader,
@@ -60,12 +59,10 @@ class SmallFiles:
     ) -> None:
         """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table."""
         self._may_read = may_read
-        self._operations = operations
+        self._reads = reads
         self._engine = engine
         self._client = client
         self._gets = gets
-        # The connection itself: another file stands in its place at times (`replies`).
-        self._device = os.dup(session_fd)
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._addresses: list[bytes] = []
         self._armed_at_s = self._rests_until_s = 0.0
@@ -75,9 +72,9 @@ class SmallFiles:
         self._armed_table = 0
         # True if threads read at the last look.
         self._was_armed = False
-        in_hand = operations.in_hand
+        in_hand = reads.in_hand
         threads = client.max_connections // _CONNECTIONS_PER_THREAD
-        small_reads.start(self._device, self._returned, threads, in_hand.thread_slots)
+        small_reads.start(session_fd, self._returned, threads, in_hand.thread_slots)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             small_reads.claim(read.inode, is_for_ever=True)
         interposed.tell_of_reads(self.tell)
@@ -91,11 +88,12 @@ class SmallFiles:
                 os.eventfd_read(self._returned)
                 for number, inode, size_bytes, process, status in small_reads.returned():
                     self._client.count_left(status)
-                    nursery.start_soon(self._read, number, process << interposed.HANDLE_INODE_BITS | inode, size_bytes)
+                    request = Request(number, inode, 0, size_bytes, process)
+                    nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
     async def arm(self) -> None:
         """Let threads read if that is right now, and not otherwise."""
-        table = self._operations.table
+        table = self._reads.table
         metadata, way = table.metadata, None
         if metadata.bucket and self._may_read:
             with suppress(FastfuseError):  # the client's own requests tell
@@ -116,7 +114,7 @@ class SmallFiles:
         if goes_on:
             self._rest_s = _REST_S
             addresses = addresses or self._addresses
-        if not addresses or self._operations.table is not table:
+        if not addresses or self._reads.table is not table:
             return
         self._addresses, self._goal = addresses, goal
         small_reads.arm(
@@ -136,12 +134,12 @@ class SmallFiles:
         try:
             for read in small_reads.served():
                 inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked = read
-                self._operations.count_read(size_bytes, took_s)
+                self._reads.count(size_bytes, took_s)
                 self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
                 self._gets.note(took_s, size_bytes, inode, self._key)
-                if self._operations.watched is not None:
+                if self._reads.watched is not None:
                     access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
-                    self._operations.watched.note(access)
+                    self._reads.watched.note(access)
                 self._engine.was_read(inode, size_bytes, took_s, process)
         except Exception:  # noqa: BLE001 - it is called in the middle of another request
             _log.exception("small files that were read are not counted, for an unforeseen reason; the mount goes on")
@@ -153,19 +151,9 @@ class SmallFiles:
             self.tell()
             await trio.sleep(_LOOK_EVERY_S)
 
-    async def _read(self, number: int, handle: int, size_bytes: int) -> None:
-        """Answer the request `number` of the kernel."""
-        error = 0
-        data: Buffer = b""
-        try:
-            data = await self._operations.read_on(handle, size_bytes)
-        except pyfuse3.FUSEError as refusal:
-            error = -refusal.errno
-        write_reply(self._device, (OUT_HEADER.pack(OUT_HEADER.size + len(data), error, number), data))
-
     def _key(self, inode: int) -> str:
         try:
-            return self._operations.table.key(inode)
+            return self._reads.table.key(inode)
         except FastfuseError:
             return ""  # a refresh has taken it away
 

@@ -14,53 +14,24 @@ until Python has heard of it, so that both do not fetch it. The loop's thread al
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING
-from libc.errno cimport ECONNABORTED, ENODEV, ENOENT, ENOTCONN, errno
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
+from fastfuse.filesystem.replies cimport write_reply
 from fastfuse.filesystem.small_reads cimport Job, small_object
+from fastfuse.filesystem.threads cimport (
+    pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_wait, pthread_mutex_init, pthread_mutex_lock,
+    pthread_mutex_t, pthread_mutex_unlock, start_thread,
+)
 
 __all__ = [
     "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "in_flight_now",
     "is_armed", "is_read", "release", "returned", "served", "stalled_ns", "start",
 ]
 
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    ctypedef struct pthread_cond_t:
-        pass
-    ctypedef struct pthread_attr_t:
-        pass
-    ctypedef unsigned long pthread_t
-    int pthread_mutex_init(pthread_mutex_t *, void *)
-    int pthread_mutex_lock(pthread_mutex_t *)
-    int pthread_mutex_unlock(pthread_mutex_t *)
-    int pthread_cond_init(pthread_cond_t *, void *)
-    int pthread_cond_signal(pthread_cond_t *)
-    int pthread_cond_wait(pthread_cond_t *, pthread_mutex_t *)
-    int pthread_attr_init(pthread_attr_t *)
-    int pthread_attr_setstacksize(pthread_attr_t *, size_t)
-    int pthread_attr_setdetachstate(pthread_attr_t *, int)
-    int PTHREAD_CREATE_DETACHED
-    int pthread_create(pthread_t *, pthread_attr_t *, void *(*)(void *) noexcept nogil, void *)
-
 cdef extern from "<sys/prctl.h>" nogil:
     int PR_SET_NAME
     int prctl(int, const char *)
-
-cdef extern from "<signal.h>" nogil:
-    ctypedef struct sigset_t:
-        pass
-    int SIG_SETMASK
-    int sigfillset(sigset_t *)
-    int pthread_sigmask(int, const sigset_t *, sigset_t *)
-
-cdef extern from "<sys/uio.h>" nogil:
-    struct iovec:
-        void *iov_base
-        size_t iov_len
-    ssize_t writev(int, const iovec *, int)
 
 cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR
@@ -68,12 +39,6 @@ cdef extern from "<sys/socket.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     ssize_t write(int, const void *, size_t)
-
-cdef extern from "<linux/fuse.h>" nogil:
-    struct fuse_out_header:
-        uint32_t len
-        int error
-        uint64_t unique
 
 cdef extern from "../s3/small_get.h" nogil:
     ctypedef struct small_text:
@@ -117,7 +82,6 @@ cdef extern from "../s3/small_get.h" nogil:
 cdef enum:
     _MOST_THREADS = 64  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
-    _STACK_BYTES = 256 << 10
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
     # Marks of an inode: the reader that has it in hand.
@@ -449,11 +413,7 @@ cdef void begin(Job *job) noexcept:
 cdef Thread *new_thread() noexcept:
     """Start a thread, unless there are enough or the system has no room; it has no job yet, and is not idle."""
     global thread_count
-    cdef pthread_attr_t attributes
-    cdef pthread_t name
-    cdef sigset_t every, before
     cdef Thread *thread
-    cdef int failed
     if thread_count >= most_threads:
         return NULL
     thread = <Thread *> calloc(1, sizeof(Thread))
@@ -463,14 +423,7 @@ cdef Thread *new_thread() noexcept:
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
     thread.in_hand = in_hand + 4 * thread_count
     pthread_cond_init(&thread.wake, NULL)
-    pthread_attr_init(&attributes)
-    pthread_attr_setstacksize(&attributes, _STACK_BYTES)
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED)
-    sigfillset(&every)
-    pthread_sigmask(SIG_SETMASK, &every, &before)
-    failed = thread.data == NULL or thread.connection.hash == NULL or pthread_create(&name, &attributes, serve, thread)
-    pthread_sigmask(SIG_SETMASK, &before, NULL)
-    if failed:
+    if thread.data == NULL or thread.connection.hash == NULL or start_thread(serve, thread):
         EVP_MD_CTX_free(thread.connection.hash)
         free(thread.data)
         free(thread)
@@ -514,7 +467,7 @@ cdef void *serve(void *argument) noexcept nogil:
             records[record_count] = record
             record_count += 1
             pthread_mutex_unlock(&lock)
-            is_read = answer(record.unique, body, record.size_bytes)
+            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
             pthread_mutex_lock(&lock)
         elif record.status not in (404, 412):  # the object is gone, or another one
             failures += 1
@@ -533,14 +486,3 @@ cdef void *serve(void *argument) noexcept nogil:
             if is_first:
                 write(wrong_fd, &one, sizeof(one))
         thread.next_idle, idle = idle, thread
-
-
-cdef bint answer(uint64_t unique, const char *body, size_t size_bytes) noexcept nogil:
-    """Write the reply to a READ; return False if the kernel does not take it, and still waits for one."""
-    cdef fuse_out_header head
-    cdef iovec parts[2]
-    head.len, head.error, head.unique = sizeof(head) + size_bytes, 0, unique
-    parts[0].iov_base, parts[0].iov_len = &head, sizeof(head)
-    parts[1].iov_base, parts[1].iov_len = <void *> body, size_bytes
-    # ENOENT: the reader was killed. The others: the mount is gone.
-    return writev(device, parts, 2) >= 0 or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED)

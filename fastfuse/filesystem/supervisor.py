@@ -97,7 +97,6 @@ class Supervisor:
             uid=settings.uid,
             gid=settings.gid,
             umask=settings.umask,
-            in_hand=self._in_hand,
         )
         self._place = place_for(settings)
         self._session: Session | None = None
@@ -229,6 +228,7 @@ class Supervisor:
                 operations=self._operations,
                 counters=self._counters,
                 board=self._board,
+                in_hand=self._in_hand,
                 session=self._s3,
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session_fd,

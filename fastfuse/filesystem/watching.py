@@ -1,7 +1,7 @@
 """Shows a worker's reads and GETs to those who watch them: `fastfuse trace` and `fastfuse top`.
 
 A watcher is a connection of the control socket that the supervisor has passed on. The read path pays for it only while
-there is one (`MountOperations.watched`). Nothing here waits for a watcher in a read: each read is noted in a queue of
+there is one (`Reads.watched`). Nothing here waits for a watcher in a read: each read is noted in a queue of
 bounded length, which a task of its own writes out. What does not fit in the queue is counted, and the watcher is told.
 """
 
@@ -24,8 +24,9 @@ import trio
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.children import error_message
 from fastfuse.filesystem.control import TOP
-from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.filesystem.hint_taker import cancel_when_gone
+from fastfuse.filesystem.in_hand import Read
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
@@ -35,7 +36,6 @@ __all__ = ["Access", "RecordedReader", "Trace", "WatchedReads", "process_name"]
 
 _log = logging.getLogger(__name__)
 
-_INODE_MASK = (1 << interposed.HANDLE_INODE_BITS) - 1
 _MOST_WATCHERS = 16
 # Reads that may wait to be written out, for each watcher: 2 MB.
 _MOST_PENDING = 16_384
@@ -133,7 +133,7 @@ class RecordedReader:
 
 
 class Serving(Protocol):
-    """The part of `MountOperations` that is used here."""
+    """The part of `filesystem.reads` that is used here."""
 
     watched: "WatchedReads | None"
 
@@ -144,20 +144,18 @@ class Serving(Protocol):
 class WatchedReads:
     """The watchers of one worker."""
 
-    def __init__(self, engine: ReadEngine, operations: Serving, gets: RecordedReader) -> None:
+    def __init__(self, engine: ReadEngine, reads: Serving, gets: RecordedReader) -> None:
         self._engine = engine
-        self._operations = operations
+        self._reads = reads
         self._gets = gets
         self._watchers: list[Trace | StreamView] = []
         self._numbers = count()
         # The reads that have not ended, while somebody watches.
         self._in_hand: InHand = {}
 
-    async def read(
-        self, handle: int, offset: int, size_bytes: int, read: Callable[[int, int, int], Awaitable[Buffer]]
-    ) -> Buffer:
-        """Return what `read` does, and tell the watchers of it. The `handle` is as `filesystem.interposed` makes it."""
-        inode, pid, at, began_s = handle & _INODE_MASK, handle >> interposed.HANDLE_INODE_BITS, time(), perf_counter()
+    async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
+        """Return what `read` does, and tell the watchers of it."""
+        (inode, offset, size_bytes), at, began_s = asked, time(), perf_counter()
         found, failed, number = self._find(inode, offset, size_bytes), 0, next(self._numbers)
         self._in_hand[number] = inode, pid, began_s
         try:
@@ -183,7 +181,7 @@ class WatchedReads:
                 await client.send(error_message(MountError("the reads are not shown", hint=hint)))
                 return
             self._watchers.append(watcher)
-            self._operations.watched = self
+            self._reads.watched = self
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_when_gone, client, nursery.cancel_scope)
@@ -197,7 +195,7 @@ class WatchedReads:
             finally:
                 self._watchers.remove(watcher)
                 if not self._watchers:
-                    self._operations.watched = None
+                    self._reads.watched = None
 
     def _watcher(self, asked: Mapping[str, Any]) -> "Trace | StreamView | None":
         """Return what a client asked for, or None if that is nonsense."""
@@ -210,13 +208,13 @@ class WatchedReads:
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
         try:
-            return self._engine.find(inode, self._operations.table.ref(inode), offset, size_bytes)
+            return self._engine.find(inode, self._reads.table.ref(inode), offset, size_bytes)
         except _NO_FILE:
             return "waited"
 
     def _path(self, inode: int) -> str:
         try:
-            return self._operations.table.path(inode)
+            return self._reads.table.path(inode)
         except _NO_FILE:
             return f"(inode {inode})"
 

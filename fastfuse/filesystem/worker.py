@@ -3,8 +3,9 @@
 The worker's state can be rebuilt, so it reports only through the shared counters. It ignores the supervisor's signals:
 it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
 
-One thread takes the requests and answers them; other threads write large replies (`filesystem.replies`). A second
-process, or a loop of our own, gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
+One thread takes the requests and answers them; others, without the interpreter, write large answers and read small
+files (`filesystem.replies`, `filesystem.small_reads`). A second process, or a loop of our own, gained nothing through a
+whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
 import errno
@@ -27,15 +28,17 @@ from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.fuse import pyfuse3, small_reads
+from fastfuse.filesystem.fuse import interposed, replies, small_reads
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
+from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import ask_for_keys
+from fastfuse.filesystem.loop import serve
 from fastfuse.filesystem.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
-from fastfuse.filesystem.replies import threads_for
+from fastfuse.filesystem.reads import Reads
 from fastfuse.filesystem.small_files import SmallFiles
 from fastfuse.filesystem.status import Board
 from fastfuse.filesystem.watching import RecordedReader, WatchedReads
@@ -65,14 +68,6 @@ TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
 
-# With all tasks busy pyfuse3 serves no other file (D6). This is more than the kernel's background requests
-# (filesystem/session.py) and a thread for each reader of any sane data loader.
-_MAX_TASKS = 2048
-
-# Idle tasks that stay, because starting one for each request that waits for a fetch costs 10 to 20 µs of CPU. Each
-# holds a request buffer of 1 MiB, of which a request touches a page.
-_IDLE_TASKS = 16
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTask:
@@ -82,6 +77,7 @@ class WorkerTask:
     operations: MountOperations
     counters: Counters
     board: Board
+    in_hand: ReadsInHand
     # Its files are read.
     session: S3Session
     snapshot_fd: int
@@ -142,38 +138,48 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)
-        buckets = _serve_table(operations, task.snapshot_fd, engine, task.session.config.deadline_s)
+        buckets = _serve_table(operations, task.snapshot_fd, engine)
+        reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
         # They read from S3, not from the local tier.
         may_read = cache is None
-        small_files = SmallFiles(operations, engine, client, gets, task.session_fd, may_read=may_read)
+        small_files = SmallFiles(reads, engine, client, gets, task.session_fd, may_read=may_read)
         nursery.start_soon(small_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_beat, _Report(counters, engine, operations), operations, counters)
-        nursery.start_soon(_show, task.board, operations, retries, counters)
+        nursery.start_soon(_beat, _Report(counters, engine, reads), reads, counters)
+        nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_end_when_too_large, most_bytes, counters, nursery.cancel_scope)
-        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, operations, gets), nursery)
+        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, reads, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets, small_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
-        with operations.replies.written_by(threads_for(len(os.sched_getaffinity(0))), task.session_fd):
-            await pyfuse3.main(min_tasks=_IDLE_TASKS, max_tasks=_MAX_TASKS)
+        _start_replies(task.session_fd)
+        try:
+            interposed.take_reads(reads.take)
+            await serve()
+        finally:
+            replies.finish()
         nursery.cancel_scope.cancel()
     await gets.aclose()
 
 
-def _serve_table(
-    operations: MountOperations, snapshot_fd: int, engine: ReadEngine, read_deadline_s: float
-) -> list[str]:
+def _start_replies(session_fd: int) -> None:
+    """Have threads write large answers, as many as there is room for."""
+    if error := replies.start(session_fd, replies.threads_for(len(os.sched_getaffinity(0)))):
+        reason = os.strerror(error)
+        _log.warning("large files are read more slowly: %s; see ulimit -u and the cgroup's pids.max", reason)
+
+
+def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngine) -> list[str]:
     """Answer from the snapshot in `snapshot_fd`, close that, and return the table's buckets.
 
     No other reference to the table remains, so that its mapping goes when another replaces it.
     """
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    operations.serve(table, engine, read_deadline_s)
+    operations.serve(table, engine)
     return table.buckets()
 
 
@@ -237,15 +243,17 @@ def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None
     os.close(descriptors[0])
 
 
-async def _beat(report: "_Report", operations: MountOperations, counters: Counters) -> None:
+async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
     """Show every second that requests are taken and answered, and count what is not counted as it happens."""
     beats = counters.slot("fastfuse_worker_beats")
     try:
         while True:
-            operations.count_stall()
+            reads.count_stall()
             report.write()
-            # This loop turns, so it takes requests; the threads that write large replies have to turn, too.
-            if operations.replies.are_moving():
+            if error := replies.not_taken():
+                _log.error("the kernel did not take an answer, so the read failed: %s", os.strerror(error))
+            # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
+            if replies.are_moving():
                 counters.add(beats)
             await trio.sleep(BEAT_EVERY_S)
     finally:
@@ -255,10 +263,10 @@ async def _beat(report: "_Report", operations: MountOperations, counters: Counte
 class _Report:
     """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
 
-    def __init__(self, counters: Counters, engine: ReadEngine, operations: MountOperations) -> None:
+    def __init__(self, counters: Counters, engine: ReadEngine, reads: Reads) -> None:
         self._counters = counters
         self._engine = engine
-        self._operations = operations
+        self._reads = reads
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
         self._before: dict[int, int] = {}
 
@@ -271,7 +279,7 @@ class _Report:
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             self._set("fastfuse_memory_bytes", size_bytes, use)
         self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
-        self._set("fastfuse_table_bytes", self._operations.table.metadata.total_bytes)
+        self._set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {
             **self._by_slot(
@@ -295,7 +303,7 @@ class _Report:
         return {self._counters.slot(name, value): number for value, number in zip(values, numbers, strict=True)}
 
 
-async def _show(board: Board, operations: MountOperations, retries: Retries, counters: Counters) -> None:
+async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
     failing = FailingReads(_delivered(counters), _failed_reads(counters))
     # Those that failed until now, since when, and what had been delivered then.
@@ -315,7 +323,7 @@ async def _show(board: Board, operations: MountOperations, retries: Retries, cou
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
             _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}
-        board.show({"trouble": trouble, "errors": list(operations.last_errors)})
+        board.show({"trouble": trouble, "errors": list(reads.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
 
 

@@ -79,6 +79,22 @@ class ReadEngine:
         """Return the place for one order of files that somebody announces."""
         return self._prefetcher.new_order()
 
+    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
+        """Return what `read` would where one part that is here has all of it, and at the end; None otherwise."""
+        end = min(offset + size_bytes, ref.size_bytes)
+        if offset >= end:
+            return b""
+        stream = self._stream_of(inode, ref)
+        if stream is None:
+            return None if offset or end != ref.size_bytes else self._take_expected(inode, ref)
+        if not stream.was_read:
+            return None  # it begins
+        self._streams[inode] = self._streams.pop(inode)  # as the one read last
+        data = stream.at_hand(offset, end)
+        if data is not None and stream.is_done:
+            self.release(inode)
+        return data
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Return ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
 
@@ -97,10 +113,8 @@ class ReadEngine:
             is_found, is_missed = self._pool.is_guess(inode), is_small and self._pool.file(inode) is None
             if is_whole and is_missed and self._pool.try_reserve(end):
                 return await self._read_whole(inode, ref)
-            whole = self._pool.take_expected(inode, ref) if is_whole else None
+            whole = self._take_expected(inode, ref) if is_whole else None
             if whole is not None:
-                self._fetches.counts.hits += 1
-                self._begin(inode, offset, is_found=is_found)
                 return whole
             is_cached = self._delivered.has(inode)
             stream = self._open(inode, ref, is_cached=is_cached)
@@ -199,6 +213,15 @@ class ReadEngine:
         pool = self._pool.statistics()
         foreseen_bytes = pool.held_bytes - pool.spent_bytes
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
+
+    def _take_expected(self, inode: int, ref: ObjectRef) -> Buffer | None:
+        """Return all of a small file that was fetched because somebody announced it, or it was foreseen."""
+        is_found = self._pool.is_guess(inode)
+        whole = self._pool.take_expected(inode, ref)
+        if whole is not None:
+            self._fetches.counts.hits += 1
+            self._begin(inode, 0, is_found=is_found)
+        return whole
 
     async def _read_whole(self, inode: int, ref: ObjectRef) -> Buffer:
         """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""

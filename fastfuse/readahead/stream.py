@@ -62,15 +62,20 @@ class Stream:
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
 
-        Not a checkpoint when they are there. Raise the `ReadError` of a part that could not be fetched, or a
-        `DeadlineError` where the read waits for too long; the next read starts clean.
+        Raise the `ReadError` of a part that could not be fetched, or a `DeadlineError` where the read waits for too
+        long; the next read starts clean.
         """
+        data = self.at_hand(offset, end)
+        return data if data is not None else await self._read_parts(self._foresee(offset, end), offset, end)
+
+    def at_hand(self, offset: int, end: int) -> memoryview | None:
+        """Return what `read` would if one part that is there has all of it, None otherwise."""
         self.was_read = True
         part = self._part
         if part.data is None or offset < part.start or end > part.end:
             found = self.file.at(offset)
             if found is None or found.data is None or end > found.end:
-                return await self._read_parts(self._foresee(offset, end), offset, end)
+                return None
             part = found
         self._fetches.counts.hits += 1
         if end - offset == self.file.ref.size_bytes:

@@ -1,6 +1,7 @@
 """The lock and the wait that pyfuse3 gets in the place of trio's."""
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,8 @@ import trio.testing
 from fastfuse.errors import MountError
 from fastfuse.filesystem import loop
 from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.loop import RequestLock, RequestWait
+from fastfuse.filesystem.loop import Readable, RequestWait, _NoLock
 from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.replies import LargeReplies
 from fastfuse.filesystem.session import InitialisedOperations, Session
 
 
@@ -34,7 +34,7 @@ def endless_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_is_there_is_not_waited_for(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait(LargeReplies())
+    wait = RequestWait()
     await wait.wait_readable(reading)  # begins the turn
     with trio.testing.assert_no_checkpoints():
         await wait.wait_readable(reading)
@@ -44,7 +44,7 @@ async def test_when_its_turn_is_over_other_tasks_go_on(pipe: tuple[int, int], mo
     monkeypatch.setattr(loop, "_TURN_S", 0.0)
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait(LargeReplies())
+    wait = RequestWait()
     for _ in range(3):
         with trio.testing.assert_checkpoints():
             await wait.wait_readable(reading)
@@ -54,7 +54,7 @@ async def test_when_its_turn_is_over_other_tasks_go_on(pipe: tuple[int, int], mo
 async def test_another_descriptor_is_waited_for_itself(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.write(writing, b"x")
-    wait = RequestWait(LargeReplies())
+    wait = RequestWait()
     await wait.wait_readable(reading)
     other_reading, other_writing = os.pipe()
     with trio.move_on_after(0) as scope:
@@ -64,62 +64,25 @@ async def test_another_descriptor_is_waited_for_itself(pipe: tuple[int, int]) ->
     os.close(other_writing)
 
 
-async def test_the_lock_is_taken_and_freed_without_a_checkpoint_while_others_wait_for_it() -> None:
-    lock = RequestLock()
-    got: list[str] = []
-
-    async def wait() -> None:
-        async with lock:
-            got.append("waiter")
-
-    async with trio.open_nursery() as nursery:
-        async with lock:
-            nursery.start_soon(wait)
-            await trio.testing.wait_all_tasks_blocked()
-        with trio.testing.assert_no_checkpoints():
-            async with lock:
-                got.append("first")
-    assert got == ["first", "waiter"]
+async def test_the_lock_takes_no_turn() -> None:
+    with trio.testing.assert_no_checkpoints():
+        async with _NoLock():
+            pass
 
 
-async def test_only_one_holds_the_lock_and_each_gets_it() -> None:
-    lock = RequestLock()
-    holding = most = rounds = 0
-
-    async def take_often() -> None:
-        nonlocal holding, most, rounds
-        for _ in range(5):
-            async with lock:
-                holding += 1
-                most = max(most, holding)
-                await trio.lowlevel.checkpoint()
-                holding -= 1
-                rounds += 1
-            await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(5):
-            nursery.start_soon(take_often)
-    assert (most, rounds) == (1, 25)
-
-
-async def test_who_gave_up_waiting_is_not_woken_and_the_next_one_is() -> None:
-    lock = RequestLock()
-    got = 0
-
-    async def wait() -> None:
-        nonlocal got
-        async with lock:
-            got += 1
-
-    async with trio.open_nursery() as nursery, lock:
-        nursery.start_soon(wait)
-        await trio.testing.wait_all_tasks_blocked()
-        async with trio.open_nursery() as given_up:
-            given_up.start_soon(wait)
-            await trio.testing.wait_all_tasks_blocked()
-            given_up.cancel_scope.cancel()
-    assert got == 1
+def test_readable_says_whether_something_came_or_the_other_end_is_gone() -> None:
+    first, second = socket.socketpair()
+    with first:
+        with second:
+            is_readable = Readable(first.fileno())
+            assert not is_readable()
+            second.send(b"x")
+            assert is_readable()
+            first.recv(1)
+            assert not is_readable()
+        assert is_readable()
+    # As poll(2) says of what is no descriptor.
+    assert not Readable(-1)()
 
 
 @pytest.mark.fuse
@@ -136,4 +99,4 @@ def test_the_lock_that_serves_init_is_the_one_that_workers_inherit(
     monkeypatch.setattr(pyfuse3, "init", init)
     with pytest.raises(MountError):
         Session.mount(InitialisedOperations(), Place(tmp_path), source="s3://b", allow_other=False)
-    assert seen == [RequestLock]
+    assert seen == [_NoLock]

@@ -6,6 +6,7 @@ import os
 from collections.abc import Awaitable
 from dataclasses import replace
 from itertools import count
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,7 +20,9 @@ from fastfuse.errors import (
 )
 from fastfuse.filesystem import late_reads
 from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.reads import Reads
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
@@ -39,6 +42,9 @@ class FakeEngine:
         self.readers: list[int] = []
         self.forgotten: list[int] = []
         self.refreshes = 0
+
+    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
+        return None
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
@@ -68,6 +74,7 @@ class Mounted:
         self.counters = Counters()
         self.engine = FakeEngine()
         self.operations = self._served()
+        self.reads = self.reads_within(inf)
         self.directory = self.inode(ROOT, b"dir")
         self.file = self.inode(self.directory, b"file")
         self.archived = self.inode(ROOT, b"archived")
@@ -77,6 +84,9 @@ class Mounted:
         operations.serve(self.table, self.engine)
         operations.opens_files = operations.opens_directories = True
         return operations
+
+    def reads_within(self, deadline_s: float) -> Reads:
+        return Reads(self.operations, self.engine, self.counters, ReadsInHand(), cast("Any", None), deadline_s)
 
     def inode(self, parent: int, name: bytes) -> int:
         found = self.table.lookup(parent, name)
@@ -101,7 +111,7 @@ async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_g
 ) -> None:
     mounted.engine.error = ZeroDivisionError("nobody foresaw this")
     for _ in range(2):
-        assert await errno_of(mounted.operations.read(mounted.file, 0, 10)) == errno.EIO
+        assert await errno_of(mounted.reads.read(mounted.file, 0, 10)) == errno.EIO
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.getMessage() == "read failed for an unforeseen reason; the mount goes on"
@@ -109,7 +119,7 @@ async def test_an_unforeseen_exception_is_eio_logged_and_counted_and_the_mount_g
     assert mounted.counters.get("fastfuse_handler_failures") == 2
     assert mounted.counters.get("fastfuse_errors", "EIO") == 2
     mounted.engine.error = None
-    assert await mounted.operations.read(mounted.file, 0, 10) == b"x" * 10
+    assert await mounted.reads.read(mounted.file, 0, 10) == b"x" * 10
 
 
 async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted) -> None:
@@ -137,12 +147,10 @@ async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounte
     await mounted.operations.releasedir(mounted.directory)
 
 
-async def test_the_reading_process_in_a_handle_is_no_part_of_the_inode(
+async def test_the_listing_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = 4_194_304 << interposed.HANDLE_INODE_BITS
-    assert await mounted.operations.read(process | mounted.file, 2, 3) == b"xxx"
-    assert mounted.engine.reads == [(mounted.file, 2, 3)]
     assert await listed(mounted, process | mounted.directory, monkeypatch) == [b".", b"..", b"file"]
 
 
@@ -169,13 +177,13 @@ async def test_a_question_that_contradicts_the_table_is_an_error_of_that_request
     mounted: Mounted, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await errno_of(mounted.operations.lookup(mounted.file, b"x", CONTEXT)) == errno.EIO
-    assert await errno_of(mounted.operations.read(mounted.directory, 0, 1)) == errno.EIO
+    assert await errno_of(mounted.reads.read(mounted.directory, 0, 1)) == errno.EIO
     assert mounted.counters.get("fastfuse_handler_failures") == len(caplog.records) == 2
 
 
 async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_looked_up_again(mounted: Mounted) -> None:
     assert await errno_of(mounted.operations.getattr(999, CONTEXT)) == errno.ESTALE
-    assert await errno_of(mounted.operations.read(999, 0, 1)) == errno.ESTALE
+    assert await errno_of(mounted.reads.read(999, 0, 1)) == errno.ESTALE
     for start in (0, 3):
         assert await errno_of(mounted.operations.readdir(999, start, cast("Any", None))) == errno.ESTALE
     assert await errno_of(mounted.operations.lookup(999, b"x", CONTEXT)) == errno.ESTALE
@@ -215,7 +223,7 @@ async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
     for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
         mounted.engine.error = error
         for inode in inodes:
-            assert await errno_of(mounted.operations.read(inode, 0, 1)) == number
+            assert await errno_of(mounted.reads.read(inode, 0, 1)) == number
     assert caplog.messages == [
         "a read at 0 failed with ESTALE after 0.0 s: 'k' went. 'fastfuse refresh' shows what is there now.",
         "a read at 0 failed with EIO after 0.0 s: 503.",
@@ -233,8 +241,8 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
 ) -> None:
     mounted.engine.error = UnavailableError("503.")
     before = mounted.counters.get("fastfuse_blocked_seconds")
-    monkeypatch.setattr("fastfuse.filesystem.operations.perf_counter", count(100.0, 1.25).__next__)
-    assert await errno_of(mounted.operations.read(mounted.file, 0, 1)) == errno.EIO
+    monkeypatch.setattr("fastfuse.filesystem.reads.perf_counter", count(100.0, 1.25).__next__)
+    assert await errno_of(mounted.reads.read(mounted.file, 0, 1)) == errno.EIO
     assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000
 
 
@@ -242,13 +250,12 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     mounted: Mounted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_reads, "_REMEMBERED_S", 3600.0)
-    operations, engine = mounted.operations, mounted.engine
-    operations.serve(mounted.table, engine, read_deadline_s=0.0)  # so every failure is late
+    reads, engine = mounted.reads_within(0.0), mounted.engine  # so every failure is late
     engine.error = UnavailableError("'file': 503 SlowDown")
-    assert await errno_of(operations.read(mounted.file, 0, 10)) == errno.EIO
-    assert await errno_of(operations.read(mounted.file, 4, 1)) == errno.EIO
+    assert await errno_of(reads.read(mounted.file, 0, 10)) == errno.EIO
+    assert await errno_of(reads.read(mounted.file, 4, 1)) == errno.EIO
     assert engine.reads == [(mounted.file, 0, 10)]
     assert caplog.text.count("failed with EIO") == 1
     engine.error = None
-    assert await operations.read(mounted.archived, 0, 5) == b"x" * 5
-    assert await operations.read(mounted.file, 4, 1) == b"x"
+    assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
+    assert await reads.read(mounted.file, 4, 1) == b"x"

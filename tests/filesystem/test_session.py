@@ -88,7 +88,7 @@ _OPEN_WITH_ANOTHER_KERNEL = """
 import json, os, socket, struct, sys
 from pathlib import Path
 import trio
-from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.loop import serve
 from fastfuse.filesystem.mount_places import Place, Ready
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.session import Session
@@ -106,9 +106,9 @@ def ask(opcode, inode, body):
     head = struct.pack("=IIQQIIIHH", 40 + len(body), opcode, 7, inode, os.geteuid(), os.getegid(), os.getpid(), 0, 0)
     kernel.send(head + body)
 
-async def serve():
+async def talk():
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pyfuse3.main)
+        nursery.start_soon(serve)
         for opcode, inode in ((OPEN, file), (OPENDIR, ROOT), (FLUSH, file)):
             ask(opcode, inode, bytes(24))
             reply = await trio.to_thread.run_sync(kernel.recv, 4096)
@@ -125,7 +125,7 @@ Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_
 kernel.recv(4096)
 operations.serve(table, None)
 with kernel, device:
-    trio.run(serve)
+    trio.run(talk)
 """
 _LEAST = 1 << 13  # READDIRPLUS, which pyfuse3 requires
 _OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24

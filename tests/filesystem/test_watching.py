@@ -13,12 +13,13 @@ from trio.testing import MockClock
 
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.children import heard
-from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.in_hand import Read
 from fastfuse.filesystem.watching import Access, RecordedReader, Trace, WatchedReads, process_name
 from fastfuse.objects import ObjectRef
 
 FAILS_AT = 1 << 40
-HANDLE = (4711 << interposed.HANDLE_INODE_BITS) | 7
+INODE, PID = 7, 4711
 
 
 def access(offset: int = 0) -> Access:
@@ -75,9 +76,9 @@ async def test_each_read_is_shown_with_what_became_of_it() -> None:
     async with watched(operations) as (reads, client):
         assert await lines_of(client, 1) == [{"fastfuse": 1}]
         assert operations.watched is reads
-        assert await reads.read(HANDLE, 0, 3, read) == b"xxx"
+        assert await reads.read(Read(INODE, 0, 3), PID, read) == b"xxx"
         with pytest.raises(pyfuse3.FUSEError):
-            await reads.read(HANDLE, FAILS_AT, 3, read)
+            await reads.read(Read(INODE, FAILS_AT, 3), PID, read)
         first, second = await lines_of(client, 2)
     assert first.pop("us") >= 0
     assert first.pop("at") == pytest.approx(second["at"], abs=60)
@@ -93,7 +94,7 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
     async with watched(operations) as (reads, client):
         await lines_of(client, 1)
         for offset in range(count):
-            await reads.read(HANDLE, offset or 1, 0, read)
+            await reads.read(Read(INODE, offset or 1, 0), PID, read)
         shown: list[dict[str, Any]] = []
         rest = b""
         with trio.fail_after(60):
@@ -142,12 +143,12 @@ async def test_files_that_are_read_are_summed_up_for_each_interval(autojump_cloc
 
     async with watched(operations, request="top", every_s=5) as (reads, client):
         await lines_of(client, 1)
-        await reads.read(HANDLE, 0, 100, read)
-        await reads.read(HANDLE, 100, 50, read)
+        await reads.read(Read(INODE, 0, 100), PID, read)
+        await reads.read(Read(INODE, 100, 50), PID, read)
         with pytest.raises(pyfuse3.FUSEError):
-            await reads.read(HANDLE + 1, FAILS_AT, 50, read)
+            await reads.read(Read(INODE + 1, FAILS_AT, 50), PID, read)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(reads.read, HANDLE + 2, 0, 10, read_late)
+            nursery.start_soon(reads.read, Read(INODE + 2, 0, 10), PID, read_late)
             (line,) = await lines_of(client, 1)
             released.set()
         assert line["stream_count"] == 3
@@ -206,9 +207,9 @@ async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> No
     operations.table.path = operations.table.ref = gone
     async with watched(operations) as (reads, client):
         await lines_of(client, 1)
-        await reads.read(HANDLE, 1, 3, read)
+        await reads.read(Read(INODE, 1, 3), PID, read)
         (line,) = await lines_of(client, 1)
-        assert (line["path"], line["found"]) == ("(inode 7)", "waited")
+        assert (line["path"], line["found"]) == (f"(inode {INODE})", "waited")
 
 
 async def test_more_than_so_many_may_not_watch(monkeypatch: pytest.MonkeyPatch) -> None:

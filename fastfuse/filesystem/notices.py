@@ -1,0 +1,57 @@
+"""Notices: after a refresh, the kernel is told what it has to forget.
+
+A notice waits for the directory's lock, which a reader may hold while it waits for the worker. Neither the worker nor
+the supervisor may therefore write it: a process of its own does.
+"""
+
+import errno
+import os
+import struct
+
+from fastfuse.index.inodes.changes import Changes
+
+__all__ = ["OUT_HEADER", "pack_notices", "send_notices"]
+
+# <linux/fuse.h>, fuse_out_header: the length of all, the error or the notification's code, the request's number or 0.
+OUT_HEADER = struct.Struct("=IiQ")
+
+# fuse_notify_inval_inode_out, fuse_notify_inval_entry_out.
+_STALE_INODE = struct.Struct("=Qqq")  # inode, offset, length of the data to drop
+_STALE_NAME = struct.Struct("=QII")  # directory, length of the name, flags; then the name and a NUL
+_INVAL_INODE, _INVAL_ENTRY = 2, 3
+
+
+def pack_notices(changes: Changes) -> bytes:
+    """Return the notifications for `changes`, one after the other.
+
+    Those of directories drop their listings, too. They come first, and again last: a listing that the old table
+    answered may be on its way into the kernel's memory.
+    """
+    names = [
+        _message(_INVAL_ENTRY, _STALE_NAME.pack(inode, len(name), 0) + name + b"\0")
+        for inode, name in changes.stale_names
+    ]
+    directories = [_message(_INVAL_INODE, _STALE_INODE.pack(inode, 0, 0)) for inode in changes.stale_directories]
+    return b"".join((*directories, *names, *directories))
+
+
+def send_notices(fd: int, notices: bytes) -> None:
+    """Write each of `notices` to the connection `fd`. One that the kernel refuses is skipped.
+
+    Raises:
+        OSError: the connection is gone.
+    """
+    start = 0
+    while start < len(notices):
+        length, _, _ = OUT_HEADER.unpack_from(notices, start)
+        try:
+            os.write(fd, memoryview(notices)[start : start + length])
+        except OSError as error:
+            # ENOTDIR, ENOTEMPTY, EBUSY: a name in use keeps what it had; the next lookup asks the worker.
+            if error.errno in {errno.ENODEV, errno.EBADF, errno.ECONNABORTED}:
+                raise
+        start += length
+
+
+def _message(code: int, body: bytes) -> bytes:
+    return OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body

@@ -1,0 +1,251 @@
+"""Answer READs: at once where the bytes are here, in a task of its own where they have to be waited for.
+
+`filesystem.interposed` hands them over before libfuse knows of them, and `filesystem.replies` writes the answers.
+"""
+
+import errno
+import logging
+from collections import deque
+from functools import partial
+from math import inf
+from time import perf_counter, time
+from typing import NamedTuple, Protocol
+
+import trio
+
+from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError, errno_for
+from fastfuse.filesystem.fuse import pyfuse3, replies, small_reads
+from fastfuse.filesystem.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.late_reads import LateReads
+from fastfuse.filesystem.outcomes import Outcomes, answered
+from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.index.inodes.table import InodeTable
+from fastfuse.metrics import Counters
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.repeats import RepeatedFailures
+
+__all__ = ["ReadEngine", "Reads", "Request"]
+
+_log = logging.getLogger(__name__)
+
+# Reads that wait at once, with a task each; more wait for one of them. This is more than the kernel's background
+# requests (filesystem/session.py) and a thread for each reader of any sane data loader.
+_MOST_TASKS = 2048
+
+# How long a suspect is in hand alone at most, after the first death; ten times as long after each further one, because
+# workers die of its bytes, and these come from the service.
+_SUSPECT_ALONE_S = 0.1
+
+# Reads that failed, kept for `fastfuse status`.
+_LAST_ERRORS = 8
+
+_REFRESH_HINT = "'fastfuse refresh' shows what is there now."
+
+
+class ReadEngine(Protocol):
+    """The part of `fastfuse.readahead` that answers reads."""
+
+    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
+        """Return what `read` would without waiting, or None."""
+        ...
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        """Return exactly the bytes asked for, fewer only at the end of the file, or raise `ReadError`."""
+        ...
+
+    def began(self, reader: int) -> None:
+        """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
+        ...
+
+
+class Serving(Protocol):
+    """The part of `MountOperations` that is used here."""
+
+    @property
+    def table(self) -> InodeTable: ...
+
+    @property
+    def outcomes(self) -> Outcomes: ...
+
+
+class Request(NamedTuple):
+    """A READ of the kernel, by its number, and the thread that asks."""
+
+    number: int
+    inode: int
+    offset: int
+    size_bytes: int
+    process: int
+
+
+class Reads:
+    """The reads of one worker, in tasks of `nursery`."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        engine: ReadEngine,
+        counters: Counters,
+        in_hand: ReadsInHand,
+        nursery: trio.Nursery,
+        read_deadline_s: float = inf,
+    ) -> None:
+        self._serving = serving
+        self._engine = engine
+        self._counters = counters
+        self._in_hand = in_hand
+        self._nursery = nursery
+        self._late = LateReads(read_deadline_s)
+        self._failures = RepeatedFailures(_log)
+        # How many tasks there are, and the requests that none has begun, oldest first: in which order the parts of a
+        # file are read tells what to fetch ahead.
+        self._task_count = 0
+        self._waiting: deque[Request] = deque()
+        # Suspects begin one after the other (`in_hand`), each when the one before is answered.
+        self._suspects_turn = trio.Lock()
+        # The suspects in hand, each with what tells its end.
+        self._suspects_begun: dict[Read, trio.Event] = {}
+        # The last reads that failed, each with its time in seconds since 1970.
+        self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
+        # The watchers of the reads; None while there are none.
+        self.watched: WatchedReads | None = None
+        self._served_slot = counters.slot("fastfuse_read_served_bytes")
+        self._saw_read = counters.observer("fastfuse_read_seconds")
+        self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
+        self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
+        small_reads.count_waits(counters.memory(counters.slot("fastfuse_waiting_reads")))
+        self._draining_slot = counters.slot("fastfuse_draining")
+
+    @property
+    def table(self) -> InodeTable:
+        """The table that answers now."""
+        return self._serving.table
+
+    @property
+    def outcomes(self) -> Outcomes:
+        return self._serving.outcomes
+
+    @property
+    def in_hand(self) -> ReadsInHand:
+        """The reads that this worker has in hand."""
+        return self._in_hand
+
+    def take(self, number: int, inode: int, offset: int, size_bytes: int, process: int) -> None:
+        """Answer a request, or begin to; raise nothing. The numbers are those of a `Request`."""
+        if not offset:
+            self._engine.began(process)
+        data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
+        if data is not None:
+            replies.answer(number, data)
+            return
+        self._waiting.append(Request(number, inode, offset, size_bytes, process))
+        if self._task_count < _MOST_TASKS:
+            self._task_count += 1
+            self._nursery.start_soon(self._answer_waiting)
+
+    async def answer(self, request: Request, *, is_begun: bool = False) -> None:
+        """Answer a request; if it `is_begun`, by a thread of `small_reads`, it waits already, and ends in a drain."""
+        number, inode, offset, size_bytes, process = request
+        try:
+            if self.watched is None:
+                data = await self.read(inode, offset, size_bytes, is_begun=is_begun)
+            else:
+                read = partial(self.read, is_begun=is_begun)
+                data = await self.watched.read(Read(inode, offset, size_bytes), process, read)
+        except pyfuse3.FUSEError as refusal:
+            replies.refuse(number, refusal.errno)
+        else:
+            replies.answer(number, data)
+
+    @answered
+    async def read(self, inode: int, offset: int, size_bytes: int, *, is_begun: bool = False) -> Buffer:
+        """Return what is answered, or raise `FUSEError`."""
+        counters = self._counters
+        if not is_begun:
+            if counters.read(self._draining_slot):
+                raise pyfuse3.FUSEError(errno.ESHUTDOWN)
+            small_reads.begin_wait()
+        began_s = perf_counter()
+        read, in_hand, slot = Read(inode, offset, size_bytes), self._in_hand, -1
+        try:
+            if number := self._late.errno_of(read, began_s):
+                raise pyfuse3.FUSEError(number)
+            ref = self.table.ref(inode)
+            if in_hand.suspects or in_hand.poisoned:
+                await self._take_suspect(read, ref)
+            slot = in_hand.take(inode, offset, size_bytes)
+            buffer = await self._engine.read(inode, ref, offset, size_bytes)
+            self._late.answered()
+        except ReadError as error:
+            now_s = perf_counter()
+            self._late.failed(read, errno_for(error), took_s=now_s - began_s, now_s=now_s)
+            self._tell(error, inode, offset, now_s - began_s)
+            raise
+        finally:
+            in_hand.put_back(slot)
+            if in_hand.suspects:
+                in_hand.prove(read)
+                if (begun := self._suspects_begun.pop(read, None)) is not None:
+                    begun.set()
+            self._count_time(perf_counter() - began_s)
+            small_reads.end_wait()
+        counters.add(self._served_slot, len(buffer))
+        return buffer
+
+    def count(self, size_bytes: int, took_s: float) -> None:
+        """Count a read that was answered in another way than by `read`."""
+        self.outcomes.count()
+        self._counters.add(self._served_slot, size_bytes)
+        self._count_time(took_s)
+
+    def count_stall(self) -> None:
+        """Count the time until now in which a read was under way."""
+        self._counters.add(self._stalled_slot, small_reads.stalled_ns() // 1000)
+
+    def _count_time(self, took_s: float) -> None:
+        self._counters.add(self._blocked_slot, int(took_s * 1e6))
+        self._saw_read(took_s)
+
+    def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:
+        """Return what is answered at once; None if `read` has to wait, or to decide."""
+        in_hand = self._in_hand
+        if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._counters.read(self._draining_slot):
+            return None
+        began_s = perf_counter()
+        slot = in_hand.take(inode, offset, size_bytes)
+        try:
+            data = self._engine.at_hand(inode, self.table.ref(inode), offset, size_bytes)
+        except Exception:  # noqa: BLE001 - `read` meets it again, and tells it
+            return None
+        finally:
+            in_hand.put_back(slot)
+        if data is not None:
+            self._late.answered()
+            self.count(len(data), perf_counter() - began_s)
+        return data
+
+    async def _answer_waiting(self) -> None:
+        # Another task may have taken all meanwhile.
+        while self._waiting:
+            await self.answer(self._waiting.popleft())
+        self._task_count -= 1
+
+    async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
+        """Let a read begin that was in hand when a worker died, unless workers die of it."""
+        if self._in_hand.is_poisoned(read):
+            raise PoisonedReadError(f"{ref.key!r} is not read: workers died of it.")
+        if read in self._in_hand.suspects:
+            async with self._suspects_turn:
+                # One that takes long may wait for the service, which may not answer: then the next one begins.
+                with trio.move_on_after(_SUSPECT_ALONE_S * 10.0 ** (self._in_hand.most_deaths - 1)):
+                    while self._suspects_begun:
+                        await next(iter(self._suspects_begun.values())).wait()
+                self._suspects_begun[read] = trio.Event()
+
+    def _tell(self, error: ReadError, inode: int, offset: int, waited_s: float) -> None:
+        name = errno.errorcode[error.errno]
+        line = f"a read at {offset} failed with {name} after {waited_s:.1f} s: {error}"
+        hint = _REFRESH_HINT if isinstance(error, ObjectChangedError) else error.hint
+        line += f" {hint}" if hint else ""
+        self.last_errors.append((time(), line))
+        self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)

@@ -1,0 +1,253 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Write the answers of READs to the kernel, past libfuse: large ones from threads that never take the interpreter.
+
+The kernel copies the bytes into the page cache inside the call that writes them, 100 to 200 µs for 1 MiB. Threads make
+that call, so that the loop serves the next request meanwhile. When more answers wait than the threads write, the loop
+writes one itself.
+
+An answer that is lost would leave its reader waiting for ever. A worker that dies is replaced, and the kernel asks its
+successor again; one that ends in order writes what waits first (`finish`).
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from libc.errno cimport ECONNABORTED, EIO, ENODEV, ENOENT, ENOTCONN, errno
+from libc.stdint cimport uint32_t, uint64_t
+
+from fastfuse.filesystem.threads cimport (
+    pthread_cond_broadcast, pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_wait,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
+)
+
+__all__ = ["answer", "are_moving", "finish", "not_taken", "refuse", "start", "threads_for"]
+
+cdef extern from "Python.h":
+    int Py_AddPendingCall(int (*)(void *) noexcept, void *) nogil
+
+cdef extern from "<sys/prctl.h>" nogil:
+    int PR_SET_NAME
+    int prctl(int, const char *)
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void *iov_base
+        size_t iov_len
+    ssize_t writev(int, const iovec *, int)
+
+cdef extern from "<linux/fuse.h>" nogil:
+    struct fuse_out_header:
+        uint32_t len
+        int error
+        uint64_t unique
+
+cdef enum:
+    # Passing a smaller answer to a thread costs more CPU time than copying it: docs/MEASUREMENTS.md, "Mount".
+    _LEAST_BYTES = 512 << 10
+    # Each that waits pins the memory of a part, so the loop itself writes any more.
+    _MOST_WAITING = 8
+    # More threads are not known to help.
+    _MOST_THREADS = 4
+
+
+cdef struct Answer:
+    uint64_t unique
+    # Holds a reference to what has the bytes.
+    Py_buffer view
+    Answer *next
+
+cdef Answer answers[_MOST_WAITING + _MOST_THREADS]
+cdef pthread_mutex_t lock
+cdef pthread_cond_t has_work, has_ended
+# All below is used with `lock` held. Those that wait for a thread, oldest first.
+cdef Answer *first = NULL
+cdef Answer *last = NULL
+# Those that are written, whose memory the loop's thread gives back: that takes the interpreter. And the others.
+cdef Answer *done = NULL
+cdef Answer *free = NULL
+cdef int waiting = 0, thread_count = 0, failed = 0
+cdef bint is_ending = False, is_told = False
+# Answers given to the threads, those that they have written, and how many that were at the last look.
+cdef uint64_t queued_count = 0, written_count = 0, seen_count = 0
+# Used by the loop's thread: where to write, and when a thread is to do it.
+cdef int device = -1, room = _MOST_WAITING
+cdef Py_ssize_t large_bytes = _LEAST_BYTES
+
+pthread_mutex_init(&lock, NULL)
+pthread_cond_init(&has_work, NULL)
+pthread_cond_init(&has_ended, NULL)
+
+
+def threads_for(int cores):
+    """Return how many threads write: all cores but the loop's, up to four; none on a single core."""
+    return max(0, min(cores - 1, _MOST_THREADS))
+
+
+def start(int device_fd, int threads, *, Py_ssize_t least_bytes=_LEAST_BYTES, int most_waiting=_MOST_WAITING):
+    """Write to the kernel's connection `device_fd`, from as many threads of `threads` as the system has room for.
+
+    Return the errno with which it refused one, or 0. Threads write answers of at least `least_bytes`, while no more
+    than `most_waiting` wait.
+    """
+    global device, large_bytes, room, is_ending, thread_count, free
+    cdef int at, error = 0
+    device, large_bytes, room, is_ending, free = device_fd, least_bytes, min(most_waiting, _MOST_WAITING), False, NULL
+    for at in range(_MOST_WAITING + _MOST_THREADS):
+        answers[at].next, free = free, &answers[at]
+    for at in range(min(threads, _MOST_THREADS)):
+        error = start_thread(write_answers, NULL)
+        if error:
+            break
+        thread_count += 1
+    return error
+
+
+def finish():
+    """Write all that waits, and end the threads."""
+    global is_ending
+    with nogil:
+        pthread_mutex_lock(&lock)
+        is_ending = True
+        pthread_cond_broadcast(&has_work)
+        while thread_count:
+            pthread_cond_wait(&has_ended, &lock)
+        pthread_mutex_unlock(&lock)
+    let_go(NULL)
+
+
+def answer(uint64_t number, data):
+    """Answer the READ `number` with `data`, to which a reference is held until it is written."""
+    global free, first, last, waiting, queued_count
+    cdef Answer *one = NULL
+    cdef Py_buffer view
+    cdef int error
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    if view.len < large_bytes:
+        error = write_or_fail(number, &view)
+        PyBuffer_Release(&view)
+        note(error)
+        return
+    if done != NULL:
+        let_go(NULL)
+    pthread_mutex_lock(&lock)
+    if thread_count and waiting < room and free != NULL:
+        one = free
+        free = one.next
+        one.unique, one.view, one.next = number, view, NULL
+        if first == NULL:
+            first = one
+        else:
+            last.next = one
+        last = one
+        waiting += 1
+        queued_count += 1
+        pthread_cond_signal(&has_work)
+    pthread_mutex_unlock(&lock)
+    if one == NULL:
+        with nogil:
+            error = write_or_fail(number, &view)
+        PyBuffer_Release(&view)
+        note(error)
+
+
+def refuse(uint64_t number, int error):
+    """Answer the READ `number` with the errno `error`."""
+    note(write_reply(device, number, error, NULL, 0))
+
+
+def are_moving():
+    """Return whether the threads have written an answer since the last call, or have none to write."""
+    global seen_count
+    cdef bint moving
+    pthread_mutex_lock(&lock)
+    moving = written_count == queued_count or written_count != seen_count
+    seen_count = written_count
+    pthread_mutex_unlock(&lock)
+    return moving
+
+
+def not_taken():
+    """Return the errno of an answer that the kernel did not take since the last call, so that its read failed, or 0."""
+    global failed
+    told, failed = failed, 0
+    return told
+
+
+cdef inline void note(int error) noexcept nogil:
+    global failed
+    if error:
+        failed = error
+
+
+cdef int let_go(void *unused) noexcept:
+    """Give back the memory of what is written."""
+    global done, free, is_told
+    cdef Answer *one
+    cdef Py_buffer view
+    while True:
+        pthread_mutex_lock(&lock)
+        is_told = False
+        one = done
+        if one != NULL:
+            done = one.next
+            view = one.view
+            one.next, free = free, one
+        pthread_mutex_unlock(&lock)
+        if one == NULL:
+            return 0
+        PyBuffer_Release(&view)
+
+
+cdef void *write_answers(void *unused) noexcept nogil:
+    """Write what waits, until `finish`."""
+    global first, last, done, waiting, written_count, thread_count, is_told
+    cdef Answer *one
+    cdef int error
+    cdef bint tells
+    prctl(PR_SET_NAME, "fastfuse-reply")
+    pthread_mutex_lock(&lock)
+    while True:
+        while first == NULL and not is_ending:
+            pthread_cond_wait(&has_work, &lock)
+        if first == NULL:
+            break
+        one = first
+        first = one.next
+        waiting -= 1
+        pthread_mutex_unlock(&lock)
+        error = write_or_fail(one.unique, &one.view)
+        pthread_mutex_lock(&lock)
+        note(error)
+        written_count += 1
+        one.next, done = done, one
+        tells, is_told = not is_told, True
+        if tells:
+            # The loop's thread does it when it runs next, whatever for. An idle loop needs no memory.
+            pthread_mutex_unlock(&lock)
+            error = Py_AddPendingCall(let_go, NULL)
+            pthread_mutex_lock(&lock)
+            if error:  # too many calls wait; the next answer tries again
+                is_told = False
+    thread_count -= 1
+    pthread_cond_signal(&has_ended)
+    pthread_mutex_unlock(&lock)
+    return NULL
+
+
+cdef int write_reply(int device, uint64_t unique, int error, const void *data, size_t size_bytes) noexcept nogil:
+    """Write a reply; return 0, or an errno if the kernel does not take it, and still waits for one."""
+    cdef fuse_out_header head
+    cdef iovec parts[2]
+    head.len, head.error, head.unique = sizeof(head) + size_bytes, -error, unique
+    parts[0].iov_base, parts[0].iov_len = &head, sizeof(head)
+    parts[1].iov_base, parts[1].iov_len = <void *> data, size_bytes
+    # ENOENT: the reader was killed. The others: the mount is gone.
+    if writev(device, parts, 2) >= 0 or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED):
+        return 0
+    return errno
+
+
+cdef int write_or_fail(uint64_t unique, const Py_buffer *view) noexcept nogil:
+    """Answer with the bytes of `view`, or with EIO if the kernel does not take them; return why it does not, or 0."""
+    cdef int error = write_reply(device, unique, 0, view.buf, view.len)
+    if error:
+        write_reply(device, unique, EIO, NULL, 0)
+    return error

@@ -1,0 +1,173 @@
+"""READs of the kernel: answered at once, or by tasks, and each of them once."""
+
+import errno
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from fastfuse.errors import StaleInodeError, UnavailableError
+from fastfuse.filesystem import reads as module
+from fastfuse.filesystem.fuse import replies
+from fastfuse.filesystem.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.outcomes import Outcomes
+from fastfuse.filesystem.reads import Reads
+from fastfuse.metrics import Counters
+from fastfuse.objects import Buffer, ObjectRef
+
+HEAD = struct.Struct("=IiQ")  # <linux/fuse.h>: fuse_out_header
+REF = ObjectRef("bucket", "key", 100, '"etag"')
+AT_HAND, FETCHED, FAILING, STALE = 1, 2, 3, 4
+
+
+class Engine:
+    """Has the bytes of `AT_HAND`, fetches those of `FETCHED` when it is told to, and fails for `FAILING`."""
+
+    def __init__(self) -> None:
+        self.may_fetch = trio.Event()
+        self.asked: list[int] = []  # the offsets
+        self.readers: list[int] = []
+
+    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
+        return b"h" * size_bytes if inode == AT_HAND else None
+
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        self.asked.append(offset)
+        await self.may_fetch.wait()
+        if inode == FAILING:
+            raise UnavailableError("503.")
+        return b"f" * size_bytes
+
+    def began(self, reader: int) -> None:
+        self.readers.append(reader)
+
+
+def ref(inode: int) -> ObjectRef:
+    if inode == STALE:
+        raise StaleInodeError("gone")
+    return REF
+
+
+class Place:
+    def __init__(self, kernel: socket.socket, nursery: trio.Nursery) -> None:
+        self.counters, self.engine, self.in_hand = Counters(), Engine(), ReadsInHand()
+        self._kernel = kernel
+        serving = SimpleNamespace(table=SimpleNamespace(ref=ref), outcomes=Outcomes(self.counters))
+        self.reads = Reads(cast(Any, serving), self.engine, self.counters, self.in_hand, nursery)
+
+    def answered(self) -> dict[int, bytes | int]:
+        """The answers that have come: bytes or errno, by number."""
+        found: dict[int, bytes | int] = {}
+        while True:
+            try:
+                message = self._kernel.recv(1 << 16, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return found
+            _, error, number = HEAD.unpack_from(message)
+            assert number not in found
+            found[number] = -error or message[HEAD.size :]
+
+    def count(self, name: str, label: str = "") -> int:
+        return self.counters.get(name, label)
+
+
+@pytest.fixture
+def connection() -> Iterator[socket.socket]:
+    kernel, session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with kernel, session:
+        replies.start(session.fileno(), 0)
+        yield kernel
+
+
+@asynccontextmanager
+async def place_at(connection: socket.socket) -> AsyncIterator[Place]:
+    async with trio.open_nursery() as nursery:
+        yield Place(connection, nursery)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_is_at_hand_is_answered_at_once_and_counted_as_every_read_is(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.reads.take(7, AT_HAND, 8, 3, 4711)
+        assert place.answered() == {7: b"hhh"}
+        assert (place.count("fastfuse_requests"), place.count("fastfuse_read_served_bytes")) == (1, 3)
+        assert place.engine.readers == []
+        place.reads.take(8, AT_HAND, 0, 3, 4711)
+        assert place.engine.readers == [4711]
+
+
+async def test_what_has_to_be_fetched_is_answered_when_it_is_there(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.reads.take(7, FETCHED, 8, 3, 4711)
+        place.reads.take(8, FAILING, 0, 3, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {}
+        assert place.count("fastfuse_waiting_reads") == 2
+        place.engine.may_fetch.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: b"fff", 8: errno.EIO}
+        assert place.count("fastfuse_waiting_reads") == 0
+        assert (place.count("fastfuse_requests"), place.count("fastfuse_errors", "EIO")) == (2, 1)
+        (told,) = place.reads.last_errors
+        assert "failed with EIO" in told[1]
+
+
+async def test_reads_begin_in_the_order_in_which_the_kernel_asks(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        for offset in range(20):
+            place.reads.take(offset, FETCHED, offset, 1, 4711)
+        place.reads.take(20, AT_HAND, 20, 1, 4711)
+        assert place.answered() == {}  # the one before may tell that it is read in order
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.engine.asked == list(range(21))
+
+
+async def test_an_inode_that_the_table_has_not_is_stale(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.reads.take(7, STALE, 0, 3, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: errno.ESTALE}
+        assert place.count("fastfuse_requests") == 1
+
+
+async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.counters.set(place.counters.slot("fastfuse_draining"), 1)
+        place.reads.take(7, AT_HAND, 0, 3, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: errno.ESHUTDOWN}
+
+
+@pytest.mark.parametrize("inode", [AT_HAND, FETCHED])
+async def test_a_read_that_workers_die_of_is_refused_even_if_its_bytes_are_here(
+    connection: socket.socket, inode: int
+) -> None:
+    async with place_at(connection) as place:
+        place.in_hand.poisoned.append(Read(inode, 8, 3))
+        place.reads.take(7, inode, 8, 3, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: errno.EIO}
+
+
+async def test_those_that_find_no_task_are_answered_by_the_others_in_order(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_TASKS", 2)
+    async with place_at(connection) as place:
+        for number in range(10):
+            place.reads.take(number, FETCHED, number, 1, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (place.engine.asked, place.answered()) == ([0, 1], {})
+        place.engine.may_fetch.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(place.answered()) == place.engine.asked == list(range(10))
+        # And again, as the tasks are free.
+        place.reads.take(11, FETCHED, 0, 1, 4711)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {11: b"f"}
