@@ -1,7 +1,7 @@
 """The server: a thread per connection, blocking sockets, `sendfile` for bodies.
 
 It uses threads because the work is in system calls that release the GIL. One process fills a core, and several share
-one listening socket (`bench.s3server.process`). The server binds to 127.0.0.1 only.
+one listening socket (`bench.server`). The server binds to 127.0.0.1 only.
 
 Lifetimes: server ⊃ acceptor thread ⊃ connections. `close` shuts every socket down, which ends every blocking call,
 and joins every thread.
