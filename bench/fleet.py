@@ -27,11 +27,11 @@ from typing import TypeVar
 from bench.machine import describe
 from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Pace, ServerConfig
+from bench.s3server.faults import SLOW_DOWN
 from fastfuse.index import saved
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retry_policy import RetryBudget, longest_pause_s
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Pace, ServerConfig
-from fastfuse.testing.faults import SLOW_DOWN
 
 __all__ = ["Fleet", "Outcome", "main", "measure", "simulate"]
 

@@ -7,13 +7,15 @@ own, as in a mount, from the first request to the saved snapshot.
 import argparse
 import os
 import statistics
+from dataclasses import replace
 
+from bench.s3server import Pace
+from bench.server import PROFILES, Server
 from fastfuse.filesystem.refresh import IndexReport, run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.testing import Pace, ServerProcess
 
 _LAYOUTS = {
     "1,000 directories": "layout=dirs,dirs=1000",
@@ -43,8 +45,8 @@ def main() -> None:
     print(f"{options.count:,} objects, {options.page_ms:g} ms a page, medians of {options.runs} runs\n")
     print("| names | seconds | objects/s | requests | of the least |\n|---|---:|---:|---:|---:|")
     for name, layout in _LAYOUTS.items():
-        pace = Pace(list_delay_s=options.page_ms / 1000)
-        with ServerProcess(f"count={options.count},size=128KiB,{layout}", workers=2, pace=pace) as server:
+        profile = replace(PROFILES["fast"], pace=Pace(list_delay_s=options.page_ms / 1000))
+        with Server(f"count={options.count},size=128KiB,{layout}", profile=profile) as server:
             reports = [_measure(server.endpoint_url, server.bucket) for _ in range(options.runs)]
         elapsed_s = statistics.median(report.elapsed_s for report in reports)
         requests = statistics.median(report.requests for report in reports)

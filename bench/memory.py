@@ -15,6 +15,7 @@ from bench.machine import describe, touch_memory
 from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
+from bench.server import Server
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import copy_index, load_index, replace_file
@@ -22,10 +23,9 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.testing import ServerProcess
 
 
-def _served_bytes(server: ServerProcess) -> int:
+def _served_bytes(server: Server) -> int:
     """PSS of a mount that has answered its first questions."""
     arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
     arguments += ["--memory-target", "128MiB", "--no-index-cache"]
@@ -48,7 +48,7 @@ def main() -> None:
     os.environ |= ENVIRONMENT
     print(", ".join(f"{name} {value}" for name, value in describe().items()))
     layout = f"count={count},size=128KiB,layout=dirs,dirs={max(count // 1000, 1)}"
-    with ServerProcess(layout, workers=2) as server:
+    with Server(layout) as server:
         source = S3Uri(server.bucket, "")
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         fd, report = run_lister(source, IndexOrigin(), S3Session(connection))

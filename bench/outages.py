@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.processes import fork_with_pipe
+from bench.s3server.faults import SLOW_DOWN, FaultRule
 from bench.soak.data import Kind
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
-from fastfuse.testing.faults import SLOW_DOWN, FaultRule
 
 __all__ = ["main", "measure_outage", "measure_throttling", "outage_findings", "throttling_findings"]
 

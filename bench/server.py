@@ -1,15 +1,12 @@
 """The loopback server in processes of its own, which tell what they were asked and what CPU time that took.
 
 It is as fast as the machine lets it be, or in the shape of S3; plain or over TLS.
-
-`fastfuse.testing.ServerProcess` is the same for those who need no figures from it.
 """
 
 import multiprocessing
 import shutil
 import signal
 import socket
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,15 +14,13 @@ from pathlib import Path
 from typing import Self
 
 from bench.processes import cpu_seconds
-from fastfuse.testing.buckets import DirectoryObjects, ObjectSet
-from fastfuse.testing.server import LoopbackServer, bind_loopback
-from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles
-from fastfuse.testing.synthetic import parse_synthetic, synthetic_bytes
+from bench.s3server.buckets import DirectoryObjects, ObjectSet
+from bench.s3server.server import LoopbackServer, bind_loopback
+from bench.s3server.server_config import Pace, ServerConfig, TlsFiles, create_chain
+from bench.s3server.synthetic import parse_synthetic, synthetic_bytes
 
 __all__ = ["PROFILES", "Profile", "Server", "Traffic"]
 
-_BUCKET = "bench"
-_NEW = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
 # Ending takes milliseconds; a process that needs longer is killed.
 _STOP_S = 10.0
 
@@ -71,15 +66,17 @@ class Traffic:
 class Server:
     """`workers` processes that serve `source` between ``with`` and its end.
 
-    `source` is a directory, or the description of synthetic objects (`fastfuse.testing.synthetic.parse_synthetic`).
+    `source` is a directory, or the description of synthetic objects (`bench.s3server.synthetic.parse_synthetic`).
     It ends with this process, even if that is killed.
     """
 
-    bucket = _BUCKET
     # What clients must trust; None without TLS.
     ca_bundle: Path | None = None
 
-    def __init__(self, source: Path | str, *, profile: Profile = PROFILES["fast"], workers: int = 2) -> None:
+    def __init__(
+        self, source: Path | str, *, profile: Profile = PROFILES["fast"], workers: int = 2, bucket: str = "bench"
+    ) -> None:
+        self.bucket = bucket
         self._source = source
         self._profile = profile
         self._workers = workers
@@ -88,7 +85,7 @@ class Server:
         self._directory = Path(tempfile.mkdtemp(prefix="fastfuse-bench-"))
         tls = None
         if self._profile.is_tls:
-            self.ca_bundle, tls = _create_chain(self._directory)
+            self.ca_bundle, tls = create_chain(self._directory)
         context = multiprocessing.get_context("spawn")
         self._channels: list[Connection] = []
         self._processes = []
@@ -96,7 +93,7 @@ class Server:
             self.endpoint_url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
             for _ in range(self._workers):
                 ours, theirs = context.Pipe()
-                arguments = (self._source, self._profile, tls, listener, theirs)
+                arguments = (self.bucket, self._source, self._profile, tls, listener, theirs)
                 process = context.Process(target=_serve, args=arguments, daemon=True)
                 process.start()
                 theirs.close()
@@ -128,12 +125,12 @@ class Server:
 
 
 def _serve(
-    source: Path | str, profile: Profile, tls: TlsFiles | None, listener: socket.socket, asked: Connection
+    bucket: str, source: Path | str, profile: Profile, tls: TlsFiles | None, listener: socket.socket, asked: Connection
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nobody can read the log of another process.
     config = ServerConfig(pace=profile.pace, tls=tls, log_limit=0)
-    with LoopbackServer({_BUCKET: _objects(source)}, config, listener=listener) as server:
+    with LoopbackServer({bucket: _objects(source)}, config, listener=listener) as server:
         asked.send(None)
         while True:
             try:
@@ -150,18 +147,3 @@ def _objects(source: Path | str) -> ObjectSet:
     # The block that all contents are slices of is made at the first use, which must not be a timed one.
     synthetic_bytes("", 0, 1)
     return parse_synthetic(source)
-
-
-def _create_chain(directory: Path) -> tuple[Path, TlsFiles]:
-    """Write an authority's certificate, and the chain and key of a server at 127.0.0.1, into `directory`.
-
-    `fastfuse.testing` has a self-signed one, which peers do not accept.
-    """
-    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
-    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
-    root = [*_NEW, "-subj", "/CN=fastfuse bench", "-addext", "keyUsage=keyCertSign"]
-    leaf = [*_NEW, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
-    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
-    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
-    return authority, issued

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.readers import Manner, Span
-from fastfuse.testing.synthetic import parse_synthetic
+from bench.s3server.synthetic import parse_synthetic
 
 __all__ = ["SMALL_FILE_BYTES", "WORKLOADS", "DataSet", "Scale", "Unit", "Workload"]
 

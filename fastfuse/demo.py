@@ -3,7 +3,10 @@
 import os
 import shutil
 import signal
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +28,6 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import is_over_within
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import format_size
-from fastfuse.testing.process import ServerProcess
 
 __all__ = ["DataFile", "DemoSettings", "Pass", "make_files", "read_files", "require_space", "run"]
 
@@ -78,7 +80,7 @@ def run(settings: DemoSettings) -> int:
     No mount, no process and no file is left behind, whatever happens.
 
     Raises:
-        FastfuseError: the mount or the server could not be started.
+        FastfuseError: the mount could not be started.
     """
     console = Console(highlight=False, markup=False)
     try:
@@ -101,10 +103,10 @@ def _show(settings: DemoSettings, console: Console, stack: ExitStack) -> int:
     shards = make_files(data, "shards", settings.shard_count, settings.shard_bytes)
     small = make_files(data, "small", settings.small_file_count, settings.small_file_bytes)
     with _uninterrupted():
-        server = stack.enter_context(ServerProcess(data, bucket=_BUCKET, workers=_SERVER_PROCESSES))
-        console.print(f"    served at {server.endpoint_url} by python -m fastfuse.testing")
+        endpoint_url = stack.enter_context(_served(data))
+        console.print(f"    served at {endpoint_url} by python -m fastfuse.demo_server")
         console.print(f"==> fastfuse mount s3://{_BUCKET} {root}", style="bold")
-        stack.enter_context(_mounted(server.endpoint_url, root))
+        stack.enter_context(_mounted(endpoint_url, root))
     console.print(f"    {_count(root, 'fastfuse_table_files'):,} objects listed")
     passes = (
         ("one shard", shards[:1], 1),
@@ -212,6 +214,25 @@ def _read_file(root: Path, interrupted: threading.Event, file: DataFile) -> tupl
     if (size_bytes, digest.intdigest()) == file[1:]:
         return first_byte_s, ""
     return first_byte_s, f"{file.name}: {size_bytes:,} bytes of {file.size_bytes:,}, or other bytes, were read"
+
+
+@contextmanager
+def _served(directory: Path) -> Iterator[str]:
+    """Serve `directory` as a bucket until the end of the block, and yield the URL of the server."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "fastfuse.demo_server", str(directory), str(listener.fileno())]
+        # Standard input is a pipe that nothing is written to: it ends, and the server with it, when this process ends.
+        servers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
+            for _ in range(_SERVER_PROCESSES)
+        ]
+        endpoint_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        yield endpoint_url
+    finally:
+        for server in servers:
+            with server:
+                server.kill()
 
 
 @contextmanager

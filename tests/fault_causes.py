@@ -4,6 +4,8 @@ import errno
 import re
 from dataclasses import dataclass
 
+from bench.s3server import Answer, Reset
+from bench.s3server.faults import Action
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -16,8 +18,6 @@ from fastfuse.errors import (
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import Failure, Kind, as_read_error, read_error, start_error
-from fastfuse.testing import Answer, Reset
-from fastfuse.testing.faults import Action
 
 __all__ = ["CAUSES", "Cause", "failed_read_line", "is_met", "untimed"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from bench.s3server import LoopbackServer
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.reads import Reads
@@ -32,7 +33,6 @@ from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download_channel
 from fastfuse.sagemaker.pipe.content import sequence_of
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream
-from fastfuse.testing import LoopbackServer
 
 __all__ = ["OBJECTS", "SITUATIONS", "Scene", "Situation"]
 

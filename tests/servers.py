@@ -22,7 +22,6 @@ from botocore.config import Config
 
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.testing import TlsFiles
 
 __all__ = [
     "ACCESS_KEY",
@@ -30,7 +29,6 @@ __all__ = [
     "S3Server",
     "aws_environment",
     "configure",
-    "create_chain",
     "free_ports",
     "moto_server",
     "rclone_server",
@@ -76,19 +74,6 @@ class S3Server:
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=key)
-
-
-def create_chain(directory: Path) -> tuple[Path, TlsFiles]:
-    """A certificate authority and what it issued for 127.0.0.1, as a company's servers have it."""
-    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
-    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
-    new = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    root = [*new, "-subj", "/CN=authority", "-addext", "keyUsage=keyCertSign"]
-    leaf = [*new, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
-    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
-    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
-    return authority, issued
 
 
 @contextmanager

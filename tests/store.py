@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 import trio
 
+from bench.s3server.buckets import DEFAULT_MODIFIED_S, MemoryContent, MemoryObjects, StoredObject
+from bench.s3server.pages import ListQuery, render_page, select_page
 from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.checks import check_range_arguments, check_version, condition_line
-from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, MemoryContent, MemoryObjects, StoredObject
-from fastfuse.testing.pages import ListQuery, render_page, select_page
 
 __all__ = ["MemoryStore"]
 

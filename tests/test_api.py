@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import fastfuse
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse import errors
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import ENVIRONMENT
 
 pytestmark = pytest.mark.fuse

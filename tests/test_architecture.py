@@ -28,7 +28,8 @@ FLOORS: Mapping[str, set[str]] = {
     for name, allowed in {
         "__main__": "cli",
         "cli": f"advise cache demo deploy doctor hints report sagemaker filesystem index s3 {LEAVES}",
-        "demo": f"api filesystem testing {LEAVES}",
+        "demo": f"api filesystem {LEAVES}",
+        "demo_server": "",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
         "advise": f"index s3 {LEAVES}",
@@ -36,7 +37,6 @@ FLOORS: Mapping[str, set[str]] = {
         "sagemaker": f"cache filesystem index readahead s3 {LEAVES}",
         "filesystem": f"cache index readahead s3 {LEAVES}",
         "hints": "errors filesystem",
-        "testing": "errors objects sizes",
         "index": f"s3 {LEAVES}",
         "cache": f"s3 {LEAVES}",
         "readahead": f"s3 {LEAVES}",
@@ -74,7 +74,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "botocore": "s3 sagemaker",
         "anyio": "s3",
         "httpx2": "s3",
-        "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker testing",
+        "numpy": "advise cache cli demo hints index filesystem readahead s3 sagemaker",
         "prometheus_client": "metrics",
         "psutil": "",
         "pyarrow": "index",
@@ -282,6 +282,12 @@ def test_a_plain_install_brings_every_library_that_is_imported(modules: dict[str
     brought = {match[0].replace("-", "_") for match in named if match is not None} | BROUGHT_BY_OTHERS
     imported = {name.partition(".")[0] for module in modules.values() for name in module.imports()}
     assert imported - brought - sys.stdlib_module_names <= {PACKAGE.name, *ASKED_FOR_BY_NAME}
+
+
+def test_the_bench_imports_nothing_of_the_tests() -> None:
+    bench = modules_of(PACKAGE.parent / "bench")
+    assert "s3server.service" in bench
+    assert [name for name, module in bench.items() if any(one.startswith("tests.") for one in module.imports())] == []
 
 
 def test_no_two_modules_share_a_name(modules: dict[str, Module]) -> None:

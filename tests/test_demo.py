@@ -2,17 +2,22 @@
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
-from fastfuse.demo import DataFile, DemoSettings, make_files, read_files, require_space
+from bench.s3server import DirectoryObjects, LoopbackServer
+from fastfuse.demo import DataFile, DemoSettings, _served, make_files, read_files, require_space
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.index.listing.page import parse_page
+from tests.bench.s3server.clients import http_get
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 
@@ -58,6 +63,72 @@ def test_a_data_set_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     settings = DemoSettings(shard_count=1, shard_bytes=1 << 50, small_file_count=0, small_file_bytes=0, reader_count=1)
     with pytest.raises(ConfigurationError, match="the demo's data set takes 1048576 GiB"):
         require_space(tmp_path, settings)
+
+
+QUERIES = (
+    *("", "max-keys=3", "prefix=small/", "prefix=small/000", "prefix=small/1", "delimiter=/"),
+    *("delimiter=/&max-keys=1", "delimiter=/&prefix=small/&max-keys=2", "start-after=b%20%26%3C", "start-after=z"),
+    *("delimiter=/&prefix=sm", "start-after=small/0001/5", "prefix=b%20&start-after=small/"),
+)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Path:
+    """A directory with files in folders and beside them, and one that is outside it."""
+    names = ["a", "b &<", "small.txt", "small0", *(f"small/{number // 9:04}/{number:02}" for number in range(30))]
+    for name in names:
+        path = tmp_path / "bucket" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"bytes of {name}")
+    (tmp_path / "outside").touch()
+    return tmp_path / "bucket"
+
+
+def pages_of(endpoint_url: str, query: str) -> list[tuple[object, ...]]:
+    pages: list[tuple[object, ...]] = []
+    token = ""
+    while not pages or token:
+        _, body = http_get(endpoint_url, f"/bucket?list-type=2&encoding-type=url&{query}{token}")
+        page = parse_page(body)
+        pages.append((page.keys, page.sizes, page.common_prefixes, page.is_truncated))
+        token = page.next_token and f"&continuation-token={quote(page.next_token)}"
+    return pages
+
+
+def test_the_server_lists_pages_as_the_server_of_the_tests_does(bucket: Path) -> None:
+    with _served(bucket) as url, LoopbackServer({"bucket": DirectoryObjects(bucket)}) as server:
+        found = {query: pages_of(url, query) for query in QUERIES}
+        assert found == {query: pages_of(server.endpoint_url, query) for query in QUERIES}
+
+
+def test_the_server_sends_the_listed_version_of_files_and_ranges(bucket: Path) -> None:
+    text, path = b"bytes of b &<", "/bucket/b%20%26%3C"
+    with _served(bucket) as url:
+        page = parse_page(http_get(url, "/bucket?prefix=b")[1])
+        whole, body = http_get(url, path, {"If-Match": page.etags[0]})
+        assert (whole.status, whole.headers["ETag"], body) == (200, page.etags[0], text)
+        for asked, end in (("bytes=2-5", 6), ("bytes=2-99", 13)):
+            part, body = http_get(url, path, {"Range": asked})
+            assert (part.status, part.headers["Content-Range"]) == (206, f"bytes 2-{end - 1}/13")
+            assert body == text[2:end]
+        refusals = [
+            http_get(url, path, {"If-Match": '"another"'}), http_get(url, path, {"Range": "bytes=13-13"}),
+            http_get(url, "/bucket/absent"), http_get(url, "/bucket/../outside"), http_get(url, path, method="PUT"),
+        ]  # fmt: skip
+        assert [reply.status for reply, _ in refusals] == [412, 416, 404, 404, 501]
+    with pytest.raises(ConnectionRefusedError):
+        http_get(url, path)
+
+
+def test_the_server_ends_when_the_process_that_started_it_does(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [sys.executable, "-m", "fastfuse.demo_server", str(tmp_path), str(listener.fileno())]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()]) as server:
+            http_get(f"http://127.0.0.1:{listener.getsockname()[1]}", "/bucket")
+            assert server.poll() is None
+            assert server.stdin is not None
+            server.stdin.close()
+            assert server.wait(PATIENCE_S) == 0
 
 
 @contextmanager

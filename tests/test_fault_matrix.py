@@ -19,6 +19,8 @@ from typing import NamedTuple
 import pytest
 import trio
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, TlsFiles
+from bench.s3server.server_config import create_certificate
 from fastfuse.errors import AccessError, FastfuseError, ReadError, ServiceError, SourceError, first_of
 from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.objects import ObjectRef
@@ -26,8 +28,6 @@ from fastfuse.s3 import retry_policy
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.failures import Failure, Kind, outcome_of, read_error
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, TlsFiles
-from fastfuse.testing.server_config import create_certificate
 from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
 from tests.fault_scenes import OBJECTS, SITUATIONS, Scene, Situation
 from tests.filesystem.waiting import wait_until

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server.server_config import create_certificate
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import RefreshReport, request_refresh
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.testing.server_config import create_certificate
 from tests.fault_causes import CAUSES, Cause, untimed
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until

@@ -7,8 +7,8 @@ from bench import machine
 from bench.modes.figures import ChannelFigures
 from bench.modes.job import channel, is_script, run_job
 from bench.processes import process_tree, pss_bytes
+from bench.s3server.synthetic import SyntheticObjects
 from bench.server import PROFILES, Server
-from fastfuse.testing.synthetic import SyntheticObjects
 
 __all__ = ["measure_channels"]
 

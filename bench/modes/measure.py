@@ -12,10 +12,10 @@ from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
 from bench.readers import RawAccess, Span, read_raw
+from bench.s3server.synthetic import parse_synthetic
 from bench.server import PROFILES, Server
 from bench.shards import create_shards
 from bench.workloads import SMALL_FILE_BYTES
-from fastfuse.testing.synthetic import parse_synthetic
 
 __all__ = ["CANDIDATES", "WORKLOADS", "Plan", "measure"]
 

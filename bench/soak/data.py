@@ -12,8 +12,8 @@ from functools import cache
 
 import google_crc32c
 
-from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, ObjectTable, ObjectView, StoredObject, key_bytes
-from fastfuse.testing.synthetic import SyntheticContent, synthetic_bytes
+from bench.s3server.buckets import DEFAULT_MODIFIED_S, ObjectTable, ObjectView, StoredObject, key_bytes
+from bench.s3server.synthetic import SyntheticContent, synthetic_bytes
 
 __all__ = ["MOVING", "Kind", "Objects", "expected_bytes", "is_size_right", "version_of"]
 

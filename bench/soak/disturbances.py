@@ -15,15 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import machine
-from bench.soak.mounting import SoakMount
-from bench.soak.server import SoakServer
-from bench.soak.squeezing import MemoryGroup
-from fastfuse.errors import BadReplyError, FastfuseError
-from fastfuse.filesystem.control import request_refresh
-from fastfuse.objects import ObjectRef
-from fastfuse.s3.failures import Failure, Kind, read_error
-from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
-from fastfuse.testing.faults import (
+from bench.s3server.faults import (
     EXPIRED_TOKEN,
     INTERNAL_ERROR,
     SLOW_DOWN,
@@ -38,6 +30,14 @@ from fastfuse.testing.faults import (
     WrongLength,
     WrongRange,
 )
+from bench.soak.mounting import SoakMount
+from bench.soak.server import SoakServer
+from bench.soak.squeezing import MemoryGroup
+from fastfuse.errors import BadReplyError, FastfuseError
+from fastfuse.filesystem.control import request_refresh
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.failures import Failure, Kind, read_error
+from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
 
 __all__ = ["DISTURBANCES", "HANGS", "SQUEEZED", "Disturbance", "Scene", "Window", "disturb"]
 

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.processes import fork_with_pipe
+from bench.s3server.faults import FaultRule, Flip
 from bench.soak.data import Kind, expected_bytes
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
-from fastfuse.testing.faults import FaultRule, Flip
 
 __all__ = ["flipped", "main"]
 

@@ -6,11 +6,11 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from bench.processes import fork_with_pipe
+from bench.s3server.faults import FaultRule
+from bench.s3server.recording import Statistics
+from bench.s3server.server import LoopbackServer, bind_loopback
+from bench.s3server.server_config import ServerConfig
 from bench.soak.data import Kind, Objects
-from fastfuse.testing.faults import FaultRule
-from fastfuse.testing.recording import Statistics
-from fastfuse.testing.server import LoopbackServer, bind_loopback
-from fastfuse.testing.server_config import ServerConfig
 
 __all__ = ["BUCKET", "SoakServer"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
 from tests.mounting import mount_command
 

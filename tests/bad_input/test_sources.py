@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import (
+from bench.s3server import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
     Answer,

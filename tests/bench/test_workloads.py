@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from bench.readers import Span
+from bench.s3server import parse_synthetic
 from bench.workloads import WORKLOADS, Scale
-from fastfuse.testing import parse_synthetic
 
 SCALE = Scale(shard_bytes=8 << 20, small_files=96, random_reads=40)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.sizes import format_size
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.cache.node import MIB
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cache import upkeep
 from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.cache.reader import CachedReader
@@ -17,7 +18,6 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import Warming, WarmState
 from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import ObjectRef
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.cache.node import MIB, CountingStore, content, settings_of, tier
 from tests.mounting import mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen, terminal

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.mounting import run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Delay
 from fastfuse.cli import status_command
 from fastfuse.errors import MountError
 from fastfuse.filesystem.control import LOG_LEVEL, ask, entry_of
 from fastfuse.filesystem.mountpoint import MountEntry
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
-from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN, Delay
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, terminal

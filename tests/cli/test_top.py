@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.top_command import Look, Screen
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
 from tests.terminals import terminal

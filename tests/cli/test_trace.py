@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.status_command import Choice, line_of
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted
 from tests.terminals import terminal

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.main import app
 from fastfuse.cli.messages import variables_of
 from fastfuse.deploy.cluster_manifest import Kind, manifest
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.deploy.cluster import Node, expanded, variables
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import run_fastfuse

@@ -13,7 +13,7 @@ import pyarrow.parquet
 from tfrecord.writer import TFRecordWriter
 
 import fastfuse
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.docs.blocks import ROOT, blocks_of
 
 __all__ = ["EXAMPLES", "run_examples"]

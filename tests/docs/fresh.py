@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from fastfuse.testing import ServerProcess
+from bench.server import Server
 from tests.docs.blocks import AWS_CONFIG, COMMANDS, ROOT, blocks_of
 from tests.system.booted import Booted, copy_of_the_sources
 
@@ -138,7 +138,7 @@ def main() -> None:
             (scratch / name).mkdir(parents=True)
         for name in _NAMES:
             (scratch / "data/train" / name).write_text(name)
-        server = stack.enter_context(ServerProcess(scratch / "data", bucket="my-bucket", workers=1))
+        server = stack.enter_context(Server(scratch / "data", bucket="my-bucket", workers=1))
         (scratch / "home/.aws/config").write_text(AWS_CONFIG.format(endpoint_url=server.endpoint_url))
         (scratch / "bin/docker").write_text(_DOCKER.format(docker=docker))
         (scratch / "bin/docker").chmod(0o755)

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastfuse.advise.model import Network
-from fastfuse.doctor.rules import Level, clock, network, region
-from fastfuse.testing import (
+from bench.s3server import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
     FaultRule,
@@ -19,6 +17,8 @@ from fastfuse.testing import (
     ServerConfig,
     create_certificate,
 )
+from fastfuse.advise.model import Network
+from fastfuse.doctor.rules import Level, clock, network, region
 from tests.mounting import ENVIRONMENT, run_fastfuse
 from tests.terminals import terminal
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
 from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
 from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
 from fastfuse.filesystem.mountpoint import find_mount, unmount
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT, Mount, abort_connection, mount_command, mounted, run_fastfuse
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests import mounting
 from tests.filesystem.test_supervisor import with_change
 from tests.mounting import ENVIRONMENT

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, create_chain
+from bench.s3server.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.filesystem import key_finder
 from fastfuse.filesystem.children import NoRoomError, fork_child, wait_child
@@ -24,14 +26,12 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.testing.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from tests.filesystem.test_privileges import NOBODYS, RUNS_PROGRAM, rights_of
 from tests.filesystem.test_supervisor import kill, with_change
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT, mounted
 from tests.s3.test_credentials import process_reply, write_process_profile
-from tests.servers import ACCESS_KEY, SECRET_KEY, configure, create_chain
+from tests.servers import ACCESS_KEY, SECRET_KEY, configure
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
 from fastfuse.filesystem import mountpoint
 from fastfuse.filesystem.mountpoint import (
@@ -26,7 +27,6 @@ from fastfuse.filesystem.mountpoint import (
     unmount,
 )
 from fastfuse.filesystem.sockets import control_prefix, listen
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
 

@@ -18,10 +18,10 @@ from subprocess import DEVNULL
 
 import pytest
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from bench.s3server.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.filesystem.privileges import become_nobody
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
-from fastfuse.testing.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
 from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL

@@ -17,12 +17,12 @@ from time import monotonic
 
 import pytest
 
+from bench.s3server import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server.faults import Action
 from fastfuse.filesystem.control import RECORD, ask, entry_of
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, figures_of, judge
 from fastfuse.metrics import Counters
-from fastfuse.testing import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
-from fastfuse.testing.faults import Action
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted
 from tests.semantics.places import direct_read

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
 from fastfuse.filesystem import session
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.session import Session
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import PATIENCE_S
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
 

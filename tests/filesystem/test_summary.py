@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import Delay, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.filesystem.control import ask_status, entry_of
-from fastfuse.testing import Delay, FaultRule, LoopbackServer, MemoryObjects
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 

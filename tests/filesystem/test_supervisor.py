@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
+from bench.s3server.faults import Action
 from fastfuse.filesystem import mountpoint
 from fastfuse.filesystem.control import ask_status, entry_of
 from fastfuse.filesystem.mountpoint import find_mount, unmount
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
-from fastfuse.testing.faults import Action
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
@@ -18,7 +19,6 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.tables import check_table, files_of
 
 MANIFEST = S3Uri("lists", "m.json")

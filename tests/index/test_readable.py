@@ -7,13 +7,13 @@ import pytest
 import trio
 import trio.testing
 
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.errors import AccessError, ObjectArchivedError, ObjectChangedError, ObjectDeniedError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import check_readable, samples, samples_of_table
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.bad_input.checks import refused
 from tests.mounting import mount_command, run_fastfuse
 from tests.store import MemoryStore

@@ -12,6 +12,9 @@ from multiprocessing.queues import Queue
 import pytest
 import trio
 
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server.buckets import MemoryContent
+from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Answer, FaultRule, Stall
 from fastfuse.errors import AccessError, ConfigurationError, EmptySourceError, WriteConflictError
 from fastfuse.index import saved as shared_module
 from fastfuse.index.make import make_index
@@ -25,9 +28,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import NO_OBJECT, ObjectWriter
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.testing.buckets import MemoryContent
-from fastfuse.testing.faults import ACCESS_DENIED, SLOW_DOWN, Answer, FaultRule, Stall
 from tests.servers import S3Server
 
 SOURCE = S3Uri("data", "set/")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.docs.blocks import blocks_of
 from tests.mounting import ENVIRONMENT
 

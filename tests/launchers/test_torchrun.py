@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from tests.docs.blocks import blocks_of
 from tests.mounting import ENVIRONMENT
 from tests.servers import free_ports

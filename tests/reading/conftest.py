@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ServerProcess
+from bench.server import Server
 from tests.mounting import Mount, mounted
 from tests.semantics.leftovers import nothing_is_left
 
@@ -46,7 +46,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataSet]:
     for number in range(300):
         (source / "many" / f"{number:03}").write_bytes(generator.randbytes(generator.randrange(200_000)))
     with (
-        ServerProcess(source) as server,
+        Server(source) as server,
         mounted(f"s3://{server.bucket}", server.endpoint_url, "--memory-target", "128MiB") as mount,
     ):
         yield DataSet(source, mount, server.endpoint_url)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ServerProcess, parse_synthetic, synthetic_bytes
+from bench.s3server import parse_synthetic, synthetic_bytes
+from bench.server import Server
 from tests.mounting import mounted
 from tests.reading.conftest import SIZES, DataSet
 
@@ -196,7 +197,7 @@ def test_a_gibibyte_is_read_in_order_and_at_random() -> None:
     size, chunk, objects = 1 << 30, 8 * MIB, "count=1,size=1GiB"
     key = parse_synthetic(objects).view().key_at(0).decode()
     with (
-        ServerProcess(objects) as server,
+        Server(objects) as server,
         mounted(f"s3://{server.bucket}", server.endpoint_url) as mount,
         (mount.path / key).open("rb", buffering=0) as file,
     ):

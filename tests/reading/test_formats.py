@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ServerProcess
+from bench.server import Server
 from tests.mounting import mounted
 from tests.reading.tfrecord import crc32c, read_records, write_records
 
@@ -39,7 +39,7 @@ def formats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Formats]:
     with zipfile.ZipFile(source / "samples.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for sample in sorted(samples.rglob("*.bin")):
             archive.write(sample, sample.relative_to(source))
-    with ServerProcess(source) as server, mounted(f"s3://{server.bucket}", server.endpoint_url) as mount:
+    with Server(source) as server, mounted(f"s3://{server.bucket}", server.endpoint_url) as mount:
         yield Formats(source, mount.path, records)
 
 

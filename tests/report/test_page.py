@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.report.layout import page
 from fastfuse.report.records import read_record
-from fastfuse.testing import LoopbackServer, MemoryObjects
 from tests.mounting import mounted, run_fastfuse
 from tests.report.records import HOSTILE, job, mount
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig, create_chain
 from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.settings import CacheSettings
@@ -17,8 +18,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
-from tests.servers import S3Server, create_chain
+from tests.servers import S3Server
 from tests.store import MemoryStore
 
 __all__ = ["PLACES", "Place", "client_of", "listed", "open_place", "opened"]

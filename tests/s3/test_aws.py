@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
+from bench.s3server import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
@@ -16,7 +17,6 @@ from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
-from fastfuse.testing import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
 

@@ -15,6 +15,15 @@ import pytest
 import trio
 import trio.testing
 
+from bench.s3server import (
+    FaultRule,
+    Limit,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    Stall,
+    create_chain,
+)
 from fastfuse.errors import (
     ConfigurationError,
     MissingObjectError,
@@ -32,17 +41,8 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
 from fastfuse.s3.receivers import NoThreadError, Receivers
-from fastfuse.testing import (
-    FaultRule,
-    Limit,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    Stall,
-)
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
-from tests.servers import create_chain
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"

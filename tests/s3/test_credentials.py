@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -27,7 +28,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.s3.places import client_of
 from tests.servers import ACCESS_KEY, SECRET_KEY, configure
 

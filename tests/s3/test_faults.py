@@ -12,16 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import (
-    BadReplyError,
-    ObjectChangedError,
-    ObjectDeniedError,
-)
-from fastfuse.objects import ObjectRef
-from fastfuse.s3 import bodies
-from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.client import S3Client
-from fastfuse.testing import (
+from bench.s3server import (
     Answer,
     FaultRule,
     LoopbackServer,
@@ -31,6 +22,15 @@ from fastfuse.testing import (
     Stall,
     create_certificate,
 )
+from fastfuse.errors import (
+    BadReplyError,
+    ObjectChangedError,
+    ObjectDeniedError,
+)
+from fastfuse.objects import ObjectRef
+from fastfuse.s3 import bodies
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
 from tests.s3.places import client_of
 
 DATA = bytes(range(256)) * 4096  # 1 MiB: more than a socket buffer holds

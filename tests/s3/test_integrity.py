@@ -15,18 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import DeadlineError, IntegrityError, ObjectChangedError, ObjectDeniedError, ReadError
-from fastfuse.metrics import CHECKS, Counters
-from fastfuse.objects import ObjectRef
-from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.checksums import digest_of
-from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, StallWatch
-from fastfuse.s3.http1 import ReplyHead
-from fastfuse.s3.integrity import Integrity
-from fastfuse.s3.routes import NotConnectedError, Route
-from fastfuse.testing import (
+from bench.s3server import (
     ACCESS_DENIED,
     INTERNAL_ERROR,
     SLOW_DOWN,
@@ -41,7 +30,18 @@ from fastfuse.testing import (
     ServerConfig,
     UploadedPart,
 )
-from fastfuse.testing.faults import Action
+from bench.s3server.faults import Action
+from fastfuse.errors import DeadlineError, IntegrityError, ObjectChangedError, ObjectDeniedError, ReadError
+from fastfuse.metrics import CHECKS, Counters
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.checksums import digest_of
+from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.integrity import Integrity
+from fastfuse.s3.routes import NotConnectedError, Route
 
 DATA = random.Random(1).randbytes(3_000_000)
 ALGORITHMS = ["crc64nvme", "crc32c", "crc32", "sha1", "sha256"]

@@ -9,6 +9,16 @@ from typing import Literal
 
 import pytest
 
+from bench.s3server import (
+    ACCESS_DENIED,
+    SLOW_DOWN,
+    Answer,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    create_chain,
+)
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -21,19 +31,10 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import RetryableError
-from fastfuse.testing import (
-    ACCESS_DENIED,
-    SLOW_DOWN,
-    Answer,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-)
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
 from tests.s3.places import listed as listed_by
-from tests.servers import configure, create_chain
+from tests.servers import configure
 
 REF = ObjectRef("bucket", "key", 100, "")
 PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'

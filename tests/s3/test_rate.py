@@ -9,6 +9,8 @@ import pytest
 import trio
 import trio.testing
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server.faults import SLOW_DOWN
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -16,8 +18,6 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects
-from fastfuse.testing.faults import SLOW_DOWN
 
 
 class Service(Protocol):

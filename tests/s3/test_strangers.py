@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.s3server import create_chain
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.listing.page import Page, Pager, parse_page
 from fastfuse.objects import ObjectRef
@@ -23,7 +24,6 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
 from tests.s3.places import client_of
-from tests.servers import create_chain
 
 Serve = Callable[[socket.socket], object]
 PAGE = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body>It works.</body></html>"

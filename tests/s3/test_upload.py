@@ -12,6 +12,17 @@ from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import EndpointConnectionError
 
+from bench.s3server import (
+    ACCESS_DENIED,
+    SLOW_DOWN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    WrongEtag,
+    WrongLength,
+)
+from bench.s3server.faults import Action
 from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
@@ -23,17 +34,6 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into, read_small
-from fastfuse.testing import (
-    ACCESS_DENIED,
-    SLOW_DOWN,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    WrongEtag,
-    WrongLength,
-)
-from fastfuse.testing.faults import Action
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 

@@ -6,13 +6,13 @@ import pytest
 import trio
 import trio.testing
 
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.errors import AccessError, ServiceError, SourceError
 from fastfuse.s3 import whole
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.whole import read_into, read_small
-from fastfuse.testing import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.s3.places import opened
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastfuse.testing import LoopbackServer, MemoryObjects, RequestRecord
+from bench.s3server import LoopbackServer, MemoryObjects, RequestRecord
 from tests.mounting import Mount, mounted
 
 __all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "page_cache", "place"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.testing import MemoryObjects
+from bench.s3server import MemoryObjects
 from tests.semantics.places import BUCKET, Place, place
 
 OLD_S, NEW_S = 1_000_000_000, 1_600_000_000

@@ -5,8 +5,8 @@ import random
 from base64 import b64encode
 from pathlib import Path
 
+from bench.s3server import FaultRule, Flip, MemoryObjects
 from fastfuse.s3.checksums import digest_of
-from fastfuse.testing import FaultRule, Flip, MemoryObjects
 from tests.semantics.places import Place, block_bytes, place
 
 MIB = 1 << 20

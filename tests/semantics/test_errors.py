@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fastfuse.testing import (
+from bench.s3server import (
     ACCESS_DENIED,
     INTERNAL_ERROR,
     SERVICE_UNAVAILABLE,
@@ -19,7 +19,7 @@ from fastfuse.testing import (
     Stall,
     Truncate,
 )
-from fastfuse.testing.faults import Action
+from bench.s3server.faults import Action
 from tests.semantics.places import Place, block_bytes, direct_read, place
 
 MIB = 1 << 20

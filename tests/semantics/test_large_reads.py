@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import FaultRule, Stall
+from bench.s3server import FaultRule, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import fuse_connections
 from tests.readahead.readers import tensors

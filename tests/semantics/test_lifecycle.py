@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import FaultRule, LoopbackServer, MemoryObjects, Stall
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants

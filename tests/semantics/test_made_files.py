@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import MemoryObjects
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.snapshot import Snapshot
-from fastfuse.testing import MemoryObjects
 from tests.index.indexes import index_bytes
 from tests.mounting import run_fastfuse
 from tests.semantics.places import block_bytes, direct_read, gets, page_cache, place

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.mounting import mounted, run_fastfuse
 
 KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import FaultRule, MemoryObjects, Stall
+from bench.s3server import FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import FaultRule, Limit, Stall
+from bench.s3server import FaultRule, Limit, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount
 from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.semantics.places import Place, block_bytes, gets, place
 from tests.semantics.test_lifecycle import stopping

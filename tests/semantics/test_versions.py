@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
+from bench.s3server import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
 from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.docs.blocks import AWS_CONFIG, blocks_of
 from tests.system.booted import Booted, copy_of_the_sources
 

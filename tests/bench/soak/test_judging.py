@@ -2,11 +2,11 @@ from collections import Counter
 
 import pytest
 
+from bench.s3server.buckets import FileSpan
 from bench.soak.data import Kind, Objects, expected_bytes, is_size_right, version_of
 from bench.soak.disturbances import DISTURBANCES, Window
 from bench.soak.judging import causes, percentiles, too_slow, unexpected, unsettled
 from bench.soak.readers import SHORT, WRONG, Failure, Share, bucket_of, latency_of
-from fastfuse.testing.buckets import FileSpan
 
 WINDOWS = [Window("worker killed", 10, 12), Window("quiet", 12, 20), Window("length too long", 20, 22)]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server.buckets import FileSpan
 from bench.soak.data import Kind, Objects, expected_bytes
 from bench.soak.disturbances import DISTURBANCES
 from bench.soak.flips import flipped
 from bench.soak.readers import MANNERS, SHORT, WRONG, Reader, Shared
 from bench.soak.squeezing import memory_group
-from fastfuse.testing.buckets import FileSpan
 
 KINDS = [Kind("small/", 6, 1, 900), Kind("moving/", 6, 1, 900), Kind("middle/", 1, 9000, 9000), Kind("large/", 1, 1, 9)]
 

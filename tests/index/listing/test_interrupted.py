@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import (
+from bench.s3server import (
     INTERNAL_ERROR,
     FaultRule,
     LoopbackServer,
@@ -18,6 +17,7 @@ from fastfuse.testing import (
     ServerConfig,
     Stall,
 )
+from fastfuse.filesystem.mountpoint import find_mount
 from tests.forked import Forked, run_forked
 from tests.mounting import ENVIRONMENT, mount_command
 

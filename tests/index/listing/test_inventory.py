@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from bench.s3server import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.listing.acceptance import Listing
@@ -15,7 +16,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.testing import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
 from tests.index.indexes import columns
 from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
 

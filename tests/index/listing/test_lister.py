@@ -12,17 +12,7 @@ import trio.testing
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, SourceError
-from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.table import ROOT, InodeTable
-from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
-from fastfuse.index.listing.lister import list_source
-from fastfuse.index.listing.page import parse_page
-from fastfuse.index.sources.uri import S3Uri
-from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig, PageSource
-from fastfuse.s3.client import S3Client
-from fastfuse.testing import (
+from bench.s3server import (
     ACCESS_DENIED,
     INTERNAL_ERROR,
     SLOW_DOWN,
@@ -35,8 +25,18 @@ from fastfuse.testing import (
     SyntheticObjects,
     Truncate,
 )
-from fastfuse.testing.faults import Action
-from fastfuse.testing.synthetic import Layout
+from bench.s3server.faults import Action
+from bench.s3server.synthetic import Layout
+from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, ServiceError, SourceError
+from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback
+from fastfuse.index.listing.lister import list_source
+from fastfuse.index.listing.page import parse_page
+from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig, PageSource
+from fastfuse.s3.client import S3Client
 from tests.index.indexes import columns
 from tests.store import MemoryStore
 from tests.tables import check_table, files_of

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import trio
 
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -23,7 +24,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
 from tests.tables import check_table, files_of
 
 SOURCE = S3Uri("lists", "folder/train.manifest")

@@ -10,13 +10,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.s3server.buckets import MemoryObjects
+from bench.s3server.pages import ListQuery, render_page, select_page
 from fastfuse.errors import ServiceError
 from fastfuse.index.listing import page as page_module
 from fastfuse.index.listing.page import MAX_IN_FLIGHT, Page, Pager, parse_page
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
-from fastfuse.testing.buckets import MemoryObjects
-from fastfuse.testing.pages import ListQuery, render_page, select_page
 from tests.index.listing.test_lister import page_body
 from tests.servers import S3Server
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
@@ -14,7 +15,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
-from fastfuse.testing import LoopbackServer, MemoryObjects
 
 __all__ = ["MEMORY_BYTES", "PART_BYTES", "Source", "files_below", "refs_of", "settings_for", "snapshot_fd", "table_of"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.sagemaker.download.channels import Source
 
 

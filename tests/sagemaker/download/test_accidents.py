@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule, MemoryObjects, Stall
 from fastfuse.errors import DiskError
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel, settle_channel
-from fastfuse.testing import FaultRule, MemoryObjects, Stall
 from tests.forked import Forked
 from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, settings_for, snapshot_fd
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, MemoryObjects, Reset
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError
 from fastfuse.s3.checksums import digest_of
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, open_root
 from fastfuse.sagemaker.download.file_channel import DownloadReport
-from fastfuse.testing import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, MemoryObjects, Reset
 from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, refs_of, table_of
 
 LARGE = os.urandom(5 * PART_BYTES + 123)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import MemoryObjects
 from fastfuse.errors import DiskError
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.download.disk import disk_claims
-from fastfuse.testing import MemoryObjects
 from tests.sagemaker.download.channels import Source, files_below, table_of
 from tests.sagemaker.download.test_accidents import small_disk
 

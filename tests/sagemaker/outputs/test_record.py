@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse import __version__
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Usage, read_failure
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
 from tests.semantics.leftovers import nothing_is_left
 

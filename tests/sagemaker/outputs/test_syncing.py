@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import SyncedDirectory
@@ -18,7 +19,6 @@ from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source

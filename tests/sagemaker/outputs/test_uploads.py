@@ -18,6 +18,7 @@ from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import EndpointConnectionError
 
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -27,7 +28,6 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
 from fastfuse.sagemaker.outputs.sending import writer_to
-from fastfuse.testing import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
 from tests.sagemaker.outputs.test_record import record_of

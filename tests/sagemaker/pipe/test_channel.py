@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from fastfuse.index.sources.shuffle import shuffled
-from fastfuse.testing import FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
 from tests.sagemaker.pipe.test_encodings import MAGIC, model_read
 

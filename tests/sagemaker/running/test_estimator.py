@@ -14,7 +14,7 @@ import botocore.loaders
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
-from fastfuse.testing import LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from tests.sagemaker.jobs import request, source
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, checksums, running, script
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastfuse.testing import LoopbackServer
+from bench.s3server import LoopbackServer
 from tests.sagemaker.prefixes import in_fast_file_mode, matching
 from tests.sagemaker.running.jobs import channel, running, script
 

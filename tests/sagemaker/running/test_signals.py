@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.testing import FaultRule, LoopbackServer, Stall
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT
 from tests.sagemaker.running.jobs import Job, channel, running, script

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from fastfuse.testing import LoopbackServer
+from bench.s3server import LoopbackServer
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running, script
 
 OBJECTS = {"data/0": b"all of it"}

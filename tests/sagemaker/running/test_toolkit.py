@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 
 SCRIPT = b"""

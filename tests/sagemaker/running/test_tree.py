@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from bench.processes import process_tree
+from bench.server import Server
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
-from fastfuse.testing import ServerProcess
 from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.running.jobs import BUCKET, channel, running, script
 from tests.semantics.leftovers import descendants
@@ -36,8 +36,8 @@ signal.pause()
 
 
 @pytest.fixture
-def server() -> Iterator[ServerProcess]:
-    with ServerProcess(f"count=1,size={FILE_BYTES}", bucket=BUCKET) as running_server:
+def server() -> Iterator[Server]:
+    with Server(f"count=1,size={FILE_BYTES}", bucket=BUCKET) as running_server:
         yield running_server
 
 
@@ -50,7 +50,7 @@ def memory_bytes(pid: int) -> int:
     return total
 
 
-def test_twenty_channels_are_one_tree_that_keeps_its_budget_and_ends_as_one(server: ServerProcess) -> None:
+def test_twenty_channels_are_one_tree_that_keeps_its_budget_and_ends_as_one(server: Server) -> None:
     channels = [channel(name, "FastFile") for name in NAMES]
     target_bytes = COUNT * 128 * MIB
     options = ("--memory-target", str(target_bytes))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.sagemaker.running.jobs import BUCKET
 from tests.sagemaker.scripts.datasets import LABELLED, TFRECORDS, described
 from tests.sagemaker.scripts.hosts import read_by

@@ -8,8 +8,8 @@ below it, is where the last page ended. (Ceph and moto treat StartAfter the same
 import base64
 from dataclasses import dataclass
 
-from fastfuse.testing.buckets import ObjectView
-from fastfuse.testing.xml import DECLARATION, element, escape, text
+from bench.s3server.buckets import ObjectView
+from bench.s3server.xml import DECLARATION, element, escape, text
 
 __all__ = ["ListPage", "ListQuery", "decode_token", "render_page", "select_page"]
 

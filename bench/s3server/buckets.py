@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from fastfuse.testing.xml import contents_element
+from bench.s3server.xml import contents_element
 
 __all__ = [
     *("DEFAULT_MODIFIED_S", "Content", "DirectoryObjects", "FileSpan", "MemoryContent", "MemoryObjects", "ObjectSet"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing.buckets import FileSpan
-from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter
+from bench.s3server.buckets import FileSpan
+from bench.s3server.wire import BadRequestError, Reply, RequestReader, ResponseWriter
 
 
 @pytest.fixture

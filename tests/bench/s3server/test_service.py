@@ -5,15 +5,15 @@ from contextlib import closing
 
 import pytest
 
-from fastfuse.testing.buckets import FileSpan, MemoryObjects
-from fastfuse.testing.faults import (
+from bench.s3server.buckets import FileSpan, MemoryObjects
+from bench.s3server.faults import (
     Action,
     WrongLength,
     WrongRange,
 )
-from fastfuse.testing.server_config import ServerConfig
-from fastfuse.testing.service import Service
-from fastfuse.testing.wire import Reply, Request
+from bench.s3server.server_config import ServerConfig
+from bench.s3server.service import Service
+from bench.s3server.wire import Reply, Request
 
 _DATA = b"0123456789"
 _SIGNED = "AWS4-HMAC-SHA256 Credential=AKID/20240101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"

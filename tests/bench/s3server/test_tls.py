@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.errors import ConfigurationError
-from fastfuse.testing import (
+from bench.s3server import (
     DirectoryObjects,
     FaultRule,
     LoopbackServer,
@@ -19,7 +18,8 @@ from fastfuse.testing import (
     Truncate,
     create_certificate,
 )
-from fastfuse.testing.server_config import TlsFiles
+from bench.s3server.server_config import TlsFiles
+from fastfuse.errors import ConfigurationError
 
 _DATA = os.urandom(1_000_000)
 

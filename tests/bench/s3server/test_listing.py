@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.testing.buckets import MemoryObjects, ObjectView
-from fastfuse.testing.pages import ListQuery, decode_token, encode_token, render_page, select_page
+from bench.s3server.buckets import MemoryObjects, ObjectView
+from bench.s3server.pages import ListQuery, decode_token, encode_token, render_page, select_page
 
 # Few letters, so that prefixes and delimiters meet; 0xff and NUL stand at the ends of the order.
 _bytes = st.text(alphabet="ab/\x00", max_size=5).map(str.encode) | st.lists(

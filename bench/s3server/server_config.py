@@ -8,7 +8,9 @@ from typing import Literal
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Pace", "ServerConfig", "TlsFiles", "create_certificate"]
+__all__ = ["Pace", "ServerConfig", "TlsFiles", "create_certificate", "create_chain"]
+
+_NEW_CERTIFICATE = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +68,8 @@ def create_certificate(directory: Path) -> TlsFiles:
     Clients trust it by its own file (``--ca-bundle``). `ConfigurationError` where openssl is missing or fails.
     """
     files = TlsFiles(directory / "certificate.pem", directory / "key.pem")
-    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command = [*_NEW_CERTIFICATE, "-days", "1", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     # Strict verifiers require the extensions of an authority and of a server (RFC 5280).
     command += ["-addext", "keyUsage=digitalSignature,keyCertSign", "-addext", "extendedKeyUsage=serverAuth"]
     command += ["-keyout", str(files.key), "-out", str(files.certificate)]
@@ -78,3 +80,18 @@ def create_certificate(directory: Path) -> TlsFiles:
             f"openssl could not make a certificate in {directory}", hint="install openssl, or give your own files"
         ) from error
     return files
+
+
+def create_chain(directory: Path) -> tuple[Path, TlsFiles]:
+    """Create a certificate of an authority, and what it issued for 127.0.0.1, as a company's servers have it.
+
+    Return the file of the authority, which clients trust, and the files of the server.
+    """
+    authority, authority_key = directory / "authority.pem", directory / "authority-key.pem"
+    issued = TlsFiles(directory / "issued.pem", directory / "issued-key.pem")
+    root = [*_NEW_CERTIFICATE, "-subj", "/CN=authority", "-addext", "keyUsage=keyCertSign"]
+    leaf = [*_NEW_CERTIFICATE, "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    leaf += ["-addext", "basicConstraints=critical,CA:FALSE", "-CA", str(authority), "-CAkey", str(authority_key)]
+    subprocess.run([*root, "-keyout", authority_key, "-out", authority], check=True, capture_output=True)
+    subprocess.run([*leaf, "-keyout", issued.key, "-out", issued.certificate], check=True, capture_output=True)
+    return authority, issued

@@ -1,23 +1,20 @@
-"""An S3 server on the loopback interface, for tests, benches and ``fastfuse demo``.
+"""An S3 server on the loopback interface, for tests and benches.
 
-In this process, with its requests and faults at hand::
+It runs in this process, with its requests and faults at hand::
 
     with LoopbackServer({"bucket": MemoryObjects({"a/b": b"data"})}) as server:
         server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", times=2))
         ...  # a client of server.endpoint_url
         server.requests, server.statistics()
 
-Or in processes of its own, fast enough to measure against::
+`bench.server` runs it in processes of its own, fast enough to measure against.
 
-    with ServerProcess("count=1000000,size=128KiB,layout=dirs,dirs=1000", workers=4) as server:
-        ...  # server.endpoint_url, server.bucket
-
-Layers, each knowing only those after it: `process` → `server` → `service` (S3, pure) → `pages`, `faults`, `wire` →
-`synthetic` → `buckets` → `xml`.
+Layers, each knowing only those after it: `server` → `service` (S3, pure) → `pages`, `faults`, `wire` → `synthetic` →
+`buckets` → `xml`.
 """
 
-from fastfuse.testing.buckets import DirectoryObjects, MemoryObjects, ObjectSet, UploadedPart
-from fastfuse.testing.faults import (
+from bench.s3server.buckets import DirectoryObjects, MemoryObjects, ObjectSet, UploadedPart
+from bench.s3server.faults import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
     INTERNAL_ERROR,
@@ -36,11 +33,10 @@ from fastfuse.testing.faults import (
     WrongEtag,
     WrongLength,
 )
-from fastfuse.testing.process import ServerProcess
-from fastfuse.testing.recording import RequestRecord
-from fastfuse.testing.server import LoopbackServer
-from fastfuse.testing.server_config import Pace, ServerConfig, TlsFiles, create_certificate
-from fastfuse.testing.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
+from bench.s3server.recording import RequestRecord
+from bench.s3server.server import LoopbackServer
+from bench.s3server.server_config import Pace, ServerConfig, TlsFiles, create_certificate, create_chain
+from bench.s3server.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
 
 __all__ = [
     "ACCESS_DENIED",
@@ -62,7 +58,6 @@ __all__ = [
     "RequestRecord",
     "Reset",
     "ServerConfig",
-    "ServerProcess",
     "ShortPage",
     "Stall",
     "SyntheticObjects",
@@ -72,6 +67,7 @@ __all__ = [
     "WrongEtag",
     "WrongLength",
     "create_certificate",
+    "create_chain",
     "parse_synthetic",
     "synthetic_bytes",
 ]

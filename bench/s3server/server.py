@@ -1,7 +1,7 @@
 """The server: a thread per connection, blocking sockets, `sendfile` for bodies.
 
 It uses threads because the work is in system calls that release the GIL. One process fills a core, and several share
-one listening socket (`fastfuse.testing.process`). The server binds to 127.0.0.1 only.
+one listening socket (`bench.server`). The server binds to 127.0.0.1 only.
 
 Lifetimes: server ⊃ acceptor thread ⊃ connections. `close` shuts every socket down, which ends every blocking call,
 and joins every thread.
@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Self
 
-from fastfuse.testing.buckets import ObjectSet
-from fastfuse.testing.faults import Delay, Fault, FaultRule, FaultSet, Limit, Reset, Stall, Truncate
-from fastfuse.testing.recording import RequestLog, RequestRecord, Statistics
-from fastfuse.testing.server_config import ServerConfig
-from fastfuse.testing.service import Call, Service
-from fastfuse.testing.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
+from bench.s3server.buckets import ObjectSet
+from bench.s3server.faults import Delay, Fault, FaultRule, FaultSet, Limit, Reset, Stall, Truncate
+from bench.s3server.recording import RequestLog, RequestRecord, Statistics
+from bench.s3server.server_config import ServerConfig
+from bench.s3server.service import Call, Service
+from bench.s3server.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 
 __all__ = ["LoopbackServer", "bind_loopback"]
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.s3server.synthetic import Layout, SyntheticObjects, parse_synthetic, synthetic_bytes
+from bench.s3server.xml import contents_element
 from fastfuse.errors import ConfigurationError
-from fastfuse.testing.synthetic import Layout, SyntheticObjects, parse_synthetic, synthetic_bytes
-from fastfuse.testing.xml import contents_element
 
 _PART_BYTES = 8 << 20
 _layouts = st.sampled_from(["flat", "dirs", "hex"])

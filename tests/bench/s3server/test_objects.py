@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.testing.buckets import DirectoryObjects, FileSpan, MemoryObjects, StoredObject
+from bench.s3server.buckets import DirectoryObjects, FileSpan, MemoryObjects, StoredObject
 
 
 def _read(stored: StoredObject | None, start: int, end: int) -> bytes:

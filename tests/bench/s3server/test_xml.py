@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.testing.xml import contents_element, error_document, escape, text
+from bench.s3server.xml import contents_element, error_document, escape, text
 
 
 @given(st.binary())

@@ -11,8 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
-from fastfuse.testing import LoopbackServer, MemoryObjects
-from tests.testing.clients import boto_client, error_of
+from bench.s3server import LoopbackServer, MemoryObjects
+from tests.bench.s3server.clients import boto_client, error_of
 
 _OBJECTS = {
     "a": b"file beside a folder",

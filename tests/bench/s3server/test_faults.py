@@ -1,6 +1,6 @@
 import pytest
 
-from fastfuse.testing.faults import SLOW_DOWN, Delay, FaultRule, FaultSet, Reset
+from bench.s3server.faults import SLOW_DOWN, Delay, FaultRule, FaultSet, Reset
 
 
 def _hits(faults: FaultSet, count: int, key: str = "k") -> list[bool]:

@@ -1,6 +1,6 @@
 import pytest
 
-from fastfuse.testing.recording import RequestLog, RequestRecord
+from bench.s3server.recording import RequestLog, RequestRecord
 
 
 def _record(key: str, sent_bytes: int = 0) -> RequestRecord:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
-from fastfuse.testing.buckets import (
+from bench.s3server.buckets import (
     DEFAULT_MODIFIED_S,
     Content,
     FileSpan,
@@ -23,11 +22,12 @@ from fastfuse.testing.buckets import (
     ObjectSet,
     StoredObject,
 )
-from fastfuse.testing.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag, WrongLength, WrongRange
-from fastfuse.testing.pages import ListQuery, render_page, select_page
-from fastfuse.testing.server_config import ServerConfig
-from fastfuse.testing.wire import Reply, Request
-from fastfuse.testing.xml import DECLARATION, error_document, escape
+from bench.s3server.faults import Action, Answer, Flip, Replace, ShortPage, WrongEtag, WrongLength, WrongRange
+from bench.s3server.pages import ListQuery, render_page, select_page
+from bench.s3server.server_config import ServerConfig
+from bench.s3server.wire import Reply, Request
+from bench.s3server.xml import DECLARATION, error_document, escape
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
 __all__ = ["Call", "Service"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from http.client import responses
 from urllib.parse import unquote, unquote_to_bytes
 
-from fastfuse.testing.buckets import Content, FileSpan, MemoryContent
+from bench.s3server.buckets import Content, FileSpan, MemoryContent
 
 __all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWriter", "close_by_reset"]
 

@@ -18,10 +18,10 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.s3server.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
+from bench.s3server.xml import contents_element, text
 from fastfuse.errors import ConfigurationError
 from fastfuse.sizes import parse_size
-from fastfuse.testing.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
-from fastfuse.testing.xml import contents_element, text
 
 __all__ = ["SyntheticContent", "SyntheticObjects", "parse_synthetic", "synthetic_bytes"]
 

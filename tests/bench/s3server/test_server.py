@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastfuse.testing import (
+from bench.s3server import (
     Delay,
     FaultRule,
     Limit,
@@ -24,8 +24,8 @@ from fastfuse.testing import (
     Truncate,
     synthetic_bytes,
 )
+from tests.bench.s3server.clients import boto_client, http_get
 from tests.descriptors import open_descriptors
-from tests.testing.clients import boto_client, http_get
 
 _DATA = bytes(range(256)) * 400
 
