@@ -3,8 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/small_get.h fastfuse/filesystem/interposed.pyx \
-    fastfuse/filesystem/small_reads.pxd fastfuse/filesystem/small_reads.pyx
+COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/small_get.h \
+    $(wildcard fastfuse/filesystem/*.pxd fastfuse/filesystem/*.pyx)
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,8 @@ sanitize: $(VENV)/.dev ## Run the tests of the compiled modules under AddressSan
 	    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONSAFEPATH=1 \
 	    PYTHONPATH=$(CURDIR)/$(SANITIZED)/installed:$(CURDIR) \
 	    $(BIN)/pytest --import-mode=append --capture=sys tests/s3/test_tls.py tests/s3/test_tls_records.py \
-	    tests/semantics/test_threads.py tests/semantics/test_small_files.py
+	    tests/filesystem/test_replies.py tests/semantics/test_threads.py tests/semantics/test_small_files.py \
+	    tests/semantics/test_large_reads.py
 
 bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
 	$(BIN)/python -m bench --check
