@@ -183,29 +183,27 @@ class S3Client:
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        failed = None
-        if end - start <= TASK_BYTES:
-            try:
-                small = await self._get_at_once(ref, start, end)
-                if small is not None:
-                    self._rate.answered(trio.current_time())
-                    if self._retries.is_in_trouble:
-                        self._retries.answered()
-                    return small
-            except RetryableError as error:
-                failed = error
-        with trio.move_on_at(ends_s):
-            reply = await self._retries.run(
-                partial(self._get_once, ref, start, end), name=_shown(ref.bucket, ref.key), failed=failed
-            )
-            self._rate.answered(trio.current_time())
+        is_small = end - start <= TASK_BYTES
+        # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
+        reply = await self._get_at_once(ref, start, end) if is_small else None
+        if isinstance(reply, tuple):
             return reply
+        with trio.move_on_at(ends_s):
+            if not is_small:
+                reply = await self._get_at_once(ref, start, end)
+                if isinstance(reply, tuple):
+                    return reply
+            again = partial(self._get_once, ref, start, end)
+            return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=reply)
         raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
 
-    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
-        """Return a small range over an idle connection, or None where there is none or the server has closed it.
+    async def _get_at_once(
+        self, ref: ObjectRef, start: int, end: int
+    ) -> tuple[Buffer, ReplyHead] | RetryableError | None:
+        """Return a range over an idle connection; None where there is none or the server has closed it; why it failed.
 
-        The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
+        Raises:
+            ReadError: it failed for good.
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
@@ -223,9 +221,18 @@ class S3Client:
             if head is None:
                 return None
             self._saw_first_byte(trio.current_time() - began_s)
-            return await self._receive(connection, head, route, credentials, ref, start, end)
+            reply = await self._receive(connection, head, route, credentials, ref, start, end)
+            if self._retries.is_in_trouble:
+                self._retries.answered()
+            return reply
+        except RetryableError as error:
+            return error
         except (BadReplyHeadError, OSError) as error:
-            raise _read_failure(error, ref) from error
+            failure = _read_failure(error, ref)
+            failure.__cause__ = error
+            if isinstance(failure, RetryableError):
+                return failure
+            raise failure from error
         finally:
             self._slots.release()
 
@@ -268,6 +275,7 @@ class S3Client:
             self._has_met_s3 = True
             data = self._buffers.take(end - start)
             await bodies.read_range(connection, head, ref, start, data)
+            self._rate.answered(trio.current_time())
         finally:
             self._put_back(route, connection)
         return data.toreadonly(), head
