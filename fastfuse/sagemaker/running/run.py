@@ -214,7 +214,11 @@ class _Run:
         # The guardian and the streamers inherit them.
         guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
         self._guardian = Guardian(
-            settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
+            settings.channels,
+            settings.paths.data,
+            [*guards.values()],
+            stop_timeout_s=settings.stop_timeout_s,
+            not_done=self._delivery.not_done(),
         )
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)

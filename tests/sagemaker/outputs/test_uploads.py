@@ -218,6 +218,20 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
         assert "the process that uploads was killed by signal 9" in job.log
 
 
+@pytest.mark.parametrize("is_uploading", [True, False])
+def test_a_killed_run_says_where_the_model_lies(server: LoopbackServer, is_uploading: bool) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    text = MAKE + ("" if is_uploading else "print('made', flush=True); import signal; signal.pause()")
+    with running(server.endpoint_url, job_of(BUCKET), command=script(text)) as job:
+        if is_uploading:
+            wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
+        else:
+            job.wait_for_output("made")
+        job.kill()
+        assert f"may not be in S3, and lies in {job.base}/model and {job.base}/output/data" in job.log
+        assert (job.base / "model/weights").stat().st_size == 1_280_000
+
+
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_run_that_meets_its_own_limit_uploads_if_it_can_or_says_where_the_model_lies(
     server: LoopbackServer, is_over: bool
