@@ -2,7 +2,7 @@
 
 `simulate` is a model of hosts that share an index and then read small files, a GET each, from a service that allows so
 many requests a second. Its hosts keep the rate and the pauses of the real client (`s3.rate`, `s3.retry_policy`) and the
-protocol of `index.shared`, on a clock of its own. ``--real`` compares it with real mounts of the loopback server.
+protocol of `index.saved`, on a clock of its own. ``--real`` compares it with real mounts of the loopback server.
 """
 
 import argparse
