@@ -176,6 +176,17 @@ def test_a_job_that_made_nothing_leaves_its_record_alone(moto_server: S3Server) 
     assert stored.names() == ["job-record.json"]
 
 
+def test_a_record_that_cannot_be_written_here_is_in_s3(moto_server: S3Server) -> None:
+    """As on a full disk."""
+    stored = Stored(moto_server, "unwritten")
+    description = job_of(moto_server.bucket, TrainingJobName="unwritten")
+    text = "import os; os.mkdir(os.environ['SM_OUTPUT_DIR'] + '/job-record.json')"
+    with running(moto_server.endpoint_url, description, command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        assert "output/job-record.json cannot be written: Is a directory" in job.log
+    assert json.loads(stored.get("job-record.json")["Body"].read())["TrainingJobStatus"] == "Completed"
+
+
 def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "long")
     limit = {"MaxRuntimeInSeconds": 4}  # time for the command to make its model, on a busy machine, too
