@@ -98,11 +98,14 @@ def test_channels_alone_have_fields_too() -> None:
     assert all(field.path.startswith("InputDataConfig.") for field in job_of([source()]).fields)
 
 
-def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [("--job", "job.json", "--explain", "--", "touch", "x"), ("--explain", "job.json")])
+def test_explain_prints_a_line_for_each_field_and_runs_nothing(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = request(VpcConfig={"Subnets": ["subnet-1"]}, EnableNetworkIsolation=False)
     (tmp_path / "job.json").write_text(json.dumps(job))
     monkeypatch.chdir(tmp_path)
-    done = run_fastfuse("run", "--job", "job.json", "--explain", "--", "touch", "x")
+    done = run_fastfuse("run", *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "VpcConfig: not done here (the network is that of this host)" in lines
