@@ -2,7 +2,7 @@
 
 `simulate` is a model of hosts that share an index and then read small files, a GET each, from a service that allows so
 many requests a second. Its hosts keep the rate and the pauses of the real client (`s3.rate`, `s3.retry_policy`) and the
-protocol of `index.shared`, on a clock of its own. ``--real`` compares it with real mounts of the loopback server.
+protocol of `index.saved`, on a clock of its own. ``--real`` compares it with real mounts of the loopback server.
 """
 
 import argparse
@@ -161,8 +161,9 @@ class _Simulation:
         while not (yield from self._head(client)):
             seen, is_free = yield from self._ask("HeadObject", client, self._see)
             if is_free and (yield from self._ask("PutObject", client, partial(self._take, seen))):
-                # The condition is tried, which the service refuses, and the index is looked for again.
-                yield from self._ask("PutObject", client)
+                # Conditions are tried, of which the service refuses two, and the index is looked for again.
+                for _ in range(3):
+                    yield from self._ask("PutObject", client)
                 if not (yield from self._head(client)):
                     return (yield from self._list_for_all(client))
                 yield from self._release(client)

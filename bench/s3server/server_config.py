@@ -51,9 +51,9 @@ class ServerConfig:
     range_reply: Literal["206", "200-whole", "200-part"] = "206"
     # If-Match and If-Unmodified-Since.
     honour_conditions: bool = True
-    # PUT of whole objects into `MemoryObjects`, with or without If-Match and If-None-Match; "creating" refuses each
-    # If-Match (as Ceph's gateway 16).
-    writes: Literal["refused", "conditional", "unconditional", "creating"] = "refused"
+    # PUT of whole objects into `MemoryObjects`, with or without If-Match and If-None-Match. "creating" refuses each
+    # If-Match, "replacing" ignores it, and "bare" knows ETags only without their quotes (as Ceph's gateway 16).
+    writes: Literal["refused", "conditional", "unconditional", "creating", "replacing", "bare"] = "refused"
     # The server's clock: of Date, and of the Last-Modified of what is written. None: replies have no Date.
     clock_s: Callable[[], float] | None = None
     # False: ``encoding-type=url`` is ignored and keys are sent as bare XML.

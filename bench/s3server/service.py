@@ -327,16 +327,20 @@ class Service:
         modified_s = DEFAULT_MODIFIED_S if clock_s is None else int(clock_s())
         with self._writing:
             stored = objects.view().lookup(call.key)
-            if self._config.writes == "creating" and "if-match" in headers:
+            if self._config.writes != "unconditional" and self._is_refused(headers, stored):
                 raise _S3Error(412, "PreconditionFailed", "At least one of the pre-conditions did not hold")
-            if self._config.writes in {"conditional", "creating"}:
-                if "if-match" in headers and stored is None:
-                    raise _S3Error(404, "NoSuchKey", "The specified key does not exist.", {"Key": call.key_text})
-                is_there = "if-none-match" in headers and stored is not None
-                if is_there or (stored is not None and _failed_condition(headers, stored)):
-                    raise _S3Error(412, "PreconditionFailed", "At least one of the pre-conditions did not hold")
+            if self._config.writes == "conditional" and "if-match" in headers and stored is None:
+                raise _S3Error(404, "NoSuchKey", "The specified key does not exist.", {"Key": call.key_text})
             made = objects.put(call.key, call.request.body, modified_s=modified_s)
         return Reply(status=200, headers={**self._common_headers(call), "ETag": made.etag})
+
+    def _is_refused(self, headers: Mapping[str, str], stored: StoredObject | None) -> bool:
+        """Return whether a condition of a PUT fails, in the way in which the service keeps them."""
+        if "if-match" in headers and self._config.writes in {"creating", "bare"}:
+            return self._config.writes == "creating" or stored is None or headers["if-match"] != stored.etag.strip('"')
+        if stored is None or "if-none-match" in headers:
+            return stored is not None
+        return self._config.writes != "replacing" and bool(_failed_condition(headers, stored))
 
     def _object_reply(self, call: Call, stored: StoredObject, headers: dict[str, str]) -> Reply:
         is_head = call.operation == "HeadObject"

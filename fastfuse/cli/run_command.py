@@ -48,7 +48,8 @@ def run(
         "Where the file system of a channel's FileSystemDataSource is mounted, as in fs-0123456789abcdef0=/mnt/efs. "
         "Can be repeated.", envvar=None)] = None,
     explain: Annotated[bool, setting("--explain", _JOB,
-        "Print what becomes of each field that the job gives, and run nothing.", envvar=None)] = False,
+        "Print what becomes of each field that the job gives, and run nothing; --job may be left out before the file.",
+        envvar=None)] = False,
     base_dir: Annotated[Path, setting("--base-dir DIR", _JOB,
         "Where to make input/config, input/data and the rest. With another one than SageMaker's you need not be root.",
         parser=Path)] = Path("/opt/ml"),
@@ -119,6 +120,8 @@ def run(
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
         from fastfuse.sagemaker.training import parse_addresses
+    if explain and job is None and not channel and command and len(command) == 1:
+        job = Path(command[0])
     asked = _described(job, channel or ())
     if explain:
         messages.say("\n".join(map(str, asked.fields)))

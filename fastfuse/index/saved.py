@@ -10,7 +10,7 @@ that its holder no longer renews expires, and the next host takes it over. Ages 
 the Date of a reply less the Last-Modified in it. No clock of a host counts.
 
 The claim only saves listings. Whoever holds it, one conditional write of the index succeeds, so all hosts show the same
-listing. A service without conditional writes is found out by one, and then each host lists for itself.
+listing. A service without conditional writes is found out by three, and then each host lists for itself.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -41,7 +41,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter, upload
+from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter, refused_condition, upload
 from fastfuse.s3.whole import read_into
 from fastfuse.sizes import format_size
 
@@ -295,6 +295,8 @@ class _Claim:
 
     etag: str
     replaces: str
+    # `ObjectWriter.has_bare_etags`
+    has_bare_etags: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,7 @@ class SharedIndex:
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:
-                    trio.run(self._with_objects, self.session, partial(_write, fd, claim.replaces))
+                    trio.run(self._with_objects, self.session, partial(_write, fd, claim))
                 except WriteConflictError:
                     _log.info("another host has written %s meanwhile", self.place)
                     os.ftruncate(fd, 0)
@@ -364,15 +366,17 @@ class SharedIndex:
                     etag = await claim.put(_nonce(), replaces=replaces)
                 except WriteConflictError as error:
                     if replaces == refused:  # no host can have claimed the same claim twice
-                        raise _refused_condition() from error
+                        if claim.has_bare_etags:
+                            raise refused_condition() from error
+                        claim.has_bare_etags = True
                     refused = replaces
                     _log.debug("another host has claimed the listing of %s at the same time", self.source)
                 else:
-                    etag = await _check_conditions(claim, etag)
+                    etag = await claim.check_conditions(etag, _nonce)
                     # Since the first look, another host may have written the index and released its claim.
                     found = await index.state()
                     if not self._is_young(found):
-                        return _Claim(etag, found.etag if found else NO_OBJECT)
+                        return _Claim(etag, found.etag if found else NO_OBJECT, claim.has_bare_etags)
                     await claim.put(b"", replaces=etag)
                     return None
             elif pause_s == FIRST_PAUSE_S:
@@ -388,7 +392,7 @@ class SharedIndex:
         """Renew the claim during the block, and release it at its end, however it ends."""
         ended = threading.Event()
         # A thread, because much of a listing's work leaves no room for other tasks.
-        renewing = threading.Thread(target=self._renew, args=(claim.etag, ended), name="fastfuse-claim")
+        renewing = threading.Thread(target=self._renew, args=(claim, ended), name="fastfuse-claim")
         renewing.start()
         try:
             yield
@@ -396,47 +400,28 @@ class SharedIndex:
             ended.set()
             renewing.join()
 
-    def _renew(self, etag: str, ended: threading.Event) -> None:
+    def _renew(self, claim: _Claim, ended: threading.Event) -> None:
         is_last = False
         while not is_last:
             is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
-                etag = trio.run(self._with_objects, self.session.beside(), partial(_put_claim, body, etag))
+                etag = trio.run(self._with_objects, self.session.beside(), partial(_put_claim, body, claim))
+                claim = replace(claim, etag=etag)
             except WriteConflictError:
                 return
             except FastfuseError as error:
                 _log.warning("the claim to list %s was not written anew: %s", self.source, error)
 
 
-async def _write(fd: int, replaces: str, index: ObjectWriter, _: ObjectWriter) -> None:
-    await index.write(fd, replaces=replaces)
+async def _write(fd: int, held: _Claim, index: ObjectWriter, _: ObjectWriter) -> None:
+    index.has_bare_etags = held.has_bare_etags
+    await index.write(fd, replaces=held.replaces)
 
 
-async def _put_claim(body: bytes, replaces: str, _: ObjectWriter, claim: ObjectWriter) -> str:
-    return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
-
-
-async def _check_conditions(claim: ObjectWriter, etag: str) -> str:
-    """Write the claim anew, whose ETag is `etag`, and return the new one.
-
-    Raises `ConditionsUnsupportedError` if the service ignores a condition that fails, or refuses one that holds.
-    """
-    try:
-        await claim.put(_nonce(), replaces=NO_OBJECT)
-    except WriteConflictError:
-        try:
-            return await claim.put(_nonce(), replaces=etag)
-        except WriteConflictError as error:
-            await claim.put(b"")
-            raise _refused_condition() from error
-    await claim.put(b"")
-    raise ConditionsUnsupportedError("The service ignores the conditions of writes (If-None-Match).")
-
-
-def _refused_condition() -> ConditionsUnsupportedError:
-    # Ceph's gateway 16 does this: it compares the quotes, too.
-    return ConditionsUnsupportedError("The service refuses to replace objects that have not changed (If-Match).")
+async def _put_claim(body: bytes, held: _Claim, _: ObjectWriter, claim: ObjectWriter) -> str:
+    claim.has_bare_etags = held.has_bare_etags
+    return await claim.put(body, replaces=held.etag, deadline_s=_WRITE_DEADLINE_S)
 
 
 def _is_free(claim: ObjectState | None) -> bool:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -38,7 +38,9 @@ from fastfuse.s3.credentials import Credentials, retry_if_passing
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 
-__all__ = ["NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "load_writer", "upload"]
+__all__ = [
+    *("NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "load_writer", "refused_condition", "upload")
+]
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +118,8 @@ class ObjectWriter:
         )
         self._retries = retries or Retries()
         self._outlives_outages = outlives_outages
+        # The service knows ETags only without their quotes, and conditions only of a PUT (Ceph's gateway 16).
+        self.has_bare_etags = False
 
     def beside(self, key: str) -> "ObjectWriter":
         """Return a writer of another object of the bucket, which shares this one's client."""
@@ -135,13 +139,50 @@ class ObjectWriter:
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
-        extra = self._encryption | _condition(replaces)
+        extra = self._encryption | self._condition(replaces)
         reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
         return str(self._field(reply, "ETag"))
 
     async def write(self, fd: int, *, replaces: str = "") -> None:
         """Make the object hold what the file `fd` holds, all or nothing."""
-        await self._send(_pieces_of(fd), _condition(replaces))
+        is_one_put = self.has_bare_etags and replaces != ""
+        part_bytes = max(1, os.fstat(fd).st_size) if is_one_put else _UPLOAD_PART_BYTES
+        await self._send(_pieces_of(fd, part_bytes), self._condition(replaces))
+
+    async def check_conditions(self, etag: str, make_body: Callable[[], bytes]) -> str:
+        """Write the object anew, whose ETag is `etag`, and return the new one; each body that is made is another one.
+
+        Raises:
+            ConditionsUnsupportedError: the service ignores a condition that fails, or refuses one that holds. The
+                object is empty then.
+        """
+        try:
+            await self._check_refusal("If-None-Match", make_body(), NO_OBJECT)
+            try:
+                written = await self.put(make_body(), replaces=etag)
+            except WriteConflictError:
+                self.has_bare_etags = True
+                written = await self.put(make_body(), replaces=etag)
+            await self._check_refusal("If-Match", make_body(), etag)
+        except ConditionsUnsupportedError:
+            await self.put(b"")
+            raise
+        except WriteConflictError as error:
+            await self.put(b"")
+            raise refused_condition() from error
+        return written
+
+    async def _check_refusal(self, header: str, body: bytes, replaces: str) -> None:
+        with suppress(WriteConflictError):
+            await self.put(body, replaces=replaces)
+            raise ConditionsUnsupportedError(f"The service ignores the conditions of writes ({header}).")
+
+    def _condition(self, replaces: str) -> dict[str, Any]:
+        if not replaces:
+            return {}
+        if replaces == NO_OBJECT:
+            return {"IfNoneMatch": "*"}
+        return {"IfMatch": replaces.strip('"') if self.has_bare_etags else replaces}
 
     async def stream(self, pieces: AsyncIterator[bytes]) -> str:
         """Make the object hold `pieces` one after the other, all or nothing, and return its ETag.
@@ -341,10 +382,10 @@ async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
     return begun
 
 
-async def _pieces_of(fd: int) -> AsyncIterator[bytes]:
+async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:
     """Yield what the file `fd` holds, in parts of an upload."""
-    for start in range(0, os.fstat(fd).st_size, _UPLOAD_PART_BYTES):
-        yield os.pread(fd, _UPLOAD_PART_BYTES, start)
+    for start in range(0, os.fstat(fd).st_size, part_bytes):
+        yield os.pread(fd, part_bytes, start)
 
 
 async def _md5(body: bytes) -> str:
@@ -353,10 +394,8 @@ async def _md5(body: bytes) -> str:
     return base64.b64encode(digest).decode()
 
 
-def _condition(replaces: str) -> dict[str, Any]:
-    if not replaces:
-        return {}
-    return {"IfNoneMatch": "*"} if replaces == NO_OBJECT else {"IfMatch": replaces}
+def refused_condition() -> ConditionsUnsupportedError:
+    return ConditionsUnsupportedError("The service refuses to replace objects that have not changed (If-Match).")
 
 
 def _conditional_error(error: Exception, final: FastfuseError) -> FastfuseError:

@@ -30,8 +30,9 @@ from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.listing.named import MAX_MANIFEST_BYTES
+from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.snapshot import Snapshot, save_snapshot
-from fastfuse.index.sources.manifests import read_manifest
+from fastfuse.index.sources.manifests import AugmentedLine, filtered_manifest, read_augmented_manifest, read_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
@@ -42,7 +43,7 @@ __all__ = ["FileReader", "Found", "find_directory", "find_files", "index_files",
 
 
 class Found(NamedTuple):
-    """The directory of a channel, and the one that nothing in it may lead out of; neither path has a link in it."""
+    """The directory of a channel, and the one that nothing in it may lead out of, whose path has no link in it."""
 
     path: Path
     root: Path
@@ -102,6 +103,7 @@ def _below(root: Path, source: LocalDirectory) -> Path:
     return found
 
 
+_ALLOW_EMPTY = "--allow-empty takes it as it is"
 # An error quotes this much of a URI.
 _SHOWN_LETTERS = 120
 # Key, size in bytes and time of the last change in nanoseconds.
@@ -114,20 +116,72 @@ def find_named(source: LocalDirectory, place: Path, *, allow_empty: bool) -> tup
     Raises:
         FastfuseError: the manifest cannot be read, or as `find_directory`.
     """
+    below = _PathsBelow()
+    names = [one.key.encode() for one in read_manifest(_read(source.path), source.path, below)]
+    if not names and not allow_empty:
+        raise EmptySourceError(f"the manifest {source.path!r} names no file", hint=_ALLOW_EMPTY)
+    return find_directory(LocalDirectory(path=below.directory), place, allow_empty=allow_empty), names
+
+
+def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
+    """Return the directory that holds every file of an augmented manifest, and a table of the files of a host's lines.
+
+    The table has these lines, too, as a file of the manifest's name. Links in the path of the directory stay, because
+    the lines have them.
+
+    Raises:
+        FastfuseError: as `find_named` and `list_files`.
+    """
+    lines = read_augmented_manifest(_read(source.path), source.path, origin.attribute_names, _file_of)
+    if not lines and not origin.allow_empty:
+        raise EmptySourceError(f"the manifest {source.path!r} has no lines", hint=_ALLOW_EMPTY)
+    folders = {one.bucket for line in lines for one in line.references}
+    directory = os.path.commonpath(folders or {os.path.dirname(source.path)})
+    found = find_directory(LocalDirectory(path=directory), place, allow_empty=True)._replace(path=Path(directory))
+
+    def names(lines: Iterable[AugmentedLine]) -> list[bytes]:
+        below = (f"{one.bucket}/{one.key}"[len(directory) + 1 :] for line in lines for one in line.references)
+        return [name.encode() for name in below]
+
+    if (shard := origin.shard) is not None:
+        sizes = {name: size_bytes for name, size_bytes, _ in _look_at(found, {*names(lines)}) if shard.by_bytes}
+        loads = [sum(sizes.get(name, 0) for name in names([line])) for line in lines]
+        lines = [lines[at] for at in shard.positions(loads)]
+    made = (os.path.basename(source.path).encode(), filtered_manifest(lines))
+    return found, list_files(found, None, allow_empty=True, names=names(lines), made=made)
+
+
+def _read(path: str) -> bytes:
+    """Return the content of a manifest."""
     try:
-        with open(source.path, "rb", opener=_open_file) as file:
+        with open(path, "rb", opener=_open_file) as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
-        raise SourceError(f"the manifest {source.path!r} cannot be read: {error.strerror}") from error
+        raise SourceError(f"the manifest {path!r} cannot be read: {error.strerror}") from error
     if len(data) > MAX_MANIFEST_BYTES:
         raise SourceError(
-            f"the manifest {source.path!r} has more than {MAX_MANIFEST_BYTES:,} bytes", hint="is it the manifest?"
+            f"the manifest {path!r} has more than {MAX_MANIFEST_BYTES:,} bytes", hint="is it the manifest?"
         )
-    below = _PathsBelow()
-    names = [one.key.encode() for one in read_manifest(data, source.path, below)]
-    if not names and not allow_empty:
-        raise EmptySourceError(f"the manifest {source.path!r} names no file", hint="--allow-empty takes it as it is")
-    return find_directory(LocalDirectory(path=below.directory), place, allow_empty=allow_empty), names
+    return data
+
+
+def _path_of(uri: str, *refused: str) -> str:
+    """Return the path in a ``file://`` URI; no part of it may be one of `refused`, or ``..``."""
+    scheme, _, path = uri.partition("://")
+    first, *parts = path.split("/")
+    is_text = "\0" not in path and path.encode(errors="replace").decode() == path
+    if scheme != "file" or first or not {"..", *refused}.isdisjoint(parts) or not is_text:
+        raise ConfigurationError(
+            f"{uri[:_SHOWN_LETTERS]!r} is not the full path of a file of this host",
+            hint="a manifest of this host has file:///DIRECTORY/FILE, and no .. in it",
+        )
+    return path
+
+
+def _file_of(uri: str) -> S3Uri:
+    """Return directory and name of the file that a line of an augmented manifest names."""
+    directory, _, name = _path_of(uri, ".", "").rpartition("/")
+    return S3Uri(directory or "/", name)
 
 
 class _PathsBelow:
@@ -137,13 +191,7 @@ class _PathsBelow:
         self.directory = ""
 
     def __call__(self, uri: str) -> S3Uri:
-        scheme, _, path = uri.partition("://")
-        parts = path.split("/")
-        if scheme != "file" or parts[0] or ".." in parts or "\0" in path:
-            raise ConfigurationError(
-                f"{uri[:_SHOWN_LETTERS]!r} is not the full path of a file of this host",
-                hint="a manifest of this host has file:///DIRECTORY/ for its prefix, and no .. in it",
-            )
+        path = _path_of(uri)
         self.directory = self.directory or path.rpartition("/")[0] or "/"
         return S3Uri(self.directory, path.removeprefix(self.directory).lstrip("/"))
 
@@ -158,14 +206,23 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def list_files(
-    found: Found, shard: Shard | None, *, allow_empty: bool, names: Sequence[bytes] | None = None
+    found: Found,
+    shard: Shard | None,
+    *,
+    allow_empty: bool,
+    names: Sequence[bytes] | None = None,
+    made: tuple[bytes, bytes] | None = None,
 ) -> InodeTable:
     """Return a table of the files of the directory, or of those whose `names` are given, or of a host's share of them.
+
+    It has a file that is `made`, too: a name and a content.
 
     Raises:
         SourceError: the directory cannot be read, has no file, or has one that cannot be taken.
     """
     builder = TableBuilder(str(found.path), "")
+    if made is not None:
+        builder.add_made(*made, mtime_ns=0)
     try:
         if names is None:
             waiting = [b""]
@@ -176,36 +233,37 @@ def list_files(
             _add(builder, _look_at(found, places))
             builder.set_source_order([places[name] for name in names])
     except OSError as error:
-        raise SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}") from error
+        raise _unreadable(error) from error
     table, refusals = builder.build()
     if refusals.total:
         name, reason = refusals.examples[0]
         raise SourceError(f"{_shown(name)} in {found.path} cannot be taken: {reason}", hint="rename the file")
     if not table.metadata.file_count and not allow_empty:
-        raise EmptySourceError(f"no file is below {found.path}", hint="--allow-empty takes it as it is")
+        raise EmptySourceError(f"no file is below {found.path}", hint=_ALLOW_EMPTY)
     return table if shard is None else take_part(table, shard.positions)
 
 
-def index_files(source: LocalDirectory, place: Path, shard: Shard | None, *, allow_empty: bool) -> tuple[int, int]:
+def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[int, int]:
     """Return a descriptor of an index of the directory that a channel streams at `place`, and the number of files.
 
     Raises:
         FastfuseError: as `find_directory` and `list_files`.
     """
-    table = find_files(source, place, shard, allow_empty=allow_empty)[1]
+    table = find_files(source, place, origin)[1]
     fd = os.memfd_create("fastfuse-files", os.MFD_CLOEXEC)
     save_snapshot(Snapshot(source=str(source), listed_at_ns=time.time_ns(), table=table, refusals=Refusals()), fd)
     return fd, table.metadata.file_count
 
 
-def find_files(
-    source: LocalDirectory, place: Path, shard: Shard | None, *, allow_empty: bool
-) -> tuple[Found, InodeTable]:
+def find_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
     """Return the directory of a source, and a table of its files, of those that a manifest names, or of a share.
 
     Raises:
         FastfuseError: as `find_directory`, `find_named` and `list_files`.
     """
+    shard, allow_empty = origin.shard, origin.allow_empty
+    if origin.kind is SourceKind.AUGMENTED_MANIFEST:
+        return _find_lines(source, place, origin)
     if not source.is_manifest:
         found = find_directory(source, place, allow_empty=allow_empty)
         return found, list_files(found, shard, allow_empty=allow_empty)
@@ -223,7 +281,10 @@ def _look_at(found: Found, names: Iterable[bytes]) -> Iterator[_File]:
     """Yield the files below the directory that have these names."""
     for name in names:
         path = os.path.join(os.fsencode(found.path), name)
-        status = os.stat(path)
+        try:
+            status = os.stat(path)
+        except OSError as error:
+            raise _unreadable(error) from error
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{_shown(path)}, which the manifest names, is no file", hint="take it out")
         _check_link(found, path)
@@ -246,6 +307,10 @@ def _look_into(found: Found, folder: bytes, waiting: list[bytes]) -> Iterator[_F
                     hint="remove it, or read the directory unsharded in File or FastFile mode, which shows it as it is",
                 )
             yield folder + entry.name, status.st_size, status.st_mtime_ns
+
+
+def _unreadable(error: OSError) -> SourceError:
+    return SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}")
 
 
 def _check_link(found: Found, path: bytes) -> None:

@@ -21,6 +21,7 @@ from fastfuse.errors import (
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
 from fastfuse.sagemaker.local_files import find_directory, find_files
@@ -69,11 +70,23 @@ def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> N
     """Make a link at `place` to each file of `table`, which lists `directory`."""
     with _empty_directory(place, base) as fd, _link_errors(place):
         for row in range(1, len(table)):  # directories come before what is in them
-            path = table.path(table.inode(row))
+            inode = table.inode(row)
+            path = table.path(inode)
             if path.endswith("/"):
                 os.mkdir(path, dir_fd=fd)
+            elif table.is_made(inode):
+                os.symlink(f"{_MARK}{_write_manifest(table.made(inode), place, base)}", path, dir_fd=fd)
             else:
                 os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
+
+
+def _write_manifest(data: Buffer, place: Path, base: Path) -> Path:
+    """Write the manifest of the channel at `place`, and return where; a link to it is known as ours, a file is not."""
+    directory = base / "input" / "manifests"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with directory_at(directory, base) as fd, os.fdopen(os.open(place.name, flags, 0o644, dir_fd=fd), "wb") as file:
+        file.write(data)
+    return directory / place.name
 
 
 def take_away(place: Path, channel: Channel) -> None:
@@ -191,7 +204,7 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
         refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
         what = str(found.path)
     else:
-        found, table = find_files(source, place, origin.shard, allow_empty=origin.allow_empty)
+        found, table = find_files(source, place, origin)
         _put_links(table, found.path, place, base)
         refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
     if refusal:

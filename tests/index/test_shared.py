@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from typing import Literal
 
 import pytest
 import trio
@@ -215,11 +216,15 @@ def test_hosts_that_may_not_write_say_so(server: LoopbackServer) -> None:
     assert not lists(server)
 
 
-@pytest.mark.parametrize("is_silent", [True, False])
+@pytest.mark.parametrize(("writes", "is_silent"), [("unconditional", True), ("replacing", True), ("replacing", False)])
 def test_a_service_without_conditional_writes_leaves_each_host_to_list(
-    is_silent: bool, clock: Clock, aws_environment: object, caplog: pytest.LogCaptureFixture
+    writes: Literal["unconditional", "replacing"],
+    is_silent: bool,
+    clock: Clock,
+    aws_environment: object,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    for server in serving(ServerConfig(writes="unconditional", clock_s=clock)):
+    for server in serving(ServerConfig(writes=writes, clock_s=clock)):
         if not is_silent:
             server.faults.add(FaultRule(operation="PutObject", action=Answer(501, "NotImplemented", "no")))
         for _ in range(2):
@@ -243,6 +248,27 @@ def test_a_service_that_refuses_conditions_that_hold_leaves_each_host_to_list(
         assert is_abandoned or is_released(server)
     assert sum("this host lists s3://data/set/ for itself" in message for message in caplog.messages) == 2
     assert "(If-Match)" in caplog.text
+
+
+@pytest.mark.parametrize("is_abandoned", [True, False])
+def test_hosts_share_a_listing_where_etags_have_no_quotes(
+    is_abandoned: bool, clock: Clock, aws_environment: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An upload of parts would not be conditional there: the server takes none.
+    monkeypatch.setattr(upload_module, "_UPLOAD_PART_BYTES", 100)
+    for server in serving(ServerConfig(writes="bare", clock_s=clock)):
+        if is_abandoned:
+            shared = server.buckets["shared"]
+            assert isinstance(shared, MemoryObjects)
+            shared.put(PLACE.path + CLAIM_SUFFIX, b"of a host that died", modified_s=0)
+        first = opened(server.endpoint_url)
+        before = lists(server)
+        assert opened(server.endpoint_url) == first
+        assert lists(server) == before
+        clock.now_s += 3601
+        assert opened(server.endpoint_url) > first
+        assert lists(server) > before
+        assert is_released(server)
 
 
 def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) -> None:

@@ -82,15 +82,30 @@ def test_fields_of_an_answer_are_told_together() -> None:
     assert (last.path, last.handling) == ("BillableTimeInSeconds, TrainingJobStatus", Handling.NOT_DONE)
 
 
+def test_the_places_of_a_job_that_sagemaker_ran_are_not_used() -> None:
+    places = {"CheckpointConfig": {"S3Uri": "s3://b/c"}, "TensorBoardOutputConfig": {"S3OutputPath": "s3://b/t"}}
+    names = ["OutputDataConfig.S3OutputPath", *places]
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job"
+    for job, handling in (
+        (request(**places), Handling.DONE),
+        (request(TrainingJobArn=arn, **places), Handling.NOT_DONE),
+    ):
+        told = {field.path: field.handling for field in job_of(job).fields}
+        assert [told[name] for name in names] == [handling] * 3
+
+
 def test_channels_alone_have_fields_too() -> None:
     assert all(field.path.startswith("InputDataConfig.") for field in job_of([source()]).fields)
 
 
-def test_explain_prints_a_line_for_each_field_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", [("--job", "job.json", "--explain", "--", "touch", "x"), ("--explain", "job.json")])
+def test_explain_prints_a_line_for_each_field_and_runs_nothing(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = request(VpcConfig={"Subnets": ["subnet-1"]}, EnableNetworkIsolation=False)
     (tmp_path / "job.json").write_text(json.dumps(job))
     monkeypatch.chdir(tmp_path)
-    done = run_fastfuse("run", "--job", "job.json", "--explain", "--", "touch", "x")
+    done = run_fastfuse("run", *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "VpcConfig: not done here (the network is that of this host)" in lines

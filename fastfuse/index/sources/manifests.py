@@ -291,10 +291,12 @@ def check_attribute_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_augmented_manifest(data: bytes, name: str, attribute_names: Sequence[str] = ()) -> list[AugmentedLine]:
+def read_augmented_manifest(
+    data: bytes, name: str, attribute_names: Sequence[str] = (), parse: _Parse = S3Uri.parse
+) -> list[AugmentedLine]:
     """Return the lines of the manifest called `name` with `attribute_names` in this order (empty: all attributes).
 
-    Numbers and strings stay as they were written. Empty lines are skipped.
+    Numbers and strings stay as they were written. Empty lines are skipped. `parse` takes each URI apart.
 
     Raises:
         ConfigurationError: `data` is no augmented manifest, or a line lacks an attribute; with line and column.
@@ -310,7 +312,7 @@ def read_augmented_manifest(data: bytes, name: str, attribute_names: Sequence[st
                 f"{name}:{number}:1: the line has {end - start:,} bytes; it may have {_MAX_LINE_BYTES:,}",
                 hint=f"is it JSON Lines? {_LINE_FORM}",
             )
-        text = JsonText(decoded(data[start:end], name, number), name, number)
+        text = JsonText(decoded(data[start:end], name, number), name, number, parse)
         if text.after_space(0) < len(text.text):
             found.append(_line(text, attribute_names))
         start = end + 1

@@ -173,15 +173,9 @@ def _uri(where: FieldPath, source: _Fields) -> S3Uri | LocalDirectory:
             hint="give the prefix of the files as an S3Prefix",
         )
     if text.startswith(_FILE_SCHEME):
-        if kind == SourceKind.AUGMENTED_MANIFEST:
-            raise FieldError(
-                path,
-                f"names a file, and S3DataType is {kind}, whose lines name objects in S3",
-                hint="put the manifest into S3, or name the files in a ManifestFile",
-            )
         # Taken verbatim, as the keys of an S3 URI are.
         local_path = _full_path(path, text.removeprefix(_FILE_SCHEME))
-        return LocalDirectory(path=local_path, is_manifest=kind == SourceKind.MANIFEST)
+        return LocalDirectory(path=local_path, is_manifest=kind != SourceKind.PREFIX)
     try:
         uri = _https_uri(text) if text.startswith("https://") else S3Uri.parse(text)
     except ConfigurationError as error:

@@ -243,11 +243,23 @@ def given_fields(tree: object) -> tuple[FieldRow, ...]:
     Null, false and what is empty ask for nothing. Fields of a DescribeTrainingJob answer only are one row, the last.
     """
     given = [field for field in FIELDS if _asks(tree, field.path.split("."))]
+    if not isinstance(tree, dict):
+        return tuple(given)
+    if tree.get("TrainingJobArn"):
+        given = [_of_answer(field) if field.path.startswith(_PLACES) else field for field in given]
     roots = {field.path.partition(".")[0] for field in FIELDS}
-    answers = [name for name, value in tree.items() if value and name not in roots] if isinstance(tree, dict) else []
+    answers = [name for name, value in tree.items() if value and name not in roots]
     if answers:
         given.append(FieldRow(", ".join(answers), Handling.NOT_DONE, "SageMaker's answer tells of a job that it ran"))
     return tuple(given)
+
+
+# The places in S3 of the job that SageMaker ran, in an answer.
+_PLACES: Final = ("OutputDataConfig.", "CheckpointConfig", "TensorBoardOutputConfig")
+
+
+def _of_answer(field: FieldRow) -> FieldRow:
+    return FieldRow(field.path, Handling.NOT_DONE, "SageMaker has run the job, and what it made is not replaced")
 
 
 def _asks(value: object, path: list[str]) -> bool:

@@ -6,6 +6,7 @@ docs/USAGE.md describes its fields. Names are those of SageMaker's API where it 
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,8 @@ __all__ = [
     *("ETAGS_NAME", "RECORD_NAME", "ChannelAccount", "Usage", "job_history", "job_record"),
     *("listing_of", "read_failure", "write_etags", "write_record"),
 ]
+
+_log = logging.getLogger(__name__)
 
 # They say which rows there are, with their sizes and versions; times and inode numbers are left out.
 _HASHED = ("names", "name_ends", "parents", "kinds", "sizes", "etag_parts", "made", "source_order")
@@ -180,13 +183,15 @@ def _utc(at: float) -> str:
 def write_record(record: Mapping[str, object], history: Mapping[str, object], paths: JobPaths) -> bytes:
     """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
 
-    Raises:
-        OSError: it cannot be written.
+    A failure is only logged: S3 may take the record all the same.
     """
     text = json.dumps(record, indent=2) + "\n"
-    with directory_at(paths.output, paths.base) as output_fd:
-        write_file(output_fd, RECORD_NAME, [text])
-        write_file(output_fd, HISTORY_NAME, [json.dumps(history), "\n"])
+    try:
+        with directory_at(paths.output, paths.base) as output_fd:
+            write_file(output_fd, RECORD_NAME, [text])
+            write_file(output_fd, HISTORY_NAME, [json.dumps(history), "\n"])
+    except OSError as error:
+        _log.error("%s cannot be written: %s", paths.output / RECORD_NAME, error.strerror)
     return text.encode()
 
 

@@ -188,8 +188,11 @@ class Lines:
         return (self._file(one, line) if isinstance(one, str) else one for one in attributes)
 
     def _file(self, uri: str, line: int) -> File:
+        bucket = self.table.metadata.bucket
+        directory = f"file://{bucket}/"
         try:
-            source = S3Uri.parse(uri)
+            is_local = uri.startswith(directory)
+            source = S3Uri(bucket, uri.removeprefix(directory)) if is_local else S3Uri.parse(uri)
         except ConfigurationError as error:
             raise SourceError(f"{self._path}:{line + 1}: {error}") from error
         inode = find_object(self.table, source.bucket, source.path)

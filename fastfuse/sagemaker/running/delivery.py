@@ -117,8 +117,6 @@ class Delivery:
             self._phases.say(f"Model and output go to {job.output.place} at the end")
         for synced in job.synced:
             self._phases.say(f"Files in {self._settings.paths.of(synced.local_path)} go to {synced.place}")
-        if job.arn:
-            self._phases.say("The job ran in SageMaker: its model is not replaced, and nothing is uploaded")
 
     def not_done(self) -> str:
         """Return the end of a message about what keeps the job's files from S3."""

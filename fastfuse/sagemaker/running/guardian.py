@@ -33,8 +33,15 @@ class Guardian:
     """A process that lives until `dismiss`, or until its process tree is dead; then it clears up."""
 
     def __init__(
-        self, channels: Sequence[Channel], data_dir: Path, guards: Sequence[Guard], *, stop_timeout_s: float
+        self,
+        channels: Sequence[Channel],
+        data_dir: Path,
+        guards: Sequence[Guard],
+        *,
+        stop_timeout_s: float,
+        not_done: str = "",
     ) -> None:
+        """Fork it. `not_done` ends the error for a command that had begun: it says where what it has made lies."""
         # Every process forked from here on holds the writing end; none ever writes.
         reading_fd, self._writing_fd = os.pipe()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,6 +57,7 @@ class Guardian:
             kill_at_s = time.monotonic() + stop_timeout_s
             if command_fd >= 0:
                 _outlast(command_fd, kill_at_s)
+                _log.error("fastfuse run was killed%s", not_done)
             for guard in guards:
                 for fd in guard.held:
                     _outlast_readers(fd, kill_at_s, are_ours=command_fd >= 0)

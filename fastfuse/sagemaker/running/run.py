@@ -25,7 +25,7 @@ from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode,
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.files import claim_base_dir, put_aside, write_job_files
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, job_history, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
@@ -198,13 +198,9 @@ class _Run:
             phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        try:
-            data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
-        except OSError as error:
-            _log.error("%s cannot be written: %s", settings.paths.output / RECORD_NAME, error.strerror)
-        else:
-            if self._was_ready:
-                self._delivery.deliver_record(data)
+        data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
+        if self._was_ready:
+            self._delivery.deliver_record(data)
 
     def _run_in_place(self, program: str) -> _Outcome:
         settings = self._settings
@@ -214,7 +210,11 @@ class _Run:
         # The guardian and the streamers inherit them.
         guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
         self._guardian = Guardian(
-            settings.channels, settings.paths.data, [*guards.values()], stop_timeout_s=settings.stop_timeout_s
+            settings.channels,
+            settings.paths.data,
+            [*guards.values()],
+            stop_timeout_s=settings.stop_timeout_s,
+            not_done=self._delivery.not_done(),
         )
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)

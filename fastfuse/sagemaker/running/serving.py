@@ -152,7 +152,7 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     """Return a descriptor of the channel's index, and the number of its objects or files."""
     source, origin = task.channel.source, task.origin
     if isinstance(source, LocalDirectory):
-        return index_files(source, task.place, origin.shard, allow_empty=origin.allow_empty)
+        return index_files(source, task.place, origin)
     # In a process of its own, whose garbage goes with it.
     snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
     _log.info("listed %s: %s", source, report)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from fastfuse.errors import ConfigurationError, EmptySourceError, FastfuseError, SourceError
+from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.manifests import read_manifest
 from fastfuse.index.sources.shard import Shard
-from fastfuse.sagemaker.description.channel import LocalDirectory
+from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory
 from fastfuse.sagemaker.local_files import find_files
-from fastfuse.sagemaker.pipe.content import source_order
+from fastfuse.sagemaker.pipe.content import File, sequence_of, source_order
 from tests.sagemaker.local.conftest import FILES, write_files
 from tests.sagemaker.local.test_jobs import NO_S3, left_in
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, running, script
@@ -31,7 +32,8 @@ def manifest(path: Path, prefix: str, names: list[str]) -> Path:
 def named(path: Path, shard: Shard | None = None, *, allow_empty: bool = False) -> list[str]:
     """The names that a channel with this manifest streams."""
     source = LocalDirectory(path=str(path), is_manifest=True)
-    found, table = find_files(source, Path("/opt/ml/input/data/train"), shard, allow_empty=allow_empty)
+    origin = IndexOrigin(kind=SourceKind.MANIFEST, shard=shard, allow_empty=allow_empty)
+    found, table = find_files(source, Path("/opt/ml/input/data/train"), origin)
     refs = [table.ref(int(inode)) for inode in source_order(table)]
     assert {ref.bucket for ref in refs} <= {str(found.path)}
     return [ref.key for ref in refs]
@@ -60,6 +62,7 @@ def bad(tmp_path: Path, prefix: str, *names: str) -> Path:
         ("s3://bucket/", "a", ConfigurationError, "is not the full path of a file of this host"),
         ("file://data/", "a", ConfigurationError, "is not the full path of a file of this host"),
         ("file://DATA/", "../m", ConfigurationError, "is not the full path of a file of this host"),
+        ("file://DATA/", "\ud800", ConfigurationError, "is not the full path of a file of this host"),
         ("file://DATA/", "", ConfigurationError, "names no object"),
         ("file://DATA/", "missing", SourceError, "cannot be read: No such file or directory"),
         ("file://DATA/", "b", SourceError, "which the manifest names, is no file"),
@@ -94,9 +97,9 @@ def test_a_manifest_in_s3_names_no_file_of_this_host() -> None:
         read_manifest(b'[{"prefix": "file:///etc/"}, "passwd"]', "s3://bucket/manifest")
 
 
-def of_manifest(mode: str, path: Path, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    source = {"S3DataType": "ManifestFile", "S3Uri": f"file://{path}", "S3DataDistributionType": "FullyReplicated"}
-    return channel(mode.lower(), mode, **more) | {"DataSource": {"S3DataSource": source}}
+def of_manifest(mode: str, path: Path, kind: str = "ManifestFile", **more: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    source = {"S3DataType": kind, "S3Uri": f"file://{path}", **more}
+    return channel(mode.lower(), mode) | {"DataSource": {"S3DataSource": source}}
 
 
 def test_a_job_reads_what_a_manifest_names_in_every_mode(tmp_path: Path) -> None:
@@ -108,4 +111,79 @@ def test_a_job_reads_what_a_manifest_names_in_every_mode(tmp_path: Path) -> None
         assert left_in(job.data) == []
     files = hashlib.sha256(b"".join(FILES[name] for name in sorted({*NAMED}))).hexdigest()
     stream = hashlib.sha256(b"".join(FILES[name] for name in NAMED)).hexdigest()
+    assert sums == {"fastfile": files, "file": files, "pipe": stream}
+
+
+def augmented(path: Path, *uris: str) -> Path:
+    """An augmented manifest whose lines name these files, each with a number."""
+    path.write_text("".join(json.dumps({"number": at, "file-ref": uri}) + "\n" for at, uri in enumerate(uris)))
+    return path
+
+
+def streamed(path: Path, shard: Shard | None = None) -> list[str | bytes]:
+    """The attributes that a Pipe channel with this augmented manifest streams: paths of files, and other values."""
+    source = LocalDirectory(path=str(path), is_manifest=True)
+    channel = Channel(
+        name="train",
+        input_mode=InputMode.PIPE,
+        source=source,
+        source_kind=SourceKind.AUGMENTED_MANIFEST,
+        attribute_names=("file-ref", "number"),
+    )
+    origin = IndexOrigin(kind=channel.source_kind, attribute_names=channel.attribute_names, shard=shard)
+    _, table = find_files(source, Path("/opt/ml/input/data/train"), origin)
+    items = sequence_of(table, channel).items(0)
+    return [f"{item.ref.bucket}/{item.ref.key}" if isinstance(item, File) else item for item in items]
+
+
+def test_the_lines_of_an_augmented_manifest_come_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(write_files(tmp_path / "data"))
+    files = [f"{tmp_path}/link/{name}" for name in NAMED]
+    path = augmented(tmp_path / "m", *(f"file://{file}" for file in files))
+    assert streamed(path) == [item for at, file in enumerate(files) for item in (file, b"%d" % at)]
+
+
+@pytest.mark.parametrize("by_bytes", [False, True])
+def test_hosts_share_the_lines_of_an_augmented_manifest(tmp_path: Path, by_bytes: bool) -> None:
+    sizes = {"large": 1000, "small": 1, "tiny": 0}
+    directory = write_files(tmp_path / "data", {name: bytes(size) for name, size in sizes.items()})
+    path = augmented(tmp_path / "m", *(f"file://{directory}/{name}" for name in ("small", "tiny", "large", "small")))
+    shares = [streamed(path, Shard(index=index, count=2, by_bytes=by_bytes))[1::2] for index in range(2)]
+    assert shares == ([[b"2"], [b"0", b"1", b"3"]] if by_bytes else [[b"0", b"2"], [b"1", b"3"]])
+
+
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        ("s3://bucket/a", "m:1:27: .*is not the full path of a file of this host"),
+        ("file://DATA/b//2", "is not the full path of a file of this host"),
+        ("file://DATA/./a", "is not the full path of a file of this host"),
+        ("file://DATA/b/../a", "is not the full path of a file of this host"),
+        ("file://DATA/", "is not the full path of a file of this host"),
+        ("file://DATA/missing", "cannot be read: No such file or directory"),
+        ("file://DATA/out", "outside of"),
+        ("file://DATA/m", "cannot be taken"),
+    ],
+)
+def test_what_an_augmented_manifest_may_not_name(tmp_path: Path, uri: str, message: str) -> None:
+    directory = write_files(tmp_path / "data", {"a": b"", "b/2": b"", "m": b""})
+    (directory / "out").symlink_to("/etc/passwd")
+    with pytest.raises(FastfuseError, match=message):
+        streamed(augmented(tmp_path / "m", uri.replace("DATA", str(directory)), f"file://{directory}/a"))
+
+
+def test_a_job_reads_an_augmented_manifest_in_every_mode(tmp_path: Path) -> None:
+    uris = [f"file://{write_files(tmp_path / 'data')}/{name}" for name in NAMED]
+    path = augmented(tmp_path / "labels", *uris)
+    more = {"AttributeNames": ["file-ref", "number"], "S3DataDistributionType": "ShardedByS3Key"}
+    channels = [of_manifest(mode, path, "AugmentedManifestFile", **more) for mode in ("FastFile", "File", "Pipe")]
+    with running(NO_S3, channels, "--host", "1/2", command=script(CHECKSUMS)) as job:
+        assert job.wait() == 0, job.log
+        sums = json.loads(job.output.splitlines()[0])
+        assert left_in(job.data) == []
+    own = NAMED[::2]
+    lines = "".join(f'{{"file-ref":{json.dumps(uris[at])},"number":{at}}}\n' for at in (0, 2, 4)).encode()
+    # By name, and the manifest behind them.
+    files = hashlib.sha256(b"".join(FILES[name] for name in sorted(own)) + lines).hexdigest()
+    stream = hashlib.sha256(b"".join(FILES[NAMED[at]] + b"%d" % at for at in (0, 2, 4))).hexdigest()
     assert sums == {"fastfile": files, "file": files, "pipe": stream}

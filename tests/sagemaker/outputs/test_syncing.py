@@ -174,6 +174,18 @@ def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, d
         assert sync.process.artifacts["checkpoints"]["Files"] == 0
 
 
+def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("algo-1", "algo-2", "again")]
+    for place in places:
+        place.mkdir()
+    with syncing(moto_server, places[0]) as first, syncing(moto_server, places[1]):
+        put(places[0] / "rank-0", b"zero")
+        put(places[1] / "rank-1", b"one")
+        first.wait_for(**{"rank-0": b"zero", "rank-1": b"one"})
+    with syncing(moto_server, places[2]):
+        assert sorted(path.name for path in places[2].iterdir()) == ["rank-0", "rank-1"]
+
+
 def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, directory: Path) -> None:
     moto_server.put(f"sync-{directory.parent.name}/model", b"older")
     with syncing(moto_server, directory) as sync:

@@ -176,6 +176,17 @@ def test_a_job_that_made_nothing_leaves_its_record_alone(moto_server: S3Server) 
     assert stored.names() == ["job-record.json"]
 
 
+def test_a_record_that_cannot_be_written_here_is_in_s3(moto_server: S3Server) -> None:
+    """As on a full disk."""
+    stored = Stored(moto_server, "unwritten")
+    description = job_of(moto_server.bucket, TrainingJobName="unwritten")
+    text = "import os; os.mkdir(os.environ['SM_OUTPUT_DIR'] + '/job-record.json')"
+    with running(moto_server.endpoint_url, description, command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        assert "output/job-record.json cannot be written: Is a directory" in job.log
+    assert json.loads(stored.get("job-record.json")["Body"].read())["TrainingJobStatus"] == "Completed"
+
+
 def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "long")
     limit = {"MaxRuntimeInSeconds": 4}  # time for the command to make its model, on a busy machine, too
@@ -216,6 +227,20 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
         server.faults.clear()
         assert job.wait() == 6, job.log
         assert "the process that uploads was killed by signal 9" in job.log
+
+
+@pytest.mark.parametrize("is_uploading", [True, False])
+def test_a_killed_run_says_where_the_model_lies(server: LoopbackServer, is_uploading: bool) -> None:
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    text = MAKE + ("" if is_uploading else "print('made', flush=True); import signal; signal.pause()")
+    with running(server.endpoint_url, job_of(BUCKET), command=script(text)) as job:
+        if is_uploading:
+            wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
+        else:
+            job.wait_for_output("made")
+        job.kill()
+        assert f"may not be in S3, and lies in {job.base}/model and {job.base}/output/data" in job.log
+        assert (job.base / "model/weights").stat().st_size == 1_280_000
 
 
 @pytest.mark.parametrize("is_over", [True, False])

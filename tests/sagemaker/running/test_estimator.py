@@ -11,27 +11,28 @@ from pathlib import Path
 from typing import Any
 
 import botocore.loaders
+import pytest
 from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
-from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from tests.sagemaker.jobs import request, source
 from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, checksums, running, script
+from tests.servers import S3Server
 
 REQUEST: dict[str, Any] = json.loads(Path(__file__).with_name("estimator_fit.json").read_text())
 OBJECTS = {"train/a": b"1,2", "test/b": b"3,4", "eval/c": b"5,6"}
 
 
-def test_the_estimators_request_runs_unchanged() -> None:
+@pytest.mark.parametrize("name", ["moto", "rclone"])
+def test_the_estimators_request_runs_unchanged(name: str, moto_server: S3Server, rclone_server: S3Server) -> None:
+    server = {"moto": moto_server, "rclone": rclone_server}[name]
+    for key, data in OBJECTS.items():
+        server.put(key, data)
     command = script(CHECKSUMS + "\nopen(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write(os.environ['SM_HP_RATE'])")
-    with (
-        LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}, ServerConfig(writes="unconditional")) as server,
-        running(server.endpoint_url, REQUEST, command=command) as job,
-    ):
+    with running(server.endpoint_url, REQUEST, command=command) as job:
         assert job.wait() == 0, job.log
         assert checksums(job).keys() == {"train", "test", "eval"}
-        written = {record.key for record in server.requests if record.method == "PUT" or "uploadId" in record.query}
-        assert "models/fit-2026/output/model.tar.gz" in written
+        assert server.client.head_object(Bucket=BUCKET, Key="models/fit-2026/output/model.tar.gz")["ContentLength"]
         not_done = re.findall(r"Starting - (\S+): not done here", job.log)
         assert {"RoleArn", "AlgorithmSpecification.TrainingImage", "Tags", "ProfilerConfig.S3OutputPath"} <= {*not_done}
 

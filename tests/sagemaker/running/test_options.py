@@ -7,31 +7,37 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3server import LoopbackServer, MemoryObjects
+from tests.index.sources.reports import Row, csv_file, manifest
 from tests.mounting import run_fastfuse
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 
-OBJECTS = {"train/a": b"a" * 5000, "test/x": b"x" * 300}
+OBJECTS = {"train/a": b"a" * 5000, "test/x": b"x" * 300, "eval/y": b"y" * 200}
 
 
 def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
     index = tmp_path / "train=1.index"
-    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
+    report = {"inventory/1.csv.gz": csv_file([Row("eval/y", 200)])}
+    reports = {**report, "inventory/manifest.json": manifest(report)}
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS | reports)}) as server:
         service = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
         assert run_fastfuse("index", f"s3://{BUCKET}/train/", "-o", str(index), *service).returncode == 0
         before = len(server.requests)
-        options = ("--metrics-listen", "0", "--index", f"train={index}", "--uid", "7", "--gid", "8")
+        options = ["--metrics-listen", "0", "--index", f"train={index}", "--uid", "7", "--gid", "8"]
+        options += ["--inventory", f"eval=s3://{BUCKET}/inventory/manifest.json"]
         channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+        channels += [channel("eval", "FastFile", "eval/")]
         with running(server.endpoint_url, channels, *options) as job:
             job.wait_for_log("All channels are ready")
             found = (job.data / "train/a").stat()
             assert (found.st_uid, found.st_gid) == (7, 8)
             assert (job.data / "train/a").read_bytes() == OBJECTS["train/a"]
+            assert (job.data / "eval/y").stat().st_size == 200
             address = re.search(r"metrics are served at (\S+)", job.log)
             assert address, job.log
             with urllib.request.urlopen(address[1], timeout=60) as reply:
                 families = {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
             fetched = {item.labels["channel"]: item.value for item in families["fastfuse_fetched_bytes"].samples}
-            assert fetched == {"train": 5000, "test": 300}
+            assert fetched == {"train": 5000, "test": 300, "eval": 0}
             assert job.stop() == 0
         listed = [record.query["prefix"] for record in server.requests[before:] if record.operation == "ListObjectsV2"]
         assert listed == ["test/"]
