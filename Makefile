@@ -20,7 +20,7 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 # The tests start hundreds of processes: each would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: check ## Run the linters, the type checker and all tests.
-	$(BIN)/pytest -n auto --dist loadfile -m "not launchers and not chromium"
+	$(BIN)/pytest -n auto --dist loadfile -m "not chromium"
 
 check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .
