@@ -9,29 +9,31 @@ from typing import Self
 __all__ = ["MemoryGroup", "memory_group"]
 
 _HIERARCHIES = Path("/sys/fs/cgroup")
-# By the folder of the controller, in version 1 and 2: what is used, the limit, and what stands for none.
+# By the folder of the controller, in version 1 and 2: what is used, the most that was, the limit, and what stands for
+# none.
 _FILES = {
-    "memory": ("memory.usage_in_bytes", "memory.limit_in_bytes", "-1"),
-    "": ("memory.current", "memory.max", "max"),
+    "memory": ("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.limit_in_bytes", "-1"),
+    "": ("memory.current", "memory.peak", "memory.max", "max"),
 }
 
 
 class MemoryGroup:
     """A control group that is empty and has no limit at first."""
 
-    def __init__(self, folder: Path, used: str, limit: str, unlimited: str) -> None:
-        self._folder, self._used, self._limit, self._unlimited = folder, folder / used, folder / limit, unlimited
+    def __init__(self, folder: Path, used: str, most: str, limit: str, unlimited: str) -> None:
+        self._folder, self._unlimited = folder, unlimited
+        self._used, self._most, self._limit = folder / used, folder / most, folder / limit
 
     @classmethod
     def below(cls, controller: str) -> Self | None:
         """Make a group of a controller; None where this is not permitted."""
-        used, limit, unlimited = _FILES[controller]
+        used, most, limit, unlimited = _FILES[controller]
         folder = _HIERARCHIES / controller / f"fastfuse-soak-{os.getpid()}"
         with suppress(OSError):
             if (folder.parent / "cgroup.procs").exists():
                 folder.mkdir()
                 if (folder / limit).exists():
-                    return cls(folder, used, limit, unlimited)
+                    return cls(folder, used, most, limit, unlimited)
                 folder.rmdir()
         return None
 
@@ -43,9 +45,12 @@ class MemoryGroup:
 
     @contextmanager
     def squeezed(self) -> Iterator[None]:
-        """Allow no more memory than is used now: the kernel takes back what it can, and kills the largest process."""
+        """Allow no more memory than is used now: the kernel takes back what it can, and kills the largest process.
+
+        Right after a worker's death nearly nothing is used, and then it is half of the most that was.
+        """
         with suppress(OSError):  # it cannot take back what was used since
-            self._limit.write_text(self._used.read_text())
+            self._limit.write_text(str(max(int(self._used.read_text()), int(self._most.read_text()) // 2)))
         try:
             yield
         finally:

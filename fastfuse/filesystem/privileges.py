@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from fastfuse.s3.aws import S3Session
@@ -34,6 +35,11 @@ _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 
 # The kernel's overflow ID, which most systems call nobody. A user database may be missing in a container.
 _NOBODY = 65534
+
+# proc(5): by how many thousandths of all memory this process counts as larger than it is where memory runs out. A
+# supervisor has 60 MB, and the process that may die before it in a cgroup of 512 MiB has to count as larger.
+_OOM_SCORE_ADJUSTMENT = Path("/proc/self/oom_score_adj")
+_DIES_BEFORE_OTHERS = 100
 
 # Two words each of effective, permitted and inheritable capabilities: low and high in turn.
 _Words = ctypes.c_uint32 * 6
@@ -84,10 +90,15 @@ def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
 def become_nobody() -> None:
     """Give up root, its groups and every capability, before this process starts a thread.
 
-    A process of another user keeps its user and its groups. So does root in a container where it may not change them.
+    The supervisor can start another one, but nobody another supervisor: so the kernel ends this process first where
+    memory runs out. A process of another user keeps its user and its groups. So does root in a container where it may
+    not change them.
     """
     os.umask(0o077)
     parent = os.getppid()
+    with suppress(OSError):  # what is not visible, or not permitted, is left as it is
+        adjustment = int(_OOM_SCORE_ADJUSTMENT.read_text()) + _DIES_BEFORE_OTHERS
+        _OOM_SCORE_ADJUSTMENT.write_text(str(min(adjustment, 1000)))
     _bound_capabilities(())  # first: it needs one
     if os.geteuid() == 0 and all(_permitted() >> capability & 1 for capability in _CHANGE_USER):
         try:

@@ -51,6 +51,7 @@ class Rights:
     is_dumpable: bool
     core_limit: str
     umask: int
+    oom_score_adjustment: int
 
 
 def rights_of(pid: int) -> Rights:
@@ -72,6 +73,7 @@ def rights_of(pid: int) -> Rights:
         is_dumpable=is_dumpable(pid, uid),
         core_limit="/".join(core.groups()),
         umask=int(fields["Umask"], 8),
+        oom_score_adjustment=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
     )
 
 
@@ -115,8 +117,9 @@ CONFINED = replace(
 )
 RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
 NOBODYS = replace(
-    _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True, umask=0o077
-)
+    _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True, umask=0o077,
+    oom_score_adjustment=min(_OWN.oom_score_adjustment + 100, 1000),
+)  # fmt: skip
 
 
 _DOCUMENTED = {
