@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 __all__ = ["Read", "ReadsInHand"]
 
-# More reads than pyfuse3 takes at once (mount.worker).
+# More than the reads that have a task at once (filesystem/reads.py), and those of threads.
 _SLOTS = 4096
 _THREAD_SLOTS = 64
 # Inode, offset and size, and a number that grows with each read. A slot whose inode is 0 is free.

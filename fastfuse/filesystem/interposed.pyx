@@ -34,10 +34,12 @@ cdef extern from *:
     #include <errno.h>
     #include <poll.h>
     #include <string.h>
+    #include <time.h>
     #include <fuse3/fuse_lowlevel.h>
     #include <linux/fuse.h>
 
-    enum { LEFT, BEGUN, ANSWERED, REQUESTS_AT_ONCE = 64 };
+    /* Other tasks get their turn after so long: filesystem/loop.py. */
+    enum { LEFT, BEGUN, ANSWERED, TURN_NS = 500000 };
     static struct fuse_lowlevel_ops theirs;
     static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
 
@@ -78,7 +80,14 @@ cdef extern from *:
         return construct ? construct(arguments, &all, sizeof all, version, data) : NULL;
     }
 
-    /* Every request that is there is taken here, and only those that Python has to answer are passed on. */
+    static long long now_ns(void)
+    {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return now.tv_sec * 1000000000LL + now.tv_nsec;
+    }
+
+    /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
     static int (*taken)(const char *, size_t) = NULL;
     typedef int receiver(struct fuse_session *, struct fuse_buf *);
 
@@ -89,7 +98,8 @@ cdef extern from *:
         struct pollfd device = {.fd = fuse_session_fd(session), .events = POLLIN};
         if (!receive)
             receive = (receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf");
-        for (int count = 0; count < REQUESTS_AT_ONCE; count++) {
+        long long ends_ns = now_ns() + TURN_NS;
+        do {
             int result = receive(session, buffer);
             if (result <= 0 || !taken || !buffer->mem || buffer->flags & FUSE_BUF_IS_FD)
                 return result;
@@ -97,10 +107,8 @@ cdef extern from *:
             case LEFT: return result;
             case ANSWERED: fuse_session_process_buf(session, buffer);
             }
-            if (poll(&device, 1, 0) != 1)
-                break;
-        }
-        return -EINTR; /* nothing for Python: it asks again */
+        } while (now_ns() < ends_ns && poll(&device, 1, 0) == 1);
+        return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
     }
     """
     ctypedef void *fuse_req_t

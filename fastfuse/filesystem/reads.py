@@ -132,16 +132,21 @@ class Reads:
 
     def take(self, number: int, inode: int, offset: int, size_bytes: int, process: int) -> None:
         """Answer a request, or begin to; raise nothing. The numbers are those of a `Request`."""
-        if not offset:
-            self._engine.began(process)
-        data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
-        if data is not None:
+        try:
+            if not offset:
+                self._engine.began(process)
+            data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
+            if data is None:
+                if self._task_count < _MOST_TASKS:
+                    self._nursery.start_soon(self._answer_waiting)
+                    self._task_count += 1
+                self._waiting.append(Request(number, inode, offset, size_bytes, process))
+                return
+        except Exception as error:  # noqa: BLE001 - the kernel would be answered by nobody
+            self.outcomes.count_bug("read", error)
+            replies.refuse(number, errno.EIO)
+        else:
             replies.answer(number, data)
-            return
-        self._waiting.append(Request(number, inode, offset, size_bytes, process))
-        if self._task_count < _MOST_TASKS:
-            self._task_count += 1
-            self._nursery.start_soon(self._answer_waiting)
 
     async def answer(self, request: Request, *, is_begun: bool = False) -> None:
         """Answer a request; if it `is_begun`, by a thread of `small_reads`, it waits already, and ends in a drain."""

@@ -6,7 +6,7 @@ that call, so that the loop serves the next request meanwhile. When more answers
 writes one itself.
 
 An answer that is lost would leave its reader waiting for ever. A worker that dies is replaced, and the kernel asks its
-successor again; one that ends in order writes what waits first (`finish`).
+successor again, so what would lose one ends the process. One that ends in order writes what waits first (`finish`).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
@@ -32,6 +32,9 @@ cdef extern from "<sys/uio.h>" nogil:
         void *iov_base
         size_t iov_len
     ssize_t writev(int, const iovec *, int)
+
+cdef extern from "<unistd.h>" nogil:
+    void _exit(int)
 
 cdef extern from "<linux/fuse.h>" nogil:
     struct fuse_out_header:
@@ -63,7 +66,9 @@ cdef Answer *last = NULL
 # Those that are written, whose memory the loop's thread gives back: that takes the interpreter. And the others.
 cdef Answer *done = NULL
 cdef Answer *free = NULL
-cdef int waiting = 0, thread_count = 0, failed = 0
+cdef int waiting = 0, thread_count = 0
+# Answers that the kernel did not take, and why the last of them.
+cdef int failed_count = 0, failed = 0
 cdef bint is_ending = False, is_told = False
 # Answers given to the threads, those that they have written, and how many that were at the last look.
 cdef uint64_t queued_count = 0, written_count = 0, seen_count = 0
@@ -118,12 +123,10 @@ def answer(uint64_t number, data):
     global free, first, last, waiting, queued_count
     cdef Answer *one = NULL
     cdef Py_buffer view
-    cdef int error
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     if view.len < large_bytes:
-        error = write_or_fail(number, &view)
+        write_or_fail(number, &view)
         PyBuffer_Release(&view)
-        note(error)
         return
     if done != NULL:
         let_go(NULL)
@@ -143,14 +146,13 @@ def answer(uint64_t number, data):
     pthread_mutex_unlock(&lock)
     if one == NULL:
         with nogil:
-            error = write_or_fail(number, &view)
+            write_or_fail(number, &view)
         PyBuffer_Release(&view)
-        note(error)
 
 
 def refuse(uint64_t number, int error):
     """Answer the READ `number` with the errno `error`."""
-    note(write_reply(device, number, error, NULL, 0))
+    write_error(number, error)
 
 
 def are_moving():
@@ -165,16 +167,12 @@ def are_moving():
 
 
 def not_taken():
-    """Return the errno of an answer that the kernel did not take since the last call, so that its read failed, or 0."""
-    global failed
-    told, failed = failed, 0
-    return told
-
-
-cdef inline void note(int error) noexcept nogil:
-    global failed
-    if error:
-        failed = error
+    """Return how many answers the kernel did not take since the last call, so that their reads failed, and an errno."""
+    global failed_count
+    pthread_mutex_lock(&lock)
+    count, failed_count = failed_count, 0
+    pthread_mutex_unlock(&lock)
+    return count, failed
 
 
 cdef int let_go(void *unused) noexcept:
@@ -213,9 +211,8 @@ cdef void *write_answers(void *unused) noexcept nogil:
         first = one.next
         waiting -= 1
         pthread_mutex_unlock(&lock)
-        error = write_or_fail(one.unique, &one.view)
+        write_or_fail(one.unique, &one.view)
         pthread_mutex_lock(&lock)
-        note(error)
         written_count += 1
         one.next, done = done, one
         tells, is_told = not is_told, True
@@ -245,9 +242,18 @@ cdef int write_reply(int device, uint64_t unique, int error, const void *data, s
     return errno
 
 
-cdef int write_or_fail(uint64_t unique, const Py_buffer *view) noexcept nogil:
-    """Answer with the bytes of `view`, or with EIO if the kernel does not take them; return why it does not, or 0."""
+cdef void write_or_fail(uint64_t unique, const Py_buffer *view) noexcept nogil:
+    """Answer with the bytes of `view`, or with EIO if the kernel does not take them."""
+    global failed, failed_count
     cdef int error = write_reply(device, unique, 0, view.buf, view.len)
     if error:
-        write_reply(device, unique, EIO, NULL, 0)
-    return error
+        pthread_mutex_lock(&lock)
+        failed = error
+        failed_count += 1
+        pthread_mutex_unlock(&lock)
+        write_error(unique, EIO)
+
+
+cdef void write_error(uint64_t unique, int error) noexcept nogil:
+    if write_reply(device, unique, error, NULL, 0):
+        _exit(1)

@@ -250,14 +250,20 @@ async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
         while True:
             reads.count_stall()
             report.write()
-            if error := replies.not_taken():
-                _log.error("the kernel did not take an answer, so the read failed: %s", os.strerror(error))
+            _tell_not_taken()
             # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
             if replies.are_moving():
                 counters.add(beats)
             await trio.sleep(BEAT_EVERY_S)
     finally:
         report.write()
+        _tell_not_taken()
+
+
+def _tell_not_taken() -> None:
+    count, error = replies.not_taken()
+    if count:
+        _log.error("the kernel did not take %d answers, so these reads failed: %s", count, os.strerror(error))
 
 
 class _Report:

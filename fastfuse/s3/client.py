@@ -183,7 +183,7 @@ class S3Client:
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        is_small = end - start <= TASK_BYTES
+        is_small, began_s = end - start <= TASK_BYTES, trio.current_time()
         # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
         reply = await self._get_at_once(ref, start, end) if is_small else None
         if isinstance(reply, tuple):
@@ -194,7 +194,8 @@ class S3Client:
                 if isinstance(reply, tuple):
                     return reply
             again = partial(self._get_once, ref, start, end)
-            return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=reply)
+            name = _shown(ref.bucket, ref.key)
+            return await self._retries.run(again, name=name, failed=reply, began_s=began_s)
         raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
 
     async def _get_at_once(
@@ -210,6 +211,7 @@ class S3Client:
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
         credentials = source.latest if source else None
+        self._sign_with(credentials)
         request = _get_request(route, credentials, ref, start, end)
         connection = route.fresh_connection()
         if connection is None:
@@ -376,11 +378,15 @@ class S3Client:
             if is_read:
                 retry_if_passing(error)
             raise
+        self._sign_with(credentials)
+        return await self._routes.find(bucket, is_read=is_read), credentials
+
+    def _sign_with(self, credentials: Credentials | None) -> None:
+        """Count `credentials` as renewed if others signed before."""
         if credentials is not self._credentials:
             if self._credentials is not None:
                 self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
             self._credentials = credentials
-        return await self._routes.find(bucket, is_read=is_read), credentials
 
     async def _refusal(
         self,

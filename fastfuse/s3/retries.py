@@ -91,8 +91,17 @@ class Retries:
                 "object" if len(self._names) == 1 else "objects",
             )
 
-    async def run(self, attempt: Callable[[], Awaitable[T]], *, name: str, failed: RetryableError | None = None) -> T:
-        """Return the result of `attempt`, called again while it raises `RetryableError`; `failed` is a first failure.
+    async def run(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        name: str,
+        failed: RetryableError | None = None,
+        began_s: float | None = None,
+    ) -> T:
+        """Return the result of `attempt`, called again while it raises `RetryableError`.
+
+        `failed` is a first failure, of an attempt that began at `began_s` on trio's clock.
 
         `name` tells in the log what was requested. Failures are counted apart by kind: four of one do not end the
         attempts of another.
@@ -100,13 +109,14 @@ class Retries:
         Raises the wrapped error when the attempts are used up; the last one is made shortly before the deadline of the
         surrounding cancel scope. If that is not answered either, the error is that of the one before.
         """
-        result = await self._run(attempt, name, failed)
+        result = await self._run(attempt, name, failed, trio.current_time() if began_s is None else began_s)
         if self.is_in_trouble:
             self.answered()
         return result
 
-    async def _run(self, attempt: Callable[[], Awaitable[T]], name: str, failed: RetryableError | None) -> T:
-        began_s = trio.current_time()
+    async def _run(
+        self, attempt: Callable[[], Awaitable[T]], name: str, failed: RetryableError | None, began_s: float
+    ) -> T:
         made = FailedAttempts(self._budget, began_s=began_s, deadline_s=trio.current_effective_deadline())
         told = 0
         last: RetryableError | None = None

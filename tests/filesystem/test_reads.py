@@ -24,6 +24,7 @@ from fastfuse.objects import Buffer, ObjectRef
 HEAD = struct.Struct("=IiQ")  # <linux/fuse.h>: fuse_out_header
 REF = ObjectRef("bucket", "key", 100, '"etag"')
 AT_HAND, FETCHED, FAILING, STALE = 1, 2, 3, 4
+FAILS = 666  # a process whose reads the engine cannot bear
 
 
 class Engine:
@@ -45,6 +46,8 @@ class Engine:
         return b"f" * size_bytes
 
     def began(self, reader: int) -> None:
+        if reader == FAILS:
+            raise MemoryError
         self.readers.append(reader)
 
 
@@ -134,6 +137,16 @@ async def test_an_inode_that_the_table_has_not_is_stale(connection: socket.socke
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {7: errno.ESTALE}
         assert place.count("fastfuse_requests") == 1
+
+
+async def test_an_unforeseen_failure_is_an_answer_that_is_told(
+    connection: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with place_at(connection) as place:
+        place.reads.take(7, AT_HAND, 0, 3, FAILS)
+        assert place.answered() == {7: errno.EIO}
+        assert place.count("fastfuse_handler_failures") == 1
+        assert caplog.messages == ["read failed for an unforeseen reason; the mount goes on"]
 
 
 async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: socket.socket) -> None:

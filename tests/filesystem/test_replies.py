@@ -144,21 +144,24 @@ def test_an_answer_that_the_kernel_does_not_take_fails_its_own_read_at_most(conn
             replies.answer(number, data)
         got = [kernel.recv(1 << 20) for _ in range(2)]
     assert got == [HEAD.pack(HEAD.size, -errno.EIO, 1), reply_to(2, LARGE)]
-    assert (replies.not_taken(), replies.not_taken()) == (errno.EMSGSIZE, 0)
+    assert (replies.not_taken(), replies.not_taken()[0]) == ((1, errno.EMSGSIZE), 0)
 
 
-@pytest.mark.fuse
-def test_why_the_kernel_does_not_take_an_answer_is_told() -> None:
-    with open("/dev/fuse", "r+b", buffering=0) as unmounted:
-        replies.start(unmounted.fileno(), 0, least_bytes=LEAST_BYTES)
-        replies.answer(1, b"small")
-        assert replies.not_taken() == errno.EPERM
-    kernel, session = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    kernel.close()
-    with session:
-        replies.start(session.fileno(), 0, least_bytes=LEAST_BYTES)
-        replies.answer(1, b"small")
-        assert replies.not_taken() == errno.EPIPE
+_NEVER_TAKEN = """
+import sys
+from fastfuse.filesystem.fuse import replies
+threads, least_bytes = map(int, sys.argv[1:])
+with open("/dev/full", "wb", buffering=0) as device:
+    replies.start(device.fileno(), threads, least_bytes=least_bytes)
+    replies.answer(1, bytes(16))
+    replies.finish()
+"""
+
+
+@pytest.mark.parametrize(("threads", "least_bytes"), [(0, 16), (0, 32), (1, 16)])
+def test_a_process_that_would_lose_an_answer_ends(threads: int, least_bytes: int) -> None:
+    done = subprocess.run([sys.executable, "-c", _NEVER_TAKEN, str(threads), str(least_bytes)], check=False)
+    assert done.returncode == 1
 
 
 def test_what_is_written_is_let_go_without_another_answer(connection: Connection) -> None:

@@ -23,6 +23,7 @@ from fastfuse.errors import (
     ServiceError,
     UnavailableError,
 )
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -184,25 +185,27 @@ async def test_keys_that_no_header_can_carry_are_refused(
     assert "secret-part" not in str(caught.value) + caught.value.hint
 
 
-async def test_a_read_is_signed_with_the_renewed_keys(aws_environment: Path, tmp_path: Path) -> None:
-    reply = tmp_path / "reply"
+@pytest.mark.parametrize("size_bytes", [4, 1 << 20])
+async def test_a_read_is_signed_with_the_renewed_keys_and_the_renewal_is_counted(
+    aws_environment: Path, tmp_path: Path, size_bytes: int
+) -> None:
+    reply, data, counters = tmp_path / "reply", bytes(size_bytes), Counters()
     write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
     reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
-    with LoopbackServer(
-        {"bucket": MemoryObjects({"key": b"data"})}, ServerConfig(access_key_id="AKIASECOND")
-    ) as server:
+    with LoopbackServer({"bucket": MemoryObjects({"key": data})}, ServerConfig(access_key_id="AKIASECOND")) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", profile="process"))
         clock = Clock(datetime.now(UTC))
         assert session.credentials is not None
         session.credentials = CredentialSource(session.credentials._resolve, now=clock)
-        reader = S3Client(session)
-        ref = ObjectRef("bucket", "key", 4, "")
+        reader = S3Client(session, counters=counters)
+        ref = ObjectRef("bucket", "key", size_bytes, "")
         with pytest.raises(ObjectDeniedError, match="InvalidAccessKeyId"):
-            await reader.get(ref, 0, 4)
+            await reader.get(ref, 0, size_bytes)
         reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
         clock.now += timedelta(seconds=31)
         await renewed(session.credentials)
-        assert await reader.get(ref, 0, 4) == b"data"
+        assert await reader.get(ref, 0, size_bytes) == data
+        assert counters.get("fastfuse_credentials_renewed") == 1
         await reader.aclose()
 
 

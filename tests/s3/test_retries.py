@@ -88,6 +88,18 @@ async def test_a_failure_that_has_happened_counts_as_an_attempt(autojump_clock: 
     assert made[0] > 0
 
 
+async def test_the_time_of_a_failure_that_has_happened_is_told_with_it(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    attempt, _ = failing(0)
+    began_s = trio.current_time()
+    await trio.sleep(3)
+    failed = RetryableError(UnavailableError("failure 0"), EXPIRED)
+    await Retries().run(attempt, name="x", failed=failed, began_s=began_s)
+    assert "(attempt 1 failed, 3.0 s so far)" in caplog.messages[0]
+
+
 async def test_a_failure_that_is_final_is_raised_without_another_attempt() -> None:
     attempt, made = failing(0)
     final = RetryableError(UnavailableError("final"), Failure(kind=Kind.DENIED, detail=""))
