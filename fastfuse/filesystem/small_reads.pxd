@@ -8,6 +8,9 @@ cdef extern from "../s3/small_get.h" nogil:
         char etag[256]
         size_t etag_bytes
         size_t size_bytes
+        uint64_t start
+        size_t part_bytes
+        char *target
 
 
 cdef struct Job:

@@ -6,6 +6,7 @@ version and of the right length (`checks`), and classifies what went wrong (`fai
 tried again until the deadline. `integrity` compares the bytes with their checksum. Uploads are in `upload`.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
@@ -37,7 +38,10 @@ from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
 
-__all__ = ["S3Client"]
+__all__ = ["GetDirect", "S3Client"]
+
+# Takes an object and a range of it, from where to where, and what gives memory.
+GetDirect = Callable[[ObjectRef, int, int, Callable[[int], memoryview]], Awaitable[Buffer | None]]
 
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
@@ -75,6 +79,8 @@ class S3Client:
         self._integrity = Integrity(
             is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
         )
+        # Gets a range of a larger object in another way, into memory that it takes; it returns None where it does not.
+        self.get_direct: GetDirect | None = None
         self._closed = False
 
     @property
@@ -91,7 +97,11 @@ class S3Client:
         check_range_arguments(ref, start, end)
         began_s = trio.current_time()
         try:
-            data = await self._integrity.get(ref, start, end)
+            data: Buffer | None = None
+            if self.get_direct is not None and TASK_BYTES < end - start < ref.size_bytes:
+                data = await self.get_direct(ref, start, end, self._buffers.take)
+            if data is None:
+                data = await self._integrity.get(ref, start, end)
         except BaseException as error:
             self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
@@ -112,16 +122,20 @@ class S3Client:
         return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
 
     def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
-        """Count a GET that was made elsewhere, over a `direct` way."""
+        """Count a GET of an object that was made elsewhere, over a `direct` way."""
         self._count("ok", size_bytes)
-        self._rate.answered(trio.current_time())
-        self._saw_first_byte(first_byte_s)
+        self.answered_directly(first_byte_s)
         self._saw_end(took_s)
         self._integrity.count_direct(is_checked=is_checked)
 
+    def answered_directly(self, first_byte_s: float) -> None:
+        """Note that the service has answered a GET that was made elsewhere."""
+        self._rate.answered(trio.current_time())
+        self._saw_first_byte(first_byte_s)
+
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
-        failure = failure_of_reply(status, "") if status else Failure(kind=Kind.BROKEN, detail="")
+        failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         self._note_refusal(status, failure)

@@ -1,4 +1,5 @@
-/* GETs of whole small objects over a blocking connection, for a thread without the GIL: see filesystem/small_reads.pyx.
+/* GETs of whole small objects, and of parts of large ones, over a blocking connection, for a thread without the GIL: see
+   filesystem/small_reads.pyx.
 
    A GET is sent and its reply compared with what is expected. Whatever is unusual ends the connection and is left to the
    client in Python (s3/client.py), which asks again and decides: so nothing here judges, retries or tells. What is
@@ -37,6 +38,11 @@
 #define SMALL_ETAG_BYTES 256
 #define SMALL_REQUEST_BYTES (16 << 10)
 
+/* What comes with the head of a part is copied, so less is received there. A thread that waits for the rest sleeps until
+   so much has come (SO_RCVLOWAT): s3/connection.py. */
+#define SMALL_FIRST_BYTES 4096
+#define SMALL_WAKING_BYTES (256 << 10)
+
 /* As many as S3 names at once. */
 #define SMALL_MOST_ADDRESSES 8
 
@@ -46,7 +52,8 @@ typedef struct { const char *at; size_t bytes; } small_text;
 typedef struct {
     int uses;
     int64_t ends_ns;             /* CLOCK_MONOTONIC */
-    int64_t patience_ns;
+    int64_t patience_ns;         /* the silence that ends the GET of a whole object, and that of a part */
+    int64_t part_patience_ns, part_limit_ns; /* and how long one may take in all */
     struct sockaddr_storage addresses[SMALL_MOST_ADDRESSES];
     int address_count;
     SSL_CTX *tls;                /* NULL: plain HTTP */
@@ -67,6 +74,7 @@ typedef struct {
     /* Where it leads. */
     char host[256];
     int port;
+    int64_t patience_ns;         /* what its socket waits for */
     unsigned turn;               /* which of the addresses: connections spread over them, and go on to the next */
     EVP_MD_CTX *hash;
 } small_connection;
@@ -77,6 +85,10 @@ typedef struct {
     char etag[SMALL_ETAG_BYTES];
     size_t etag_bytes;
     size_t size_bytes;
+    /* The part that is asked for, and where its bytes go; without a target it is the whole object. */
+    uint64_t start;
+    size_t part_bytes;
+    char *target;
 } small_object;
 
 static int64_t small_now_ns(void)
@@ -162,8 +174,8 @@ static int small_is_right(const small_text *headers, const uint8_t *data, size_t
     return 1;
 }
 
-/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is a plain 200. */
-static int small_parse(const char *head, size_t bytes, small_text *headers, int *status)
+/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is plain, with the status `code`. */
+static int small_parse(const char *head, size_t bytes, const char *code, small_text *headers, int *status)
 {
     const char *line = head, *end = head + bytes;
     int lines = 0;
@@ -182,7 +194,8 @@ static int small_parse(const char *head, size_t bytes, small_text *headers, int 
         if (stop + 1 >= end ? stop != end : stop[1] != '\n')
             return 0;
         if (!lines++) {
-            if (stop - line < 12 || memcmp(line, "HTTP/1.1 200", 12) || stop - line > 13 + SMALL_MOST_REASON)
+            if (stop - line < 12 || memcmp(line, "HTTP/1.1 ", 9) || memcmp(line + 9, code, 3) ||
+                stop - line > 13 + SMALL_MOST_REASON)
                 return 0;
             if (stop - line > 12 && line[12] != ' ')
                 return 0;
@@ -212,15 +225,23 @@ static int small_parse(const char *head, size_t bytes, small_text *headers, int 
     return lines > 0;
 }
 
-/* Return whether the head says that all of `object` follows, in the listed version and as it is. */
+static int small_equals(const small_text *header, const char *expected, int bytes)
+{
+    return header->at && header->bytes == (size_t) bytes && !memcmp(header->at, expected, bytes);
+}
+
+/* Return whether the head says that what is asked for of `object` follows, in the listed version and as it is. */
 static int small_is_of(const small_text *headers, const small_object *object)
 {
-    char expected[24];
-    size_t digits = snprintf(expected, sizeof expected, "%zu", object->size_bytes);
-    return headers[SMALL_LENGTH].bytes == digits && !memcmp(headers[SMALL_LENGTH].at, expected, digits) &&
-           !headers[SMALL_RANGE].at && !headers[SMALL_ENCODING].at &&
-           headers[SMALL_ETAG].bytes == object->etag_bytes &&
-           !memcmp(headers[SMALL_ETAG].at, object->etag, object->etag_bytes);
+    char length[24], range[96];
+    int length_bytes = snprintf(
+        length, sizeof length, "%zu", object->target ? object->part_bytes : object->size_bytes);
+    int range_bytes = snprintf(
+        range, sizeof range, "bytes %llu-%llu/%zu", (unsigned long long) object->start,
+        (unsigned long long) (object->start + object->part_bytes - 1), object->size_bytes);
+    return small_equals(&headers[SMALL_LENGTH], length, length_bytes) && !headers[SMALL_ENCODING].at &&
+           small_equals(&headers[SMALL_ETAG], object->etag, object->etag_bytes) &&
+           (object->target ? small_equals(&headers[SMALL_RANGE], range, range_bytes) : !headers[SMALL_RANGE].at);
 }
 
 /* Connections */
@@ -284,10 +305,17 @@ static int small_secure(small_connection *connection, const small_route *route)
     return SSL_connect(tls) == 1;
 }
 
+static void small_set_patience(small_connection *connection, int64_t patience_ns)
+{
+    struct timeval patience = {patience_ns / 1000000000, patience_ns % 1000000000 / 1000};
+    setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    connection->patience_ns = patience_ns;
+}
+
 static int small_connect(small_connection *connection, const small_route *route)
 {
     int one = 1;
-    struct timeval patience = {route->patience_ns / 1000000000, route->patience_ns % 1000000000 / 1000};
     const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
     socklen_t address_bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
     memcpy(connection->host, route->host, sizeof route->host);
@@ -297,8 +325,7 @@ static int small_connect(small_connection *connection, const small_route *route)
         return 0;
     setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    setsockopt(connection->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    setsockopt(connection->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    small_set_patience(connection, route->patience_ns);
     if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes) &&
         (!route->tls || small_secure(connection, route)))
         return 1;
@@ -370,10 +397,14 @@ static size_t small_write_request(
             return 0;
         small_write_hex(digest, hex);
     }
+    char range[64] = "";
+    if (object->target)
+        snprintf(range, sizeof range, "range: bytes=%llu-%llu\r\n", (unsigned long long) object->start,
+                 (unsigned long long) (object->start + object->part_bytes - 1));
     int length = snprintf(
-        request, SMALL_REQUEST_BYTES, "%.*s%.*s%.*s%s%sif-match: %.*s\r\n\r\n", (int) route->before.bytes,
+        request, SMALL_REQUEST_BYTES, "%.*s%.*s%.*s%s%s%sif-match: %.*s\r\n\r\n", (int) route->before.bytes,
         route->before.at, (int) object->path_bytes, object->path, (int) route->behind.bytes, route->behind.at, hex,
-        hex[0] ? "\r\n" : "", (int) object->etag_bytes, object->etag);
+        hex[0] ? "\r\n" : "", range, (int) object->etag_bytes, object->etag);
     return length > 0 && length < SMALL_REQUEST_BYTES ? length : 0;
 }
 
@@ -385,16 +416,43 @@ static int small_send(small_connection *connection, const char *data, size_t byt
     return SSL_write_ex(connection->tls, data, bytes, &count) && count == bytes;
 }
 
-/* Get `object` into `data`, which has room for it and for a head. Return whether all of it is as expected; its bytes are
-   then at `*body`. `*status` is that of the reply, or 0. Afterwards the connection is ready for another one, or closed. */
+/* Receive `bytes` into `target`, and return whether they came until `ends_ns`. */
+static int small_fill(small_connection *connection, char *target, size_t bytes, int64_t ends_ns)
+{
+    while (bytes) {
+        size_t count = 0;
+        if (connection->tls) {
+            if (!SSL_read_ex(connection->tls, target, bytes, &count))
+                return 0;
+        } else {
+            /* Nothing follows the last bytes, so they alone have to wake the thread. */
+            int waking = bytes > SMALL_WAKING_BYTES ? SMALL_WAKING_BYTES : 1;
+            setsockopt(connection->fd, SOL_SOCKET, SO_RCVLOWAT, &waking, sizeof waking);
+            ssize_t received = recv(connection->fd, target, bytes - (waking > 1 ? waking : 0), MSG_WAITALL);
+            if (received <= 0)
+                return 0;
+            count = received;
+        }
+        target += count;
+        bytes -= count;
+        if (bytes && small_now_ns() > ends_ns)
+            return 0;
+    }
+    return 1;
+}
+
+/* Get `object` into `data`, which has room for it and for a head; a part into its own target, and only the head into
+   `data`. Return whether all of it is as expected; the bytes of a whole object are then at `*body`. `*status` is that of the reply, or 0. Afterwards the connection is ready for another one, or closed. */
 static inline int small_get(
     small_connection *connection, const small_route *route, const small_object *object, char *data, char **body,
     int64_t *first_byte_ns, int *is_checked, int *status)
 {
     char request[SMALL_REQUEST_BYTES], *end = NULL;
     small_text headers[SMALL_NAMES];
-    size_t done = 0, head_bytes = 0, whole = SMALL_HEAD_BYTES + object->size_bytes;
-    int64_t began_ns = small_now_ns();
+    size_t done = 0, head_bytes = 0, body_bytes = object->target ? 0 : object->size_bytes;
+    size_t whole = SMALL_HEAD_BYTES + body_bytes;
+    int64_t began_ns = small_now_ns(), patience_ns = object->target ? route->part_patience_ns : route->patience_ns;
+    int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns : SMALL_MOST_SILENCES * patience_ns);
     int is_right = 0, is_kept = 0, one = 1;
     *status = 0;
     ERR_clear_error();
@@ -406,11 +464,16 @@ static inline int small_get(
         small_close(connection);
     if (connection->fd < 0 && !small_connect(connection, route))
         goto end;
+    if (connection->patience_ns != patience_ns)
+        small_set_patience(connection, patience_ns);
     if (!small_send(connection, request, request_bytes))
         goto end;
     while (done < whole) {
-        ssize_t count = small_receive(connection, data + done, whole - done);
-        if (count <= 0 || small_now_ns() - began_ns > SMALL_MOST_SILENCES * route->patience_ns)
+        size_t most = whole - done;
+        if (object->target && most > SMALL_FIRST_BYTES)
+            most = SMALL_FIRST_BYTES;
+        ssize_t count = small_receive(connection, data + done, most);
+        if (count <= 0 || small_now_ns() > ends_ns)
             goto end;
         done += count;
         if (!end) {
@@ -419,9 +482,14 @@ static inline int small_get(
                 *first_byte_ns = small_now_ns() - began_ns;
             end = memmem(data + from, (done < SMALL_HEAD_BYTES ? done : SMALL_HEAD_BYTES) - from, "\r\n\r\n", 4);
             if (end) {
-                whole = end + 4 - data + object->size_bytes;
-                if (!small_parse(data, end - data, headers, status) || !small_is_of(headers, object) || done > whole)
+                if (!small_parse(data, end - data, object->target ? "206" : "200", headers, status) ||
+                    !small_is_of(headers, object))
                     goto end;
+                whole = end + 4 - data + (object->target ? object->part_bytes : body_bytes);
+                if (done > whole)
+                    goto end;
+                if (object->target)
+                    break;
             } else if (done >= SMALL_HEAD_BYTES)
                 goto end;
         }
@@ -429,7 +497,12 @@ static inline int small_get(
             setsockopt(connection->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
     }
     *body = end + 4;
-    is_right = small_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
+    if (object->target) {
+        size_t begun = data + done - *body;
+        memcpy(object->target, *body, begun);
+        is_right = small_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns);
+    } else
+        is_right = small_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
     is_kept = is_right && (!headers[SMALL_CONNECTION].at ||
               (headers[SMALL_CONNECTION].bytes == 10 && !strncasecmp(headers[SMALL_CONNECTION].at, "keep-alive", 10)));
 end:

@@ -13,7 +13,7 @@ int accepted(const char *head, size_t bytes, const char *etag, size_t size_bytes
     object.size_bytes = size_bytes;
     object.etag_bytes = strlen(etag);
     memcpy(object.etag, etag, object.etag_bytes);
-    if (!small_parse(head, bytes, headers, &status) || !small_is_of(headers, &object))
+    if (!small_parse(head, bytes, "200", headers, &status) || !small_is_of(headers, &object))
         return 0;
     for (int name = 0; name < SMALL_NAMES; name++) {
         places[2 * name] = headers[name].at ? headers[name].at - head : -1;
