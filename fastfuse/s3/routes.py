@@ -71,7 +71,7 @@ class Route:
         return self.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
-        """Return the parts of GETs of whole objects below `prefix` that are the same for a while, for `small_get.h`."""
+        """Return the parts of GETs of objects below `prefix` that are the same for a while, for `direct_get.h`."""
         signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
         path = f"{self.endpoint.base_path}/{quote(prefix, safe='/~')}"
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
@@ -96,7 +96,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The way of GETs that `small_get.h` makes."""
+    """The way of GETs that `direct_get.h` makes."""
 
     endpoint: Endpoint
     tls: TlsContext | None

@@ -55,8 +55,8 @@ def _replies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")
-    path = tmp_path_factory.mktemp("program") / "small-get"
-    source = Path(__file__).with_name("small_get.c")
+    path = tmp_path_factory.mktemp("program") / "direct-get"
+    source = Path(__file__).with_name("direct_get.c")
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command = ["gcc", "-O1", "-g", "-Wall", "-Werror", *sanitizers, "-o", str(path), str(source), "-lssl", "-lcrypto"]
     subprocess.run(command, check=True)

@@ -2,8 +2,8 @@
 """Threads that fetch without the interpreter: small files, from the kernel's request to the kernel's pages, and parts.
 
 `interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows nothing,
-a thread from here GETs the object (s3/small_get.h), compares the reply with what was listed, and writes it to the kernel.
-The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to the
+kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -21,14 +21,14 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from fastfuse.filesystem.replies cimport write_reply
-from fastfuse.filesystem.small_reads cimport Job, small_object
+from fastfuse.filesystem.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.threads cimport (
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
 __all__ = [
-    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_part", "in_flight_now",
-    "is_armed", "is_read", "may_get_part", "parts", "release", "returned", "served", "stalled_ns", "start",
+    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_part",
+    "in_flight_now", "is_armed", "is_read", "may_get_part", "parts", "release", "returned", "served", "stalled_ns", "start",
 ]
 
 cdef extern from "<semaphore.h>" nogil:
@@ -49,8 +49,8 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     ssize_t write(int, const void *, size_t)
 
-cdef extern from "../s3/small_get.h" nogil:
-    ctypedef struct small_text:
+cdef extern from "../s3/direct_get.h" nogil:
+    ctypedef struct direct_text:
         const char *at
         size_t bytes
     ctypedef struct EVP_MD_CTX:
@@ -59,7 +59,7 @@ cdef extern from "../s3/small_get.h" nogil:
         pass
     struct sockaddr_storage:
         pass
-    ctypedef struct small_route:
+    ctypedef struct direct_route:
         int uses
         int64_t ends_ns, patience_ns, part_patience_ns, part_limit_ns
         sockaddr_storage addresses[8]
@@ -67,26 +67,26 @@ cdef extern from "../s3/small_get.h" nogil:
         SSL_CTX *tls
         char host[256]
         int port, is_address
-        small_text before, behind, canonical_before, canonical_behind, before_hash, key
+        direct_text before, behind, canonical_before, canonical_behind, before_hash, key
         EVP_MD_CTX *inner
         EVP_MD_CTX *outer
         char *texts
         size_t texts_bytes
-    ctypedef struct small_connection:
+    ctypedef struct direct_connection:
         int fd
         unsigned int turn
         EVP_MD_CTX *hash
-    int SMALL_HEAD_BYTES
-    int SMALL_MOST_SILENCES
-    int SMALL_MOST_ADDRESSES
-    int SMALL_PATH_BYTES
-    int SMALL_ETAG_BYTES
-    int64_t small_now_ns()
-    void small_make_crcs()
-    bint small_get(
-        small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *, int *)
-    int small_begin_mac(small_route *)
-    void small_free_route(small_route *)
+    int DIRECT_HEAD_BYTES
+    int DIRECT_MOST_SILENCES
+    int DIRECT_MOST_ADDRESSES
+    int DIRECT_PATH_BYTES
+    int DIRECT_ETAG_BYTES
+    int64_t direct_now_ns()
+    void direct_make_crcs()
+    bint direct_get(
+        direct_connection *, const direct_route *, const direct_object *, char *, char **, int64_t *, int *, int *)
+    int direct_begin_mac(direct_route *)
+    void direct_free_route(direct_route *)
     EVP_MD_CTX *EVP_MD_CTX_new()
     void EVP_MD_CTX_free(EVP_MD_CTX *)
 
@@ -106,8 +106,8 @@ cdef struct Thread:
     int number
     sem_t has_job
     Thread *next_idle
-    small_connection connection
-    small_route *route
+    direct_connection connection
+    direct_route *route
     int64_t began_ns
     # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/in_hand.py).
     int64_t *in_hand
@@ -126,7 +126,7 @@ cdef struct Record:
 
 cdef pthread_mutex_t lock
 # All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
-cdef small_route *route = NULL
+cdef direct_route *route = NULL
 cdef Thread *idle = NULL
 # Those that have ended a part of which Python has not heard; they have no other job until then.
 cdef Thread *ended = NULL
@@ -147,11 +147,11 @@ cdef uint64_t marked = 0
 cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
-small_make_crcs()
+direct_make_crcs()
 
 
 def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
-    """Write replies to `device_fd`, and tell of returned reads through the eventfd `returned_fd`, from at most `threads`.
+    """Write replies to `device_fd`, and tell of what is returned through the eventfd `returned_fd`, from `threads`.
 
     `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
     """
@@ -209,18 +209,18 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
     """Let threads read from now on and for `for_s`, over this way.
 
     `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
-    `texts` are those of `small_route` in order. The GET of a file in which nothing comes for `patience_s` is returned, that
-    of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all.
+    `texts` are those of `direct_route` in order. The GET of a file in which nothing comes for `patience_s` is returned,
+    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all.
     """
     global route, failures
-    cdef small_route *new
-    cdef small_route *old
+    cdef direct_route *new
+    cdef direct_route *old
     cdef char *at
     cdef bytes text = b"".join(texts)
     cdef bytes address
     if not addresses or len(host) >= 256 or len(texts) != 6:
         raise ValueError("a way that leads nowhere")
-    new = <small_route *> calloc(1, sizeof(small_route))
+    new = <direct_route *> calloc(1, sizeof(direct_route))
     if new == NULL:
         raise MemoryError()
     new.texts = <char *> malloc(len(text) + 1)
@@ -229,19 +229,20 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
         raise MemoryError()
     memcpy(new.texts, PyBytes_AS_STRING(text), len(text))
     new.texts_bytes = len(text)
-    for address in addresses[:SMALL_MOST_ADDRESSES]:
-        memcpy(&new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
+    for address in addresses[:DIRECT_MOST_ADDRESSES]:
+        memcpy(
+            &new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
         new.address_count += 1
     memcpy(new.host, PyBytes_AS_STRING(host), len(host))
     new.port, new.is_address, new.tls, new.uses = port, is_address, <SSL_CTX *> tls, 1
-    new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), small_now_ns() + <int64_t> (for_s * 1e9)
+    new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), direct_now_ns() + <int64_t> (for_s * 1e9)
     new.part_patience_ns, new.part_limit_ns = <int64_t> (part_patience_s * 1e9), <int64_t> (part_limit_s * 1e9)
     at = new.texts
     for place, part in zip(range(6), texts):
         (&new.before)[<int> place].at, (&new.before)[<int> place].bytes = at, len(part)
         at += <Py_ssize_t> len(part)
-    if new.key.bytes and not small_begin_mac(new):
-        small_free_route(new)
+    if new.key.bytes and not direct_begin_mac(new):
+        direct_free_route(new)
         raise MemoryError()
     pthread_mutex_lock(&lock)
     old, route, failures = route, new, 0
@@ -260,21 +261,21 @@ def is_armed():
     """Return whether threads read."""
     cdef bint armed
     pthread_mutex_lock(&lock)
-    armed = route != NULL and small_now_ns() < route.ends_ns
+    armed = route != NULL and direct_now_ns() < route.ends_ns
     pthread_mutex_unlock(&lock)
     return armed
 
 
 def end_stalled():
-    """End connections whose GET takes longer than it may: one that drips over TLS resets every timeout of its socket."""
+    """End connections whose GET takes longer than it may: a drip over TLS resets every timeout of its socket."""
     cdef int at
     cdef Thread *thread
-    cdef int64_t limit_ns, now_ns = small_now_ns()
+    cdef int64_t limit_ns, now_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     for at in range(thread_count):
         thread = all_threads[at]
         if thread.route != NULL:
-            limit_ns = SMALL_MOST_SILENCES * thread.route.patience_ns
+            limit_ns = DIRECT_MOST_SILENCES * thread.route.patience_ns
             if thread.job.object.target != NULL:
                 limit_ns = thread.route.part_limit_ns
             if now_ns - thread.began_ns > limit_ns and thread.connection.fd >= 0:
@@ -302,7 +303,7 @@ def served():
     """
     cdef int at
     cdef Record *one
-    cdef int64_t now_ns = small_now_ns()
+    cdef int64_t now_ns = direct_now_ns()
     if not record_count:
         return ()
     told = []
@@ -338,9 +339,9 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
     """
     cdef Thread *thread
-    cdef small_object *object
+    cdef direct_object *object
     cdef Py_buffer part
-    if len(path) >= SMALL_PATH_BYTES or len(etag) >= SMALL_ETAG_BYTES:
+    if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
         return -1
     PyObject_GetBuffer(data, &part, PyBUF_WRITABLE)
     thread = taken_thread(True)
@@ -352,7 +353,7 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     memcpy(object.etag, PyBytes_AS_STRING(etag), len(etag))
     object.path_bytes, object.etag_bytes, object.size_bytes = len(path), len(etag), size_bytes
     object.start, object.part_bytes, object.target = start, part.len, <char *> part.buf
-    thread.began_ns = small_now_ns()
+    thread.began_ns = direct_now_ns()
     hand_over(thread)
     return thread.number
 
@@ -407,7 +408,7 @@ def stalled_ns():
 
 cdef inline void count_wait(int step) noexcept nogil:
     global stalled, waiting_since_ns
-    cdef int64_t now_ns = small_now_ns()
+    cdef int64_t now_ns = direct_now_ns()
     if waiting == NULL:
         return
     if waiting[0]:
@@ -416,16 +417,16 @@ cdef inline void count_wait(int step) noexcept nogil:
     waiting[0] += step
 
 
-cdef void let_go(small_route *old) noexcept nogil:
+cdef void let_go(direct_route *old) noexcept nogil:
     if old != NULL:
         old.uses -= 1
         if not old.uses:
-            small_free_route(old)
+            direct_free_route(old)
 
 
 cdef void stop() noexcept nogil:
     global route
-    cdef small_route *old = route
+    cdef direct_route *old = route
     route = NULL
     let_go(old)
 
@@ -456,7 +457,7 @@ cdef Thread *taken_thread(bint is_for_part) noexcept:
     cdef Thread *thread = NULL
     cdef bint has_room
     pthread_mutex_lock(&lock)
-    if route != NULL and small_now_ns() >= route.ends_ns:
+    if route != NULL and direct_now_ns() >= route.ends_ns:
         stop()
     has_room = is_for_part or record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
     has_room = has_room and route != NULL
@@ -482,7 +483,7 @@ cdef void begin(Job *job) noexcept:
     marks[job.inode] |= _BY_THREAD
     thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
     thread.in_hand[0] = job.inode
-    thread.began_ns = small_now_ns()
+    thread.began_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     in_flight += 1
     in_flight_bytes += job.object.size_bytes
@@ -511,7 +512,7 @@ cdef Thread *new_thread() noexcept:
     thread = <Thread *> calloc(1, sizeof(Thread))
     if thread == NULL:
         return NULL
-    thread.data = <char *> malloc(SMALL_HEAD_BYTES + _MOST_BYTES)
+    thread.data = <char *> malloc(DIRECT_HEAD_BYTES + _MOST_BYTES)
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
     thread.in_hand, thread.number = in_hand + 4 * thread_count, thread_count
     sem_init(&thread.has_job, 0, 0)
@@ -542,10 +543,10 @@ cdef void *serve(void *argument) noexcept nogil:
         record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
         record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
         record.began_ns = thread.began_ns
-        is_read = thread.route != NULL and small_get(
+        is_read = thread.route != NULL and direct_get(
             &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
             &record.is_checked, &record.status)
-        record.took_ns = small_now_ns() - thread.began_ns
+        record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
