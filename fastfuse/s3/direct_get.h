@@ -165,7 +165,8 @@ static int direct_is_right(const direct_text *headers, const uint8_t *data, size
             for (digest_bytes = name ? 4 : 8; crc || digest_bytes; crc >>= 8)
                 digest[--digest_bytes] = crc;
             digest_bytes = name ? 4 : 8;
-        } else if (!EVP_Digest(data, bytes, digest, &digest_bytes, name == DIRECT_SHA1 ? EVP_sha1() : EVP_sha256(), NULL))
+        } else if (!EVP_Digest(
+                       data, bytes, digest, &digest_bytes, name == DIRECT_SHA1 ? EVP_sha1() : EVP_sha256(), NULL))
             return 0;
         *is_checked = 1;
         size_t length = EVP_EncodeBlock(text, digest, digest_bytes);
@@ -174,7 +175,8 @@ static int direct_is_right(const direct_text *headers, const uint8_t *data, size
     return 1;
 }
 
-/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is plain, with the status `code`. */
+/* Take the head of `bytes` apart, without the empty line at its end. Return whether it is plain, with the status
+   `code`. */
 static int direct_parse(const char *head, size_t bytes, const char *code, direct_text *headers, int *status)
 {
     const char *line = head, *end = head + bytes;
@@ -442,7 +444,8 @@ static int direct_fill(direct_connection *connection, char *target, size_t bytes
 }
 
 /* Get `object` into `data`, which has room for it and for a head; a part into its own target, and only the head into
-   `data`. Return whether all of it is as expected; the bytes of a whole object are then at `*body`. `*status` is that of the reply, or 0. Afterwards the connection is ready for another one, or closed. */
+   `data`. Return whether all of it is as expected; the bytes of a whole object are then at `*body`. `*status` is that of
+   the reply, or 0. Afterwards the connection is ready for another one, or closed. */
 static inline int direct_get(
     direct_connection *connection, const direct_route *route, const direct_object *object, char *data, char **body,
     int64_t *first_byte_ns, int *is_checked, int *status)
@@ -503,8 +506,9 @@ static inline int direct_get(
         is_right = direct_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns);
     } else
         is_right = direct_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
-    is_kept = is_right && (!headers[DIRECT_CONNECTION].at ||
-              (headers[DIRECT_CONNECTION].bytes == 10 && !strncasecmp(headers[DIRECT_CONNECTION].at, "keep-alive", 10)));
+    const direct_text *persistence = &headers[DIRECT_CONNECTION];
+    is_kept = is_right && (!persistence->at ||
+                           (persistence->bytes == 10 && !strncasecmp(persistence->at, "keep-alive", 10)));
 end:
     if (!is_kept)
         direct_close(connection);
