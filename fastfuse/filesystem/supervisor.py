@@ -40,7 +40,7 @@ from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
-from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.metrics import Counters, bind_metrics, endpoint_url, mount_labels, serve_metrics
 from fastfuse.s3.aws import S3Session
 
 __all__ = ["Supervisor", "run"]
@@ -88,7 +88,7 @@ class Supervisor:
         self._settings = settings
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
-        self._counters = counters or Counters()
+        self._counters = counters or Counters(labels=mount_labels(settings.mountpoint, settings.source.bucket))
         self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
