@@ -1,5 +1,6 @@
 """Look at this machine, for the rules."""
 
+import ctypes
 import os
 import re
 import resource
@@ -8,6 +9,7 @@ from pathlib import Path
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
+from fastfuse.filesystem.fuse import interposed
 from fastfuse.filesystem.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
 __all__ = ["look"]
@@ -28,6 +30,7 @@ def look(root: Path = Path("/")) -> Facts:
     memory = memory_limit_bytes(root / "proc/self/cgroup", root / "sys/fs/cgroup")
     return Facts(
         kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        libfuse=_libfuse(),
         device_obstacle=device,
         rights_obstacle=None if rights is None else (str(rights), rights.hint),
         has_sys_admin=may_mount(),
@@ -39,3 +42,10 @@ def look(root: Path = Path("/")) -> Facts:
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,
         cpu_limit=cpu_limit(root / "proc/self/cgroup", root / "sys/fs/cgroup"),
     )
+
+
+def _libfuse() -> str:
+    """Return the version of the libfuse that serves mounts."""
+    version = ctypes.CDLL(interposed.__file__).fuse_pkgversion  # linked to that libfuse
+    version.restype = ctypes.c_char_p
+    return str(version().decode())
