@@ -134,6 +134,7 @@ def _figures(it: Figures, last: Counters) -> dict[str, str]:
         "Read, p50 and p99": f"{it.read_p50_s * 1000:,.3g} ms, {it.read_p99_s * 1000:,.3g} ms",
         "GET's first byte, p50 and p99": f"{it.first_byte_p50_s * 1000:,.3g} ms, {it.first_byte_p99_s * 1000:,.3g} ms",
         "Parts ahead of readers": f"{it.foreseen_share:.0%}" if it.parts else "",
+        "Reads that waited for nothing": f"{it.hit_share:.0%}" if it.hits + it.misses else "",
         "Files of the source": f"{it.files:,}, {format_size(it.total_bytes)}" if it.files else "",
         "Tried again": f"{it.throttled + it.retried:,}",
         "Failed reads": f"{it.failed_reads:,}",
