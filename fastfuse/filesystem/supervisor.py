@@ -88,7 +88,8 @@ class Supervisor:
         self._settings = settings
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
-        self._counters = counters or Counters(labels=mount_labels(settings.mountpoint, settings.source.bucket))
+        self._place = place_for(settings)
+        self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
@@ -98,7 +99,6 @@ class Supervisor:
             gid=settings.gid,
             umask=settings.umask,
         )
-        self._place = place_for(settings)
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._metrics_pid = 0
