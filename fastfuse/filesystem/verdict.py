@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from fastfuse.metrics import HISTOGRAMS, METRICS, READ_ERRNOS, RETRY_CAUSES, Counters
 from fastfuse.prices import Item, dollars
-from fastfuse.sizes import MIB, format_size
+from fastfuse.sizes import MIB, format_size, three_digits
 
 __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "summary_lines"]
 
@@ -293,7 +293,7 @@ RULES: Final = (
             # A download and a stream count no readers.
             f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
             f"for what S3 and the network deliver, "
-            f"{_three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
+            f"{three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; a larger instance has a faster network",
     ),
@@ -342,8 +342,4 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{_three_digits(seconds * 1000)} ms"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{three_digits(seconds * 1000)} ms"
