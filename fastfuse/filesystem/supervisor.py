@@ -167,7 +167,6 @@ class Supervisor:
     def _count_table(self, made: IndexReport) -> None:
         counters = self._counters
         counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-        counters.add(counters.slot("fastfuse_objects_listed"), made.files + made.refused)
         counters.set(counters.slot("fastfuse_table_files"), made.files)
         counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(self._snapshot_fd).st_size)
         counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)

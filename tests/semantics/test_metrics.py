@@ -221,6 +221,19 @@ def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> 
         wait_until(lambda: Scrape(port)["wasted_bytes_total",] == (1 << 20) - 12288)
 
 
+def test_objects_are_counted_while_they_are_listed() -> None:
+    files = MemoryObjects({f"{number:04}": b"" for number in range(1500)})
+    with place(files, "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
+        assert Scrape(port)["objects_listed_total",] == 1500
+        # The first page comes, and no other.
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2", skip=1))
+        here.mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: Scrape(port)["objects_listed_total",] == 2500)
+        here.server.faults.remove(rule)
+        wait_until(lambda: Scrape(port)["objects_listed_total",] == 3000)
+
+
 def test_the_memory_of_the_inode_table_is_told_apart() -> None:
     names = {f"{number:05}": b"" for number in range(2000)}
     files = MemoryObjects({"one": b""})
