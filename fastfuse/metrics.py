@@ -4,11 +4,12 @@ A counter is one int64 in a page that the supervisor maps before it forks. Each 
 worker, or the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any
 process. The scrape endpoint is a process of its own: a scraper can slow down neither the mount nor its supervisor.
 
-Labels are closed sets: outcomes, errnos and a job's channels, never a key, a bucket or an endpoint.
+Labels are closed sets: outcomes, errnos, and what is mounted where; never a key or an endpoint.
 """
 
 import errno as _errno
 import mmap
+import os
 import socket
 import wsgiref.simple_server
 from array import array
@@ -16,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, product
+from pathlib import Path
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -29,7 +31,7 @@ from fastfuse.version import VERSION
 __all__ = [
     *("ASKERS", "BUILD_INFO", "CACHE_EVENTS", "CACHE_FAILURES", "ERRNO_LABELS", "HISTOGRAMS", "MEMORY_USES"),
     *("METRICS", "OUTCOMES", "READS", "READ_ERRNOS", "RETRY_CAUSES", "SOURCES", "Counter", "Counters"),
-    *("Distribution", "Histogram", "bind_metrics", "endpoint_url", "health", "serve_metrics"),
+    *("Distribution", "Histogram", "bind_metrics", "endpoint_url", "health", "mount_labels", "serve_metrics"),
 ]
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
@@ -160,7 +162,7 @@ METRICS = (
     Counter("fastfuse_loop_cpu_seconds", "Seconds of CPU that workers' event loops have used.", unit=1e-6),
     Counter("fastfuse_cpu_limit", "CPUs that the mount may use at the same time.", is_gauge=True, unit=1e-3),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
-    Counter("fastfuse_objects_listed", "Objects listed."),
+    Counter("fastfuse_objects_listed", "Objects listed; grows while a listing is made."),
     Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_table_bytes", "Bytes of these files.", is_gauge=True),
@@ -201,8 +203,9 @@ class Counters:
     # The names of the numbers of a `copy`, in their order.
     NAMES = tuple(f"{name}/{value}" for name, value in _SLOTS)
 
-    def __init__(self, numbers: Iterable[int] = ()) -> None:
-        """Begin with the `numbers` of a `copy`, or with 0 everywhere."""
+    def __init__(self, numbers: Iterable[int] = (), labels: Mapping[str, str] | None = None) -> None:
+        """Begin with the `numbers` of a `copy`, or with 0 everywhere. Whoever scrapes sees the `labels`."""
+        self.labels = labels or {}
         # Anonymous and shared: every process forked from this one sees the same numbers.
         self._memory = mmap.mmap(-1, 8 * len(_SLOTS))
         self._values = memoryview(self._memory).cast("q")
@@ -269,15 +272,18 @@ class Counters:
 
 class _SharedCollector(Collector):
     def __init__(self, channels: Mapping[str, Counters]) -> None:
-        self._channels = channels
+        # A mount has no name. Of several channels, all have the same labels.
+        self._channels = [
+            ({**({"channel": name} if name else {}), **counters.labels}, counters)
+            for name, counters in channels.items()
+        ]
 
     def collect(self) -> Iterator[Metric]:
         build = GaugeMetricFamily(BUILD_INFO.name, BUILD_INFO.help, labels=[BUILD_INFO.label])
         build.add_metric([*BUILD_INFO.values], 1)
         yield build
-        # A mount has no name, and its metrics no label for one.
-        names = [] if "" in self._channels else ["channel"]
-        channels = [([channel] if names else [], counters) for channel, counters in self._channels.items()]
+        names = [*self._channels[0][0]] if self._channels else []
+        channels = [([*labels.values()], counters) for labels, counters in self._channels]
         for metric in METRICS:
             kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
             family = kind(metric.name, metric.help, labels=[*names, *filter(None, [metric.label])])
@@ -319,6 +325,12 @@ def endpoint_url(listener: socket.socket) -> str:
     """Where `listener` can be scraped."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+
+
+def mount_labels(mountpoint: Path, bucket: str) -> dict[str, str]:
+    """Return the labels of the metrics of a mount or a channel; `bucket` is empty if it is of no bucket."""
+    # A scrape is UTF-8, and a path may be none.
+    return {"mount": os.fsencode(mountpoint).decode(errors="replace"), "bucket": bucket}
 
 
 def health(channels: Mapping[str, Counters]) -> str:

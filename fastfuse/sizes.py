@@ -6,7 +6,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["GIB", "KIB", "MIB", "format_duration", "format_size", "parse_share", "parse_size"]
+__all__ = ["GIB", "KIB", "MIB", "format_duration", "format_size", "parse_share", "parse_size", "three_digits"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -72,3 +72,8 @@ def format_duration(seconds: float) -> str:
             parts.append(f"{left // size} {unit}")
         left %= size
     return " ".join(parts[:2])
+
+
+def three_digits(number: float) -> str:
+    """Return a number with three digits, or with all that it has before its point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from fastfuse.metrics import (
     Counters,
     bind_metrics,
     health,
+    mount_labels,
     serve_metrics,
 )
 
@@ -118,6 +120,13 @@ def test_a_quantile_lies_in_the_bucket_of_the_time_that_it_estimates(times_s: li
 
 def test_a_quantile_of_nothing_is_0(counters: Counters) -> None:
     assert [counters.distribution(histogram).quantile(0.5) for histogram in HISTOGRAMS] == [0, 0, 0]
+
+
+def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() -> None:
+    counters = Counters(labels=mount_labels(Path(os.fsdecode(b"/mnt/\xff")), "bucket"))
+    families = metrics._SharedCollector({"": counters}).collect()
+    labels = [sample.labels for family in families if family.name != BUILD_INFO.name for sample in family.samples]
+    assert {(one["mount"], one["bucket"]) for one in labels} == {("/mnt/\ufffd", "bucket")}
 
 
 def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters, scrape: tuple[str, int]) -> None:

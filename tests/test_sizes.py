@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.sizes import format_size, parse_size
+from fastfuse.sizes import format_size, parse_size, three_digits
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,11 @@ def test_whatever_the_text_it_is_a_size_or_a_configuration_error(text: str) -> N
 )
 def test_a_size_is_written_in_the_largest_unit_that_it_fills(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (0.01234, "0.0123"), (99.94, "99.9"), (99.96, "100"), (999.6, "1,000"), (1234567, "1,234,567")],
+)
+def test_numbers_have_three_digits_or_all_before_the_point(number: float, text: str) -> None:
+    assert three_digits(number) == text

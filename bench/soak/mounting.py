@@ -58,7 +58,11 @@ class SoakMount(MountProcess):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics; a label's value stands behind the name: ``fastfuse_errors_total EIO``."""
-        return {" ".join((sample.name, *sample.labels.values())): sample.value for sample in self.samples()}
+        where = {"mount", "bucket"}
+        return {
+            " ".join((one.name, *(value for name, value in one.labels.items() if name not in where))): one.value
+            for one in self.samples()
+        }
 
 
 def _write_credentials(place: Path) -> dict[str, str]:

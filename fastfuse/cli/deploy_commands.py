@@ -64,7 +64,6 @@ def deploy(
         "More options of the mount, as in fstab: region=eu-west-1,training.")] = None,
     image: Annotated[str, option("--image IMAGE", "The image of fastfuse.")] = f"fastfuse:{VERSION}",
     name: Annotated[str, option("--name NAME", "What it is called in the cluster.")] = "fastfuse",
-    namespace: Annotated[str | None, option("--namespace NAME", "The namespace; left out, kubectl's.")] = None,
     service_account: Annotated[str | None, option("--service-account NAME",
         "The service account, whose role may read the source.")] = None,
     secret: Annotated[str | None, option("--secret NAME",
@@ -90,7 +89,7 @@ def deploy(
             f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
         )
     table_bytes = objects * _OBJECT_BYTES
-    names = {"--name": name, "--namespace": namespace, "--service-account": service_account, "--secret": secret}
+    names = {"--name": name, "--service-account": service_account, "--secret": secret}
     made = manifest(
         kind,
         str(uri),
@@ -146,8 +145,6 @@ def install(
     program: Annotated[str | None, option("--program FILE",
         "The fastfuse that units and mount(8) run; left out, this one.")] = None,
     remove: Annotated[bool, option("--remove", "Remove what was installed.")] = False,
-    force: Annotated[bool, option("--force",
-        "Replace or remove files that were changed after they were installed, too.")] = False,
 ) -> int:  # fmt: skip
     """Install units, helpers for fstab, completion, and man pages.
 
@@ -178,8 +175,8 @@ def install(
     completions = {shell: help_files.completion(shell) for shell in ("bash", "zsh", "fish")}
     pages = help_files.man_pages(context.parent)
     for file in system.files(root, prefix.strip("/"), run_by_units, completions, pages):
-        outcome = system.settle(file, root, remove=remove, force=force)
-        kept = " (changed since it was installed; --force takes it all the same)" if outcome == "kept" else ""
+        outcome = system.settle(file, root, remove=remove)
+        kept = " (changed since it was installed: remove it first to have it replaced)" if outcome == "kept" else ""
         say(f"{outcome:9} {root / file.path}{kept}")
     return 0
 

@@ -78,7 +78,6 @@ def manifest(
     secret = names["--secret"]
     values: dict[str, object] = {
         "name": names["--name"],
-        "namespace": names["--namespace"],
         "service_account": names["--service-account"],
         # Its keys become variables of the mount: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
         "credentials": None if secret is None else [{"secretRef": {"name": secret}}],

@@ -1,7 +1,7 @@
 """The files that fastfuse puts into a system: units, helpers of mount(8), completion and man pages.
 
 Each ends with a stamp, the digest of what stands before it. A file whose stamp fits is as fastfuse wrote it and may be
-replaced or removed. Any other is the administrator's and is kept, unless its loss is asked for.
+replaced or removed. Any other is the administrator's and is kept.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def files(
         yield File(f"{share}/man/man1/{name}.1", text, comment='.\\"')
 
 
-def settle(file: File, root: Path, *, remove: bool, force: bool) -> str:
+def settle(file: File, root: Path, *, remove: bool) -> str:
     """Write or remove a file below `root`. Return wrote, removed, unchanged, missing or kept."""
     path, text = root / file.path, f"{file.text}{file.comment} {_STAMP}{_digest(file.text)}\n"
     try:
@@ -65,7 +65,7 @@ def settle(file: File, root: Path, *, remove: bool, force: bool) -> str:
             return "missing"
         if not remove and found == text and path.stat().st_mode & 0o777 == file.mode:
             return "unchanged"
-        if found is not None and not (force or _is_as_written(found)):
+        if found is not None and not _is_as_written(found):
             return "kept"
         if remove:
             path.unlink()

@@ -1,5 +1,6 @@
 """Look at this machine, for the rules."""
 
+import ctypes
 import os
 import re
 import resource
@@ -28,6 +29,7 @@ def look(root: Path = Path("/")) -> Facts:
     memory = memory_limit_bytes(root / "proc/self/cgroup", root / "sys/fs/cgroup")
     return Facts(
         kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        libfuse=_libfuse(),
         device_obstacle=device,
         rights_obstacle=None if rights is None else (str(rights), rights.hint),
         has_sys_admin=may_mount(),
@@ -39,3 +41,12 @@ def look(root: Path = Path("/")) -> Facts:
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,
         cpu_limit=cpu_limit(root / "proc/self/cgroup", root / "sys/fs/cgroup"),
     )
+
+
+def _libfuse() -> str:
+    """Return the version of the libfuse that serves mounts."""
+    from fastfuse.filesystem.fuse import interposed  # the command line loads this module at every start
+
+    version = ctypes.CDLL(interposed.__file__).fuse_pkgversion  # linked to that libfuse
+    version.restype = ctypes.c_char_p
+    return str(version().decode())

@@ -44,6 +44,7 @@ class Facts:
     """What a mount needs of the machine. An obstacle is a pair: what is in the way, and the remedy."""
 
     kernel: tuple[int, int]
+    libfuse: str
     device_obstacle: tuple[str, str] | None
     rights_obstacle: tuple[str, str] | None
     has_sys_admin: bool
@@ -58,7 +59,7 @@ class Facts:
 
 def findings(facts: Facts) -> list[Finding]:
     """Return a finding for each check, always in the same order."""
-    kernel = f"Linux {facts.kernel[0]}.{facts.kernel[1]}"
+    kernel = f"Linux {facts.kernel[0]}.{facts.kernel[1]}, libfuse {facts.libfuse}"
     rights = "CAP_SYS_ADMIN: mounts by itself" if facts.has_sys_admin else "no CAP_SYS_ADMIN: fusermount3 mounts"
     memory, cpus = facts.memory_limit_bytes, facts.cpu_limit
     return [

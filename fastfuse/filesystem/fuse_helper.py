@@ -146,7 +146,8 @@ class Helper:
                 case "raise_readahead":
                     raise_readahead(self._device)
                 case "is_mounted":
-                    found = {"is_mounted": self._is_there() and is_dead(self.mountpoint)}
+                    is_there = self._is_there() and is_dead(self.mountpoint)
+                    found = {"is_mounted": is_there, "mountpoint": str(self.mountpoint)}
                 case "unmount" if self._is_there():
                     unmount(self.mountpoint, lazy=asked["lazy"], device=self._device)
                 case "abort" if self._is_there():

@@ -86,7 +86,8 @@ class HelperPlace(Place):
                 hint=f"start it first, as root: fastfuse fuse-helper --socket {path} --user {os.geteuid()} MOUNTPOINT",
             ) from error
         try:
-            self._ask("is_mounted")  # it may serve another process, and a listing may take minutes
+            # Before the listing, which may take minutes: it may serve another process.
+            self.mountpoint = Path(self._ask("is_mounted")[0].get("mountpoint", self.mountpoint))
         except BaseException:
             self._connection.close()
             raise

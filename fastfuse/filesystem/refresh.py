@@ -46,8 +46,8 @@ def run_lister(
 ) -> tuple[int, IndexReport]:
     """List in a new process; return the memfd with the snapshot, which the caller closes, and the report.
 
-    `counters`, whose memory the process inherits, count the requests that were tried again. `session` has its files
-    read, and the lister's credentials, after it.
+    `counters`, whose memory the process inherits, count objects, and requests that were tried again. `session` has its
+    files read, and the lister's credentials, after it.
 
     Raises:
         FastfuseError: the lister raised it, or did not live to answer.

@@ -40,7 +40,7 @@ from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
-from fastfuse.metrics import Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.metrics import Counters, bind_metrics, endpoint_url, mount_labels, serve_metrics
 from fastfuse.s3.aws import S3Session
 
 __all__ = ["Supervisor", "run"]
@@ -88,7 +88,8 @@ class Supervisor:
         self._settings = settings
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
-        self._counters = counters or Counters()
+        self._place = place_for(settings)
+        self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
@@ -98,7 +99,6 @@ class Supervisor:
             gid=settings.gid,
             umask=settings.umask,
         )
-        self._place = place_for(settings)
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._metrics_pid = 0
@@ -167,7 +167,6 @@ class Supervisor:
     def _count_table(self, made: IndexReport) -> None:
         counters = self._counters
         counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-        counters.add(counters.slot("fastfuse_objects_listed"), made.files + made.refused)
         counters.set(counters.slot("fastfuse_table_files"), made.files)
         counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(self._snapshot_fd).st_size)
         counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from fastfuse.metrics import HISTOGRAMS, METRICS, READ_ERRNOS, RETRY_CAUSES, Counters
 from fastfuse.prices import Item, dollars
-from fastfuse.sizes import MIB, format_size
+from fastfuse.sizes import MIB, format_size, three_digits
 
 __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "summary_lines"]
 
@@ -77,6 +77,9 @@ class Figures:
     demanded: int = _counted("fastfuse_fetched_parts", "demanded")
     ahead: int = _counted("fastfuse_fetched_parts", "ahead")
     prefetched: int = _counted("fastfuse_fetched_parts", "prefetched")
+    # Reads of the kernel that waited for nothing, and the others.
+    hits: int = _counted("fastfuse_reads", "hit")
+    misses: int = _counted("fastfuse_reads", "miss")
     hints: int = _counted("fastfuse_hints", "taken")
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
@@ -109,6 +112,11 @@ class Figures:
     def foreseen_share(self) -> float:
         """The share of the parts that were fetched before a reader asked for them."""
         return (self.ahead + self.prefetched) / self.parts if self.parts else 0.0
+
+    @property
+    def hit_share(self) -> float:
+        """The share of the reads that waited for nothing; the page cache's own are not known."""
+        return self.hits / max(1, self.hits + self.misses)
 
     @property
     def mean_file_bytes(self) -> float:
@@ -285,7 +293,7 @@ RULES: Final = (
             # A download and a stream count no readers.
             f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
             f"for what S3 and the network deliver, "
-            f"{_three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
+            f"{three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; a larger instance has a faster network",
     ),
@@ -305,7 +313,7 @@ def judge(figures: Figures, mode: str = "") -> Verdict:
 
 def as_json(figures: Figures, mode: str = "") -> dict[str, Any]:
     """Return figures, shares and verdict as JSON can carry them."""
-    derived = ("stalled_share", "foreseen_share", "parts", "readers", "cost_usd")
+    derived = ("stalled_share", "foreseen_share", "hit_share", "parts", "readers", "cost_usd")
     shares = {name: getattr(figures, name) for name in derived}
     return {**asdict(figures), **shares, "verdict": asdict(judge(figures, mode))}
 
@@ -313,16 +321,20 @@ def as_json(figures: Figures, mode: str = "") -> dict[str, Any]:
 def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return what `as_json` made for people."""
     verdict, cost_usd, in_use_s = summary["verdict"], summary["cost_usd"], summary["in_use_s"]
+    files = f"{summary['files']:,} file{'s' * (summary['files'] != 1)}"
+    source = f"{files}, {format_size(summary['total_bytes'])}: " if summary["files"] else ""
     read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
     refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
     ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""
+    hits = f", {summary['hit_share']:.0%} of the reads hit" if summary["hits"] + summary["misses"] else ""
     read_s, byte_s = summary["read_p50_s"], summary["first_byte_p50_s"]
     took = f"a read took {_ms(read_s)} (p99 {_ms(summary['read_p99_s'])})" if read_s else ""
     began = f"a GET's first byte {_ms(byte_s)} (p99 {_ms(summary['first_byte_p99_s'])})" if byte_s else ""
     times = ", ".join(filter(None, (took, began)))
     return [
-        f"{read}fetched {format_size(summary['fetched_bytes'])} in {summary['gets'] - summary['refused']:,} GETs "
-        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}",
+        f"{source}{read}fetched {format_size(summary['fetched_bytes'])} "
+        f"in {summary['gets'] - summary['refused']:,} GETs "
+        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}{hits}",
         f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use"
         f"{'; ' if times else ''}{times}",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",
@@ -330,8 +342,4 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _ms(seconds: float) -> str:
-    return f"{_three_digits(seconds * 1000)} ms"
-
-
-def _three_digits(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{three_digits(seconds * 1000)} ms"

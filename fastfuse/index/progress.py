@@ -18,11 +18,16 @@ _LOG_EVERY_S = 10.0
 
 
 @contextmanager
-def shown_progress(source: S3Uri) -> Iterator[ProgressCallback]:
-    """Yield the callback that shows the progress of the listing of `source`."""
+def shown_progress(source: S3Uri, count: Callable[[int], None]) -> Iterator[ProgressCallback]:
+    """Yield the callback that shows the progress of the listing of `source`, and calls `count` with its objects."""
     started_s = time.monotonic()
     with shown_line("listing", str(source)) as show:
-        yield lambda listed: show(lambda: _figures(listed, started_s))
+
+        def report(listed: ListingProgress) -> None:
+            count(listed.objects)
+            show(lambda: _figures(listed, started_s))
+
+        yield report
 
 
 @contextmanager

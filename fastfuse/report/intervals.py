@@ -19,7 +19,6 @@ class Interval(NamedTuple):
     end: float
     figures: Figures
     held_bytes: int
-    target_bytes: int
 
 
 def intervals(samples: Sequence[tuple[float, Counters]]) -> list[Interval]:
@@ -33,12 +32,7 @@ def intervals(samples: Sequence[tuple[float, Counters]]) -> list[Interval]:
             chosen.append(sample)
     chosen.append(samples[-1])
     return [
-        Interval(
-            pair[1][0],
-            figures(pair),
-            pair[1][1].get("fastfuse_pool_bytes"),
-            pair[1][1].get("fastfuse_memory_target_bytes"),
-        )
+        Interval(pair[1][0], figures(pair), pair[1][1].get("fastfuse_pool_bytes"))
         for pair in pairwise(chosen)
         if pair[1][0] > pair[0][0]  # a clock that was set back makes no interval
     ]

@@ -16,7 +16,7 @@ from fastfuse.filesystem.verdict import Figures, judge
 from fastfuse.metrics import Counters
 from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record
-from fastfuse.sizes import MIB, format_duration, format_size
+from fastfuse.sizes import MIB, format_duration, format_size, three_digits
 
 __all__ = ["Line", "chart", "check_installed", "page"]
 
@@ -59,7 +59,7 @@ _CHARTS: Final = (
     _Chart(
         "Memory",
         "MiB",
-        (("held", lambda it: it.held_bytes / MIB), ("target", lambda it: it.target_bytes / MIB)),
+        (("held", lambda it: it.held_bytes / MIB), ("target", lambda it: it.figures.memory_target_bytes / MIB)),
         "Bytes of data held or on their way at the end of each interval, and what --memory-target allows.",
     ),
     _Chart(
@@ -131,9 +131,10 @@ def _figures(it: Figures, last: Counters) -> dict[str, str]:
         "GETs": f"{it.gets - it.refused:,}" + (f" and {it.refused:,} refused" if it.refused else ""),
         "GETs cost": f"${it.cost_usd:.{4 if it.cost_usd >= 0.01 else 6}f}",
         "Readers waited": f"{it.stalled_share:.1%} of {format_duration(it.in_use_s)} in use",
-        "Read, p50 and p99": f"{it.read_p50_s * 1000:,.3g} ms, {it.read_p99_s * 1000:,.3g} ms",
-        "GET's first byte, p50 and p99": f"{it.first_byte_p50_s * 1000:,.3g} ms, {it.first_byte_p99_s * 1000:,.3g} ms",
+        "Read, p50 and p99": _times(it.read_p50_s, it.read_p99_s),
+        "GET's first byte, p50 and p99": _times(it.first_byte_p50_s, it.first_byte_p99_s),
         "Parts ahead of readers": f"{it.foreseen_share:.0%}" if it.parts else "",
+        "Reads that waited for nothing": f"{it.hit_share:.0%}" if it.hits + it.misses else "",
         "Files of the source": f"{it.files:,}, {format_size(it.total_bytes)}" if it.files else "",
         "Tried again": f"{it.throttled + it.retried:,}",
         "Failed reads": f"{it.failed_reads:,}",
@@ -147,7 +148,7 @@ def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
     keys = []
     for number, (name, points) in enumerate(lines):
         found = [value for _, value in points if value is not None]
-        most = f"at most {_number(max(found))} {drawn.unit}" if found else "none"
+        most = f"at most {three_digits(max(found))} {drawn.unit}" if found else "none"
         keys.append(f"<span class='key key-{number}'>{name}: {most}</span>")
     svg = chart(drawn.title, drawn.unit, lines)
     return (
@@ -162,7 +163,7 @@ def _table(drawn: Sequence[_Chart], pieces: Sequence[Interval]) -> str:
     rows = []
     for piece in pieces:
         numbers = (number(piece) for *_, number in columns)
-        cells = "".join(f"<td>{'' if number is None else _number(number)}</td>" for number in numbers)
+        cells = "".join(f"<td>{'' if number is None else three_digits(number)}</td>" for number in numbers)
         rows.append(f"<tr><th scope='row'>{_moment(piece.end)}</th>{cells}</tr>")
     return (
         "<details><summary>All figures as a table</summary><div class='wide-table'><table>"
@@ -195,8 +196,8 @@ def _errors(errors: Sequence[tuple[float, str]], reason: str) -> Iterator[str]:
         yield f"<section><h2>Last errors</h2><ul class='errors'>{items}</ul></section>"
 
 
-def _number(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+def _times(*seconds: float) -> str:
+    return ", ".join(f"{three_digits(one * 1000)} ms" for one in seconds)
 
 
 def _moment(at: float) -> str:
@@ -284,7 +285,7 @@ def _cleaned(root: Any, classes: str, title: str) -> str:  # noqa: ANN401 -- an 
 
 def _label(number: float) -> str:
     # All labels are as wide as one another, so the charts of a page have their times below each other.
-    return (f"{number:,.0f}" if number >= 1000 else f"{number:.3g}").rjust(6, "\N{FIGURE SPACE}")
+    return three_digits(number).rjust(6, "\N{FIGURE SPACE}")
 
 
 def _ticks(times: Sequence[float], most: int) -> list[float]:

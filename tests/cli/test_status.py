@@ -196,6 +196,17 @@ def test_stats_print_a_line_an_interval_that_fits_on_a_terminal(mount: Mount) ->
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d( +[\d.,]+){4} +\d+%( +\d+){3}", line) for line in lines[1:21])
 
 
+def test_status_and_summary_are_the_same_plain_lines_on_every_terminal(mount: Mount) -> None:
+    def without_figures(text: str) -> list[str]:
+        return re.sub(r"[\d.,]+( [KM]i)?", "N", text).splitlines()
+
+    for words in ("status",), ("stats", "--summary"):
+        wanted = without_figures(run_fastfuse(*words, str(mount.path)).stdout)
+        for columns, settings in (80, {}), (200, {}), (80, {"NO_COLOR": "1"}), (80, {"TERM": "dumb"}):
+            code, shown = finished_on_terminal(*words, str(mount.path), columns=columns, settings=settings)
+            assert (code, without_figures(shown)) == (0, wanted)
+
+
 def test_stats_on_a_terminal_go_on_until_ctrl_c(mount: Mount) -> None:
     with terminal("stats", str(mount.path), "--interval", "0.1", columns=80) as screen:
         screen.read_until("errors\r\n")

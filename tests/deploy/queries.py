@@ -11,8 +11,8 @@ from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 __all__ = ["labels_of", "mistakes", "selectors_of"]
 
 COUNTS = {"rate", "increase"}
-# Prometheus adds the first two to every series, and fastfuse the last to those of a job.
-EVERYWHERE = {"instance": None, "job": None, "channel": None}
+# Prometheus adds the first two to every series, and fastfuse the others, the last one to those of a job.
+EVERYWHERE = dict.fromkeys(("instance", "job", "mount", "bucket", "channel"))
 GAUGES = {metric.name: metric for metric in (*METRICS, BUILD_INFO) if metric.is_gauge}
 COUNTERS = {f"{metric.name}_total": metric for metric in METRICS if not metric.is_gauge}
 BUCKETS = {f"{histogram.name}_bucket" for histogram in HISTOGRAMS}

@@ -33,7 +33,7 @@ def test_an_alert_asks_for_what_there_is(rule: dict[str, Any]) -> None:
         ("rate(fastfuse_waiting_reads[5m])", "rate of fastfuse_waiting_reads"),
         ("fastfuse_retries_total", "None of fastfuse_retries_total"),
         ('rate(fastfuse_retries_total{why="x"}[5m])', "fastfuse_retries_total has no label why"),
-        ("sum by (mount) (fastfuse_waiting_reads)", "fastfuse_waiting_reads has no label mount"),
+        ("sum by (key) (fastfuse_waiting_reads)", "fastfuse_waiting_reads has no label key"),
         ('rate(fastfuse_retries_total{cause=~"throttled|slow"}[$__rate_interval])', "cause is never slow"),
         ("histogram_quantile(0.5, rate(fastfuse_get_seconds_bucket[5m]))", "fastfuse_get_seconds_bucket without le"),
         ("time() - 1", "it asks for nothing"),

@@ -52,7 +52,7 @@ def test_each_file_that_is_written_is_named_and_a_second_time_nothing_changes(
     assert contents(tmp_path) == before
 
 
-def test_what_was_changed_since_is_kept_and_said_so_unless_it_is_forced(
+def test_what_was_changed_since_is_kept_and_said_so_until_it_is_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, capsys=capsys)
@@ -66,9 +66,8 @@ def test_what_was_changed_since_is_kept_and_said_so_unless_it_is_forced(
     assert "RestartSec=50" in unit.read_text()
     removed = install(tmp_path, "--remove", capsys=capsys)
     assert {name for name, outcome in removed.items() if outcome == "kept"} == changed == contents(tmp_path).keys()
-    said = install(tmp_path, "--force", capsys=capsys)
-    assert set(said.values()) == {"wrote"}
-    assert "RestartSec=50" not in unit.read_text()
+    unit.unlink()
+    assert install(tmp_path, capsys=capsys)[str(unit.relative_to(tmp_path))] == "wrote"
 
 
 def test_what_an_earlier_install_wrote_is_replaced_and_removed(

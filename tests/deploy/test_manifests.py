@@ -32,7 +32,7 @@ MIB = 1 << 20
 VERSIONS = ("1.29", kubernetes_validate.latest_version())
 TRAINS = ("--training-image", "repo/train:1")
 EVERYTHING = (
-    *("--name", "data-1", "--namespace", "team", "--image", "host:5000/fastfuse@sha256:0", "--mountpoint", "/data/a b"),
+    *("--name", "data-1", "--image", "host:5000/fastfuse@sha256:0", "--mountpoint", "/data/a b"),
     *("--memory-target", "2GiB", "--objects", "10000000", "-o", "region=eu-west-1,training", "--secret", "s3"),
     *("--service-account", "reader"),
 )
@@ -67,7 +67,7 @@ def test_a_manifest_is_what_kubernetes_publishes_a_schema_of(kind: str, options:
     for version in VERSIONS:
         kubernetes_validate.validate(made, version, strict=True)
     assert made["metadata"]["name"] == ("data-1" if options else "fastfuse")
-    assert made["metadata"].get("namespace") == ("team" if options else None)
+    assert "namespace" not in made["metadata"]  # that is kubectl's
     # No schema says that volumes and what selects pods are named twice.
     volumes = {one["name"] for one in pod_of(made)["volumes"]}
     assert {mount["name"] for one in containers(made).values() for mount in one["volumeMounts"]} == volumes
@@ -143,7 +143,7 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--sidecar", *TRAINS, "--hosts", "2"), "--hosts says how many pods --job starts"),
         (("--daemonset", "--name", "Data"), "--name 'Data' cannot be a name in Kubernetes"),
         (("--daemonset", "--name", "a" * 53), "cannot be a name in Kubernetes"),
-        (("--daemonset", "--namespace", "a\n"), r"--namespace 'a\n' cannot be a name"),
+        (("--daemonset", "--name", "a\n"), r"--name 'a\n' cannot be a name"),
         (("--daemonset", "--service-account", ""), "--service-account '' cannot be a name"),
         (("--daemonset", "--secret", "a: b"), "--secret 'a: b' cannot be a name"),
         (("--daemonset", "--image", 'x" y'), "is not an image"),
@@ -176,7 +176,7 @@ HOSTILE = st.text(st.sampled_from("\"'\\:#-{}[]&*!|>%@`$()/ ,=?~\n\té😀xyz") 
 
 
 def made_of(kind: Kind, source: str, place: PurePosixPath, options: str, words: list[str]) -> dict[str, Any]:
-    names = {"--name": "n"} | dict.fromkeys(("--namespace", "--service-account", "--secret"))
+    names = {"--name": "n"} | dict.fromkeys(("--service-account", "--secret"))
     images = {"--image": "i", "--training-image": "t"}
     text = manifest(
         kind, source, place, names=names, images=images, memory_target="1GiB", memory_bytes=(1, 1),

@@ -8,6 +8,7 @@ import typer.main
 
 from fastfuse.cli import commands
 from fastfuse.cli.main import app
+from fastfuse.filesystem.verdict import RULES
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
@@ -40,6 +41,11 @@ def test_the_table_of_label_values_is_complete() -> None:
     rows = re.findall(r"^\| `(\w+)` of `(\w+?)(?:_total)?` \| (.*) \|$", TEXTS["docs/METRICS.md"], re.MULTILINE)
     values = {(name, label): re.findall(r"`(\w+)`", text) for label, name, text in rows}
     assert values == {(metric.name, metric.label): [*metric.values] for metric in METRICS if metric.label}
+
+
+def test_the_table_of_verdicts_has_each_in_the_order_in_which_it_is_asked_for() -> None:
+    _, *rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", TEXTS["docs/TUNING.md"], re.MULTILINE)
+    assert rows == [*dict.fromkeys(rule.name for rule in RULES)]
 
 
 def _parameters(command: str) -> list[Any]:

@@ -1,6 +1,9 @@
 """`fastfuse doctor`: a rule for each condition, and the command on this machine."""
 
 import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +11,11 @@ import pytest
 
 from fastfuse.doctor.machine import look
 from fastfuse.doctor.rules import Facts, Level, findings
-from tests.mounting import run_fastfuse
+from tests.mounting import ENVIRONMENT, run_fastfuse
 
 WELL = Facts(
     kernel=(6, 9),
+    libfuse="3.14.0",
     device_obstacle=None,
     rights_obstacle=None,
     has_sys_admin=True,
@@ -58,10 +62,57 @@ def test_a_machine_without_the_device_is_found(tmp_path: Path) -> None:
     assert not facts.may_raise_readahead
 
 
+def test_the_limits_of_a_control_group_are_found(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/self/cgroup": "0::/job\n",
+        "sys/fs/cgroup/job/memory.max": f"{256 << 20}\n",
+        "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = {one.check: one for one in findings(look(tmp_path))}
+    assert "256 MiB in this control group" in found["memory limit"].found
+    assert "0.5 CPUs in this control group" in found["CPU limit"].found
+
+
+def prepared(script: str) -> dict[str, str]:
+    """Return the level of each check after a shell, in a mount namespace of its own, has prepared what it sees."""
+    words = (
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        f'{script} "$@"',
+        "sh",
+        sys.executable,
+        "-m",
+        "fastfuse",
+        "doctor",
+        "--json",
+    )
+    done = subprocess.run(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
+    checks = json.loads(done.stdout)["checks"]
+    assert done.returncode == any(one["level"] == "fail" for one in checks)
+    return {one["check"]: one["level"] for one in checks if one["level"] != "ok"}
+
+
+@pytest.mark.fuse
+def test_what_a_machine_lacks_is_found_on_a_real_one() -> None:
+    """The kernel says that it is an old one."""
+    assert prepared(
+        "mount --bind /dev/null /dev/fuse; mount -o remount,bind,ro /sys; "
+        "exec prlimit --nofile=256 setarch --uname-2.6 env PATH=/nowhere"
+    ) == {"kernel": "warn", "device": "fail", "fusermount3": "warn", "readahead": "warn", "open files": "warn"}
+    # Whether this user may open /dev/fuse is the machine's affair.
+    found = prepared("mount --bind /dev/null /etc/fuse.conf; exec setpriv --reuid=65534 --clear-groups --no-new-privs")
+    assert {"rights": "fail", "allow_other": "warn", "readahead": "warn"}.items() <= found.items()
+
+
 def test_the_command_prints_a_line_for_each_check_and_the_same_as_json() -> None:
     done, as_json = run_fastfuse("doctor"), run_fastfuse("doctor", "--json")
     report = json.loads(as_json.stdout)
     assert report["version"] == 1
     lines = done.stdout.splitlines()
     assert [line[:4].strip() for line in lines] == [one["level"] for one in report["checks"]]
+    assert re.search(r"kernel +Linux \d+\.\d+, libfuse 3\.\d+\.\d+: ", lines[0])
     assert done.returncode == as_json.returncode == any(one["level"] == "fail" for one in report["checks"])

@@ -244,7 +244,10 @@ def test_what_is_mounted_there_is_touched_only_if_the_client_had_it_mounted(requ
     try:
         helper = Helper(tmp_path, USER)
         answer, _ = helper.answer(_packet(request_))
-        assert json.loads(answer) in ({"fastfuse": 1}, {"fastfuse": 1, "is_mounted": False})
+        assert json.loads(answer) in (
+            {"fastfuse": 1},
+            {"fastfuse": 1, "is_mounted": False, "mountpoint": str(tmp_path)},
+        )
         helper.close()
         assert "is a mountpoint already" in json.loads(helper.answer(_packet("mount"))[0])["error"]["message"]
         assert find_mount(tmp_path) is not None
@@ -319,7 +322,7 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
         )  # fmt: skip
         with process, listener.accept()[0] as connection:
             connection.recv(MAX_PACKET_BYTES)
-            connection.send(b'{"fastfuse": 1, "is_mounted": false}')
+            connection.send(b'{"fastfuse": 1, "is_mounted": false, "mountpoint": "/data"}')
             assert json.loads(connection.recv(MAX_PACKET_BYTES))["request"] == "mount"
             assert process.stderr is not None
             [port] = re.findall(r"127\.0\.0\.1:(\d+)/metrics", process.stderr.readline())
@@ -327,6 +330,8 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
             asking.request("GET", "/healthz")
             reply = asking.getresponse()
             assert (reply.status, reply.read()) == (503, b"listing\n")
+            asking.request("GET", "/metrics")
+            assert b'fastfuse_draining{bucket="bucket",mount="/data"} 0.0\n' in asking.getresponse().read()
             asking.close()
             connection.send(b'{"error": {"kinds": ["MountError"], "message": "no", "hint": ""}}')
             assert process.wait(PATIENCE_S) == 5

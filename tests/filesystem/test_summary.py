@@ -48,6 +48,7 @@ def test_small_files_that_are_waited_for_are_the_verdict(server: LoopbackServer)
             summary = status_of(mount)["summary"]
             assert (summary["gets"], summary["served_bytes"], summary["fetched_bytes"]) == (40, 40_000, 40_000)
             assert (summary["files"], summary["total_bytes"], summary["foreseen_share"]) == (400, 400_000, 0.0)
+            assert (summary["hits"], summary["misses"], summary["hit_share"]) == (0, 40, 0.0)
             assert summary["cpu_s"] > 0
             assert 0.01 < summary["first_byte_p50_s"] <= summary["first_byte_p99_s"]
             shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout

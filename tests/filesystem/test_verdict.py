@@ -15,7 +15,7 @@ WELL = Figures(
     served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, reads=2_000_000,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
-    demanded=200, ahead=9_800, prefetched=0, hints=0,
+    demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, cache_size_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     kept = {"not waiting", "too little to judge", "throttled", "requests failed"}
     assert names == {name: name if name in kept else "network limit" for name in FAULTS}
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
-    assert lines[0].startswith("fetched 74.5 GiB in ")
+    assert lines[0].startswith("100 files, 93.1 GiB: fetched 74.5 GiB in ")
     assert " s in use; a GET's first byte 20 ms" in lines[1]
     silent = replace(SLOW, reads=0, fetched_bytes=30_000_000)
     assert judge(silent, mode).text == "readers waited for what S3 and the network deliver, 0.00833 MB/s on average"
@@ -127,7 +127,10 @@ def test_idle_hours_hide_no_waiting() -> None:
 
 def test_the_lines_have_the_figures() -> None:
     lines = summary_lines(as_json(SLOW))
-    assert lines[0] == "read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), 98% of the parts ahead"
+    assert lines[0] == (
+        "100 files, 93.1 GiB: read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), "
+        "98% of the parts ahead, 97% of the reads hit"
+    )
     assert lines[1] == (
         "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms), "
         "a GET's first byte 20 ms (p99 100 ms)"

@@ -60,6 +60,8 @@ def test_a_page_has_the_figures_in_words_and_each_point_of_a_chart_in_a_table() 
     assert figures["GETs cost"] == "$0.0144"
     assert figures["Readers waited"] == "11.5% of 1 h in use"
     assert figures["Failed reads"] == "6"
+    # Estimated from the bucket of 1 to 2.5 s, and written out.
+    assert figures["Read, p50 and p99"] == "1,750 ms, 2,485 ms"
     assert found.of("h3")[0] == "too few readers"
     rows = found.of("td")
     assert (len(rows), rows[:7], rows[-7:]) == (

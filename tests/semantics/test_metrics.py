@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.metrics import BUILD_INFO
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
@@ -30,11 +31,10 @@ class Scrape:
     def __init__(self, port: int) -> None:
         with OPENER.open(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
             families = text_string_to_metric_families(reply.read().decode())
-        self._samples = {
-            (sample.name, *sample.labels.values()): int(sample.value)
-            for family in families
-            for sample in family.samples
-        }
+        samples = [sample for family in families for sample in family.samples if family.name != BUILD_INFO.name]
+        # Every metric says of which mount it is.
+        self.mounts = {(sample.labels.pop("mount"), sample.labels.pop("bucket")) for sample in samples}
+        self._samples = {(sample.name, *sample.labels.values()): int(sample.value) for sample in samples}
 
     def __getitem__(self, key: tuple[str, ...]) -> int:
         name, *labels = key
@@ -65,6 +65,7 @@ def objects() -> MemoryObjects:
 def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None:
     with place(objects(), "--metrics-listen", "0") as here, ThreadPoolExecutor(1) as threads:
         port = here.mount.metrics_port()
+        assert Scrape(port).mounts == {(str(here.path), "bucket")}
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
         read = threads.submit(direct_read, here.path / "small", 4096)
         wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 1)
@@ -218,6 +219,19 @@ def test_bytes_are_counted_by_source_and_as_waste_also_after_a_worker_died() -> 
         files.delete("two")
         assert run_fastfuse("refresh", str(here.path)).returncode == 0
         wait_until(lambda: Scrape(port)["wasted_bytes_total",] == (1 << 20) - 12288)
+
+
+def test_objects_are_counted_while_they_are_listed() -> None:
+    files = MemoryObjects({f"{number:04}": b"" for number in range(1500)})
+    with place(files, "--metrics-listen", "0") as here:
+        port = here.mount.metrics_port()
+        assert Scrape(port)["objects_listed_total",] == 1500
+        # The first page comes, and no other.
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2", skip=1))
+        here.mount.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: Scrape(port)["objects_listed_total",] == 2500)
+        here.server.faults.remove(rule)
+        wait_until(lambda: Scrape(port)["objects_listed_total",] == 3000)
 
 
 def test_the_memory_of_the_inode_table_is_told_apart() -> None:

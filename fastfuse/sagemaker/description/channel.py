@@ -75,6 +75,11 @@ class Channel:
     memory_weight: float = 1.0
 
     @property
+    def bucket(self) -> str:
+        """The bucket of the source; empty for one of this host."""
+        return "" if isinstance(self.source, LocalDirectory) else self.source.bucket
+
+    @property
     def is_dealt_anew(self) -> bool:
         """Return whether every host gets another part of the channel in each epoch.
 

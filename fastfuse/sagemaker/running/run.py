@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.sockets import raise_sigio
-from fastfuse.metrics import Counters
+from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
@@ -87,7 +87,10 @@ class _Run:
         self._settings = settings
         self._phases = Phases(is_json=settings.is_json)
         self._names = HostNames(settings.cluster, settings.addresses)
-        self._counters = {channel.name: Counters() for channel in settings.channels}
+        self._counters = {
+            one.name: Counters(labels=mount_labels(settings.paths.channel(one.name), one.bucket))
+            for one in settings.channels
+        }
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None

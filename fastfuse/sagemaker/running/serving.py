@@ -160,8 +160,10 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     return snapshot_fd, report.files
 
 
-def _tell_listing(task: ChannelTask, snapshot_fd: int, tell: Callable[..., None]) -> None:
+def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell: Callable[..., None]) -> None:
     snapshot = open_snapshot(snapshot_fd)
+    counters.set(counters.slot("fastfuse_table_files"), snapshot.table.metadata.file_count)
+    counters.set(counters.slot("fastfuse_table_bytes"), snapshot.table.metadata.total_bytes)
     if task.settings.records_etags:
         try:
             write_etags(snapshot, task.channel.name, task.settings.paths)
@@ -179,7 +181,7 @@ def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> i
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.place
     snapshot_fd, _ = _index(task, counters)
-    _tell_listing(task, snapshot_fd, tell)
+    _tell_listing(task, snapshot_fd, counters, tell)
     recent = Recent(counters, "File")
     recent.begin("")
 
@@ -220,7 +222,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
     _remove_mountpoint(task.place)
     snapshot_fd, file_count = _index(task, counters)
-    _tell_listing(task, snapshot_fd, tell)
+    _tell_listing(task, snapshot_fd, counters, tell)
     are_local = isinstance(channel.source, LocalDirectory)
     recent = Recent(counters, "Pipe")
 
@@ -313,7 +315,7 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
     )
 
     def ready(snapshot_fd: int) -> None:
-        _tell_listing(task, snapshot_fd, tell)
+        _tell_listing(task, snapshot_fd, counters, tell)
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 

@@ -36,8 +36,11 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
             assert address, job.log
             with urllib.request.urlopen(address[1], timeout=60) as reply:
                 families = {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
-            fetched = {item.labels["channel"]: item.value for item in families["fastfuse_fetched_bytes"].samples}
-            assert fetched == {"train": 5000, "test": 300, "eval": 0}
+            fetched = [(item.labels, item.value) for item in families["fastfuse_fetched_bytes"].samples]
+            assert fetched == [
+                ({"channel": name, "mount": str(job.data / name), "bucket": BUCKET}, size_bytes)
+                for name, size_bytes in {"train": 5000, "test": 300, "eval": 0}.items()
+            ]
             assert job.stop() == 0
         listed = [record.query["prefix"] for record in server.requests[before:] if record.operation == "ListObjectsV2"]
         assert listed == ["test/"]
