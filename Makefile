@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/small_get.h \
+COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/direct_get.h \
     $(wildcard fastfuse/filesystem/*.pxd fastfuse/filesystem/*.pyx)
 SANITIZED := build/sanitized
 
@@ -94,8 +94,8 @@ docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 
 clean: ## Remove what was installed and built here.
 	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so \
-	    fastfuse/filesystem/interposed.c fastfuse/filesystem/interposed.*.so fastfuse/filesystem/small_reads.c \
-	    fastfuse/filesystem/small_reads.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	    fastfuse/filesystem/interposed.c fastfuse/filesystem/interposed.*.so fastfuse/filesystem/direct_reads.c \
+	    fastfuse/filesystem/direct_reads.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.

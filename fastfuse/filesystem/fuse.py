@@ -7,10 +7,10 @@ import sys
 _flags = sys.getdlopenflags()
 sys.setdlopenflags(_flags | os.RTLD_GLOBAL)
 try:
-    from fastfuse.filesystem import interposed, replies, small_reads
+    from fastfuse.filesystem import direct_reads, interposed, replies
 finally:
     sys.setdlopenflags(_flags)
 
 import pyfuse3  # noqa: E402 - not before
 
-__all__ = ["interposed", "pyfuse3", "replies", "small_reads"]
+__all__ = ["direct_reads", "interposed", "pyfuse3", "replies"]

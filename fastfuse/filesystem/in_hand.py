@@ -47,7 +47,7 @@ class ReadsInHand:
         numbers = memoryview(self._memory).cast("q")
         self._in_hand, self._unproven = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
         self._free = list(range(_SLOTS - _THREAD_SLOTS))
-        # Four numbers for each thread of `small_reads`, which notes its reads itself.
+        # Four numbers for each thread of `direct_reads`, which notes its reads itself.
         self.thread_slots = self._in_hand[_NUMBERS * (_SLOTS - _THREAD_SLOTS) :]
         self._begun = 0
         # The reads of which a worker may have died, each with its slot in `_unproven`, and of how many.

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Operations that are put between libfuse and pyfuse3.
 
-READ is taken before libfuse knows of it: a small file is read by a thread (`small_reads`), everything else goes to
+READ is taken before libfuse knows of it: a small file is read by a thread (`direct_reads`), everything else goes to
 `filesystem.reads`. So no task of pyfuse3 is woken for a read, and none of its coroutines made.
 
 READDIRPLUS: the kernel asks for no OPENDIR once one was answered with ENOSYS, and then it comes with the handle 0.
@@ -24,8 +24,8 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strlen
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
 
-from fastfuse.filesystem cimport small_reads
-from fastfuse.filesystem.small_reads cimport Job, small_object
+from fastfuse.filesystem cimport direct_reads
+from fastfuse.filesystem.direct_reads cimport Job, direct_object
 
 cdef extern from *:
     """
@@ -206,7 +206,7 @@ def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t 
                 int64_t[::1] draining=None):
     """Answer LOOKUP and GETATTR from `columns`, a table's, from now on, and count each answer in `answered[0]`.
 
-    Pass READs on to `small_reads` if `draining` is given and 0. `etags` are those that the columns refer to by number;
+    Pass READs on to `direct_reads` if `draining` is given and 0. `etags` are those that the columns refer to by number;
     `unread_classes` has a 1 for each storage class whose objects are left to the handler. All that is given lives on
     until the next call.
     """
@@ -248,13 +248,13 @@ cdef const void *_lies(column, uint64_t size_bytes) except? NULL:
 
 
 def tell_of_reads(tell):
-    """Call `tell`, which must raise nothing, when `small_reads.served` has something, before the next request is taken."""
+    """Call `tell`, which must raise nothing, when `direct_reads.served` has something, before the next request."""
     global _tell
     _tell = tell
 
 
 def take_reads(take):
-    """Call `take` with number, inode, offset, size and process of each READ that `small_reads` leaves: it answers.
+    """Call `take` with number, inode, offset, size and process of each READ that `direct_reads` leaves: it answers.
 
     The last argument tells whether the read goes past the page cache.
 
@@ -282,8 +282,8 @@ def attributes(uint64_t inode):
 
 
 def object_at(uint64_t inode):
-    """Return ``(path, ETag, size)`` of the object that `small_reads` would get, or None if it is left to the handler."""
-    cdef small_object object
+    """Return ``(path, ETag, size)`` of the object that `direct_reads` would get, or None if it is left to Python."""
+    cdef direct_object object
     cdef uint64_t row = 0
     if not _row(inode, &row) or not _is_object(row) or not _fill_object(&object, row):
         return None
@@ -396,7 +396,7 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
     cdef uint64_t row = 0
     if size_bytes < sizeof(fuse_in_header):
         return LEFT
-    if _tell is not None and small_reads.has_news():
+    if _tell is not None and direct_reads.has_news():
         # First: what was read decides what is fetched ahead, and who asks next may ask for that.
         _tell()
     if head.opcode == FUSE_LOOKUP:
@@ -427,14 +427,14 @@ cdef bint _begin_small(const fuse_in_header *head, const fuse_read_in *asked) no
         return False
     if table.sizes[row] > asked.size or not _is_object(row):
         return False
-    job = small_reads.take(head.nodeid, table.sizes[row])
+    job = direct_reads.take(head.nodeid, table.sizes[row])
     if job == NULL:
         return False
     if not _fill_object(&job.object, row):
-        small_reads.drop(job)
+        direct_reads.drop(job)
         return False
     job.unique, job.inode, job.pid, job.asked_bytes = head.unique, head.nodeid, head.pid, asked.size
-    small_reads.begin(job)
+    direct_reads.begin(job)
     return True
 
 
@@ -442,8 +442,8 @@ cdef inline bint _is_object(uint64_t row) noexcept:
     return _FILE_MD5 <= table.kinds[row] <= _FILE_OTHER_ETAG and not _unread_classes[table.storage_classes[row]]
 
 
-cdef bint _fill_object(small_object *object, uint64_t row) noexcept:
-    """Describe the object of a row: its path below the prefix, URL-encoded, its ETag and size. Return whether it fits."""
+cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
+    """Describe the object of a row: its path below the prefix, URL-encoded, ETag and size. Return whether it fits."""
     cdef uint64_t at = sizeof(object.path), start, stop, above = row, parent
     cdef unsigned char letter
     cdef const uint8_t *digest = <const uint8_t *> (table.spans + 2 * row)

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from fastfuse.filesystem.fuse import interposed, pyfuse3, small_reads
+from fastfuse.filesystem.fuse import direct_reads, interposed, pyfuse3
 from fastfuse.filesystem.outcomes import Outcomes, answered
 from fastfuse.filesystem.session import InitialisedOperations
 from fastfuse.index.inodes.table import Attributes, InodeTable
@@ -88,13 +88,13 @@ class MountOperations(InitialisedOperations):
 
     def swap(self, table: InodeTable) -> None:
         """Answer from `table` from now on: what it does not have any more is stale (clause L6)."""
-        small_reads.disarm()  # keys are below the prefix that it was armed with
+        direct_reads.disarm()  # keys are below the prefix that it was armed with
         self._answer_from(table)
         self._engine.refreshed()
 
     def _answer_from(self, table: InodeTable) -> None:
         self._table = table
-        small_reads.cover(table.next_inode)
+        direct_reads.cover(table.next_inode)
         interposed.answer_from(
             table.columns,
             uid=self._uid,

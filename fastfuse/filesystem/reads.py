@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import trio
 
 from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError, errno_for
-from fastfuse.filesystem.fuse import pyfuse3, replies, small_reads
+from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.late_reads import LateReads
 from fastfuse.filesystem.outcomes import Outcomes, answered
@@ -117,7 +117,7 @@ class Reads:
         self._saw_read = counters.observer("fastfuse_read_seconds")
         self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
         self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
-        small_reads.count_waits(counters.memory(counters.slot("fastfuse_waiting_reads")))
+        direct_reads.count_waits(counters.memory(counters.slot("fastfuse_waiting_reads")))
         self._draining_slot = counters.slot("fastfuse_draining")
 
     @property
@@ -159,7 +159,7 @@ class Reads:
             replies.answer(number, data)
 
     async def answer(self, request: Request, *, is_begun: bool = False) -> None:
-        """Answer a request; if it `is_begun`, by a thread of `small_reads`, it waits already, and ends in a drain."""
+        """Answer a request; if it `is_begun`, by a thread of `direct_reads`, it waits already, and ends in a drain."""
         number, inode, offset, size_bytes, process = request
         try:
             if self.watched is None:
@@ -179,7 +179,7 @@ class Reads:
         if not is_begun:
             if counters.read(self._draining_slot):
                 raise pyfuse3.FUSEError(errno.ESHUTDOWN)
-            small_reads.begin_wait()
+            direct_reads.begin_wait()
         began_s = perf_counter()
         read, in_hand, slot = Read(inode, offset, size_bytes), self._in_hand, -1
         try:
@@ -203,7 +203,7 @@ class Reads:
                 if (begun := self._suspects_begun.pop(read, None)) is not None:
                     begun.set()
             self._count_time(perf_counter() - began_s)
-            small_reads.end_wait()
+            direct_reads.end_wait()
         counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -215,7 +215,7 @@ class Reads:
 
     def count_stall(self) -> None:
         """Count the time until now in which a read was under way."""
-        self._counters.add(self._stalled_slot, small_reads.stalled_ns() // 1000)
+        self._counters.add(self._stalled_slot, direct_reads.stalled_ns() // 1000)
 
     def _count_time(self, took_s: float) -> None:
         self._counters.add(self._blocked_slot, int(took_s * 1e6))

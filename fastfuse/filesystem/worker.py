@@ -3,9 +3,9 @@
 The worker's state can be rebuilt, so it reports only through the shared counters. It ignores the supervisor's signals:
 it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
 
-One thread takes the requests and answers them; others, without the interpreter, write large answers and read small
-files (`filesystem.replies`, `filesystem.small_reads`). A second process, or a loop of our own, gained nothing through a
-whole mount (docs/MEASUREMENTS.md, "Mount").
+One thread takes the requests and answers them; others, without the interpreter, write large answers
+(`filesystem.replies`) and fetch (`filesystem.direct_reads`). A second process, or a loop of our own, gained nothing
+through a whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
 import errno
@@ -28,7 +28,8 @@ from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.fuse import interposed, replies, small_reads
+from fastfuse.filesystem.direct_files import DirectFiles
+from fastfuse.filesystem.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.hint_taker import HintTaker
@@ -39,7 +40,6 @@ from fastfuse.filesystem.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_nobody
 from fastfuse.filesystem.reads import Reads
-from fastfuse.filesystem.small_files import SmallFiles
 from fastfuse.filesystem.status import Board
 from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
@@ -137,13 +137,13 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         )  # fmt: skip
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
-        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, small_reads)
+        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, direct_reads)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
         # They read from S3, not from the local tier.
         may_read = cache is None
-        small_files = SmallFiles(reads, engine, client, gets, task.session_fd, may_read=may_read)
-        nursery.start_soon(small_files.run)
+        direct_files = DirectFiles(reads, engine, client, gets, task.session_fd, may_read=may_read)
+        nursery.start_soon(direct_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
@@ -152,7 +152,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_end_when_too_large, most_bytes, counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, reads, gets), nursery)
-        nursery.start_soon(_begin, task, engine, client, buckets, small_files)
+        nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
         _start_replies(task.session_fd)
@@ -184,7 +184,7 @@ def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngi
 
 
 async def _begin(
-    task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str], small_files: SmallFiles
+    task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str], direct_files: DirectFiles
 ) -> None:
     """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
     if task.begin_fd is not None:
@@ -195,7 +195,7 @@ async def _begin(
     async with trio.open_nursery() as nursery:
         for bucket in buckets:
             nursery.start_soon(_prepare, client, bucket)
-    await small_files.arm()
+    await direct_files.arm()
 
 
 async def _prepare(client: S3Client, bucket: str) -> None:
@@ -278,7 +278,7 @@ class _Report:
 
     def write(self) -> None:
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
-        small_files, small_bytes = small_reads.in_flight_now()
+        small_files, small_bytes = direct_reads.in_flight_now()
         memory["in flight"] += small_bytes
         self._set("fastfuse_streams", now.streams)
         self._set("fastfuse_pool_bytes", sum(memory.values()))

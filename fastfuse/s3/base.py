@@ -4,15 +4,19 @@ Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`. Below it t
 which has all roles; tests have another in memory.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["LIST_DEADLINE_S", "ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"]
+__all__ = ["LIST_DEADLINE_S", "ConnectionConfig", "GetDirect", "ObjectSource", "PageSource", "RangeReader"]
 
 # The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
 LIST_DEADLINE_S = 300.0
+
+# Takes an object, a range of it and what gives memory; returns None if the client has to get it.
+GetDirect = Callable[[ObjectRef, int, int, Callable[[int], memoryview]], Awaitable[Buffer | None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

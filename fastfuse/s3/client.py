@@ -13,7 +13,6 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import (
-    BadReplyError,
     ConfigurationError,
     DeadlineError,
     FastfuseError,
@@ -25,9 +24,9 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
-from fastfuse.s3.base import LIST_DEADLINE_S
+from fastfuse.s3.base import LIST_DEADLINE_S, GetDirect
 from fastfuse.s3.buffers import PartBuffers
-from fastfuse.s3.checks import check_range_arguments, condition_line, object_of
+from fastfuse.s3.checks import check_range_arguments, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials, retry_if_passing
 from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply, outcome_of, read_error
@@ -35,7 +34,7 @@ from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries, RetryableError
-from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection
+from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection, read_failure
 
 __all__ = ["S3Client"]
 
@@ -75,6 +74,8 @@ class S3Client:
         self._integrity = Integrity(
             is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
         )
+        # Another way to get a range of a larger object, which is tried first.
+        self.get_direct: GetDirect | None = None
         self._closed = False
 
     @property
@@ -91,7 +92,11 @@ class S3Client:
         check_range_arguments(ref, start, end)
         began_s = trio.current_time()
         try:
-            data = await self._integrity.get(ref, start, end)
+            data: Buffer | None = None
+            if self.get_direct is not None and TASK_BYTES < end - start < ref.size_bytes:
+                data = await self.get_direct(ref, start, end, self._buffers.take)
+            if data is None:
+                data = await self._integrity.get(ref, start, end)
         except BaseException as error:
             self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
@@ -112,16 +117,20 @@ class S3Client:
         return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
 
     def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
-        """Count a GET that was made elsewhere, over a `direct` way."""
+        """Count a GET of an object that was made elsewhere, over a `direct` way."""
         self._count("ok", size_bytes)
-        self._rate.answered(trio.current_time())
-        self._saw_first_byte(first_byte_s)
+        self.answered_directly(first_byte_s)
         self._saw_end(took_s)
         self._integrity.count_direct(is_checked=is_checked)
 
+    def answered_directly(self, first_byte_s: float) -> None:
+        """Note that the service has answered a GET that was made elsewhere."""
+        self._rate.answered(trio.current_time())
+        self._saw_first_byte(first_byte_s)
+
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
-        failure = failure_of_reply(status, "") if status else Failure(kind=Kind.BROKEN, detail="")
+        failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         self._note_refusal(status, failure)
@@ -210,9 +219,8 @@ class S3Client:
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
-        credentials = source.latest if source else None
-        self._sign_with(credentials)
-        request = _get_request(route, credentials, ref, start, end)
+        credentials = self._signing(source.latest if source else None)
+        request = route.get_request(credentials, ref, start, end)
         connection = route.fresh_connection()
         if connection is None:
             return None
@@ -230,8 +238,7 @@ class S3Client:
         except RetryableError as error:
             return error
         except (BadReplyHeadError, OSError) as error:
-            failure = _read_failure(error, ref)
-            failure.__cause__ = error
+            failure = read_failure(error, ref)
             if isinstance(failure, RetryableError):
                 return failure
             raise failure from error
@@ -243,14 +250,14 @@ class S3Client:
         async with self._slots:
             if self._rate.is_limited:
                 await self._wait_for_turn(ref)
-            request = _get_request(route, credentials, ref, start, end)
+            request = route.get_request(credentials, ref, start, end)
             try:
                 began_s = trio.current_time()
                 connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
                 self._saw_first_byte(trio.current_time() - began_s)
                 return await self._receive(connection, head, route, credentials, ref, start, end)
             except (BadReplyHeadError, OSError) as error:
-                raise _read_failure(error, ref) from error
+                raise read_failure(error, ref) from error
 
     async def _wait_for_turn(self, ref: ObjectRef) -> None:
         turn_s = self._rate.turn_s(trio.current_time())
@@ -378,15 +385,15 @@ class S3Client:
             if is_read:
                 retry_if_passing(error)
             raise
-        self._sign_with(credentials)
-        return await self._routes.find(bucket, is_read=is_read), credentials
+        return await self._routes.find(bucket, is_read=is_read), self._signing(credentials)
 
-    def _sign_with(self, credentials: Credentials | None) -> None:
-        """Count `credentials` as renewed if others signed before."""
+    def _signing(self, credentials: Credentials | None) -> Credentials | None:
+        """Return `credentials`, and count them as renewed if others signed before."""
         if credentials is not self._credentials:
             if self._credentials is not None:
                 self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
             self._credentials = credentials
+        return credentials
 
     async def _refusal(
         self,
@@ -435,19 +442,6 @@ class S3Client:
     def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
         self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
         self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
-
-
-def _get_request(route: Route, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
-    # To a GET without Range the service gives the checksum of the object.
-    lines = "" if end - start == ref.size_bytes else f"range: bytes={start}-{end - 1}\r\n"
-    return route.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
-
-
-def _read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
-    if isinstance(error, BadReplyHeadError):
-        return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
-    failure = failure_of_connection(error)
-    return RetryableError(read_error(failure, ref), failure, is_read=True)
 
 
 def _shown(bucket: str, key: str) -> str:

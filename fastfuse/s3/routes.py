@@ -17,20 +17,23 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import BadReplyError, ConfigurationError
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.checks import condition_line
 from fastfuse.s3.checksums import load_models
 from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
-from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network
+from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
-__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_files"]
+__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_failure", "read_files"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +64,14 @@ class Route:
         target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
         return f"{method} {target}{self.head}{signed}{lines}\r\n".encode()
 
+    def get_request(self, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
+        """Return a GET for a range of the listed version of an object."""
+        # To a GET without Range the service gives the checksum of the object.
+        lines = "" if end - start == ref.size_bytes else f"range: bytes={start}-{end - 1}\r\n"
+        return self.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
+
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
-        """Return the parts of GETs of whole objects below `prefix` that are the same for a while, for `small_get.h`."""
+        """Return the parts of GETs of objects below `prefix` that are the same for a while, for `direct_get.h`."""
         signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
         path = f"{self.endpoint.base_path}/{quote(prefix, safe='/~')}"
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
@@ -87,7 +96,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The way of GETs that `small_get.h` makes."""
+    """The way of GETs that `direct_get.h` makes."""
 
     endpoint: Endpoint
     tls: TlsContext | None
@@ -101,6 +110,16 @@ class NotConnectedError(OSError):
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
         self.reason = reason
+
+
+def read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
+    """Return what a read of `ref` fails with, in this attempt or for good, as its reply broke or was not understood."""
+    if isinstance(error, BadReplyHeadError):
+        return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
+    failure = failure_of_connection(error)
+    broken = RetryableError(read_error(failure, ref), failure, is_read=True)
+    broken.__cause__ = error
+    return broken
 
 
 def failure_of_connection(error: OSError) -> Failure:

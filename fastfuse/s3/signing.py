@@ -64,7 +64,7 @@ class Signer:
         return f"{frame.lines}{mac.hexdigest()}\r\n"
 
     def texts(self, credentials: Credentials | None, at_s: float) -> tuple[str, str, str, bytes]:
-        """Return what all signatures made at `at_s` have in common, for `small_get.h`.
+        """Return what all signatures made at `at_s` have in common, for `direct_get.h`.
 
         That is the header lines up to the signature, the text behind the path in the canonical request, the text before
         its hash in the string to sign, and the key; without credentials the key is empty.

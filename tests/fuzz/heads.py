@@ -9,7 +9,7 @@ from fastfuse.s3.checks import body_start, object_of
 from fastfuse.s3.checksums import given_checksum, is_composite, md5_checksum
 from fastfuse.s3.failures import failure_of_reply
 from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, ReplyHead, parse_head
-from tests.fuzz.small_heads import small_headers
+from tests.fuzz.direct_heads import direct_headers
 
 TOKENS = (
     *(b"HTTP/1.1 ", b"HTTP/1.0 ", b"200", b"206", b"204", b"304", b"100", b"503", b"\r\n", b"\n", b"\r", b": ", b" "),
@@ -30,7 +30,7 @@ _VERSIONS = (
 def try_one(data: bytes) -> None:
     # Threads look for the first empty line.
     is_whole = (data + _END).find(_END) == len(data)
-    small = small_headers(data, _VERSIONS[0]) if is_whole else None
+    small = direct_headers(data, _VERSIONS[0]) if is_whole else None
     try:
         head = parse_head(data)
     except BadReplyHeadError:

@@ -1,4 +1,4 @@
-"""Small files that threads read without the interpreter: every byte, every count, and what happens beside them."""
+"""What threads read without the interpreter: every byte, every count, and what happens beside them."""
 
 import os
 import random
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
+from bench.s3server.faults import INTERNAL_ERROR, Action, Truncate
 from tests.filesystem.waiting import wait_until
 from tests.semantics.places import Place, block_bytes, gets, place
 from tests.semantics.test_lifecycle import stopping
@@ -96,6 +97,38 @@ def test_readers_of_small_files_do_not_notice_that_workers_die() -> None:
             read_all(here, meanwhile=kill)
             wait_until(lambda: here.mount.children() != [] and here.mount.worker() != worker)  # noqa: B023
         read_until_threads_do(here)
+
+
+def test_parts_that_threads_read_are_right_and_counted_once() -> None:
+    """D1"""
+    data = block_bytes(1, 24 << 20)
+    with place(MemoryObjects({"large": data}), "--metrics-listen", "0") as here:
+        count = 0
+
+        def is_met() -> bool:
+            nonlocal count
+            count += 1
+            assert read(here.path / "large") == data
+            return has_threads(here)
+
+        wait_until(is_met)
+        settle(here)
+        scrape = Scrape(here.mount.metrics_port())
+        assert scrape["read_served_bytes_total",] == count * len(data)
+        assert scrape["fetched_bytes_total",] == sum(record.sent_bytes for record in gets(here))
+        assert scrape["fetch_requests_total", "ok"] == len(gets(here))
+
+
+@pytest.mark.parametrize("action", [Truncate(1000), INTERNAL_ERROR])
+def test_what_becomes_of_a_part_in_a_thread_is_made_good_by_the_client(action: Action) -> None:
+    """D5"""
+    data = block_bytes(1, 24 << 20)
+    with place(MemoryObjects({"large": data})) as here:
+        wait_until(lambda: read(here.path / "large") == data and has_threads(here))
+        before = len(gets(here))
+        here.server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
+        assert read(here.path / "large") == data
+        assert len(gets(here)) > before
 
 
 def test_an_object_that_is_denied_does_not_keep_threads_from_the_others() -> None:

@@ -1,4 +1,4 @@
-"""Lets `small_reads` read small files without the interpreter, and tells the others what it read.
+"""Lets `direct_reads` read small files and parts without the interpreter, and tells the others what it read.
 
 That is right while the service answers, its credentials are current, no proxy is in between and `--verify` asks for no
 more than the usual checks. `arm` hands over what requests need for a minute, and each look renews it. What a thread
@@ -8,22 +8,28 @@ returns is read by the handler of reads, as if the kernel had just asked.
 import ipaddress
 import logging
 import os
+import re
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
+from urllib.parse import quote
 
 import trio
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.fuse import interposed, small_reads
+from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
 from fastfuse.filesystem.watching import Access, RecordedReader
+from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadEngine
+from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 
-__all__ = ["SmallFiles"]
+__all__ = ["DirectFiles"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,10 +47,22 @@ _PATIENCE_DIVISOR = 20
 # Half of the connections beside those of the client: more threads than that wait for one another.
 _CONNECTIONS_PER_THREAD = 2
 
+# An ETag that a header can carry as it is.
+_QUOTED = re.compile(r'"[\x20-\x7e]+"')
 _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
 
 
-class SmallFiles:
+@dataclass(slots=True)
+class _Waiting:
+    """A task that waits for a part, and what became of it."""
+
+    task: trio.lowlevel.Task
+    is_right: bool = False
+    status: int = 0
+    first_byte_s: float = 0.0
+
+
+class DirectFiles:
     """The small files of one worker."""
 
     def __init__(
@@ -72,12 +90,16 @@ class SmallFiles:
         self._armed_table = 0
         # True if threads read at the last look.
         self._was_armed = False
+        # The bucket, and the beginning of the keys, that threads read; those that wait for parts, by number.
+        self._source: tuple[str, str] = "", ""
+        self._waiting: dict[int, _Waiting] = {}
         in_hand = reads.in_hand
         threads = client.max_connections // _CONNECTIONS_PER_THREAD
-        small_reads.start(session_fd, self._returned, threads, in_hand.thread_slots)
+        direct_reads.start(session_fd, self._returned, threads, in_hand.thread_slots)
         for read in (*in_hand.suspects, *in_hand.poisoned):
-            small_reads.claim(read.inode, is_for_ever=True)
+            direct_reads.claim(read.inode, is_for_ever=True)
         interposed.tell_of_reads(self.tell)
+        client.get_direct = self.get_part
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -86,10 +108,40 @@ class SmallFiles:
             while True:
                 await trio.lowlevel.wait_readable(self._returned)
                 os.eventfd_read(self._returned)
-                for number, inode, size_bytes, process, status in small_reads.returned():
+                for number, is_right, status, first_byte_s in direct_reads.parts():
+                    if (waiting := self._waiting.pop(number, None)) is not None:
+                        waiting.is_right, waiting.status, waiting.first_byte_s = is_right, status, first_byte_s
+                        trio.lowlevel.reschedule(waiting.task)
+                for number, inode, size_bytes, process, status in direct_reads.returned():
                     self._client.count_left(status)
                     request = Request(number, inode, 0, size_bytes, process)
                     nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+
+    async def get_part(
+        self, ref: ObjectRef, start: int, end: int, take: Callable[[int], memoryview]
+    ) -> memoryview | None:
+        """Return a range of a larger object, in memory that `take` gives; None if the client has to get it."""
+        bucket, prefix = self._source
+        if ref.bucket != bucket or not ref.key.startswith(prefix) or not direct_reads.may_get_part():
+            return None
+        if not _QUOTED.fullmatch(ref.etag):
+            return None
+        data, path = take(end - start), quote(ref.key[len(prefix) :], safe="/~")
+        number = direct_reads.get_part(path.encode(), ref.etag.encode(), ref.size_bytes, start, data)
+        if number < 0:
+            return None
+        waiting = self._waiting[number] = _Waiting(trio.lowlevel.current_task())
+
+        def give_up(_: object) -> trio.lowlevel.Abort:
+            del self._waiting[number]  # its thread goes on, with the memory
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(give_up)
+        if not waiting.is_right:
+            self._client.count_left(waiting.status)
+            return None
+        self._client.answered_directly(waiting.first_byte_s)
+        return data.toreadonly()
 
     async def arm(self) -> None:
         """Let threads read if that is right now, and not otherwise."""
@@ -98,12 +150,12 @@ class SmallFiles:
         if metadata.bucket and self._may_read:
             with suppress(FastfuseError):  # the client's own requests tell
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
-        is_armed, now_s = small_reads.is_armed(), monotonic()
+        is_armed, now_s = direct_reads.is_armed(), monotonic()
         if self._was_armed and not is_armed and self._armed_table == id(table):
             self._rests_until_s, self._rest_s = now_s + self._rest_s, min(2 * self._rest_s, _MOST_REST_S)
         self._was_armed = is_armed and way is not None
         if way is None or now_s < self._rests_until_s:
-            small_reads.disarm()
+            direct_reads.disarm()
             return
         host, port = way.endpoint.host, way.endpoint.port
         goal = way.endpoint.scheme, host, port
@@ -116,8 +168,8 @@ class SmallFiles:
             addresses = addresses or self._addresses
         if not addresses or self._reads.table is not table:
             return
-        self._addresses, self._goal = addresses, goal
-        small_reads.arm(
+        self._addresses, self._goal, config = addresses, goal, self._client.session.config
+        direct_reads.arm(
             addresses=addresses,
             host=host.encode("idna"),
             port=port,
@@ -125,14 +177,17 @@ class SmallFiles:
             tls=0 if way.tls is None else way.tls.address,
             texts=way.texts,
             for_s=_ARMED_FOR_S,
-            patience_s=min(_PATIENCE_S, self._client.session.config.deadline_s / _PATIENCE_DIVISOR),
+            patience_s=min(_PATIENCE_S, config.deadline_s / _PATIENCE_DIVISOR),
+            part_patience_s=stall_timeout_s(config),
+            part_limit_s=config.deadline_s,
         )
+        self._source = metadata.bucket, metadata.key_prefix
         self._was_armed, self._armed_at_s, self._armed_table = True, now_s, id(table)
 
     def tell(self) -> None:
         """Tell everybody who counts what threads have read. Raise nothing."""
         try:
-            for read in small_reads.served():
+            for read in direct_reads.served():
                 inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked = read
                 self._reads.count(size_bytes, took_s)
                 self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
@@ -147,7 +202,7 @@ class SmallFiles:
     async def _look(self) -> None:
         while True:
             await self.arm()
-            small_reads.end_stalled()
+            direct_reads.end_stalled()
             self.tell()
             await trio.sleep(_LOOK_EVERY_S)
 

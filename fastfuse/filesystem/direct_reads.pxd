@@ -1,13 +1,16 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 
-cdef extern from "../s3/small_get.h" nogil:
-    ctypedef struct small_object:
+cdef extern from "../s3/direct_get.h" nogil:
+    ctypedef struct direct_object:
         char path[4096]
         size_t path_bytes
         char etag[256]
         size_t etag_bytes
         size_t size_bytes
+        uint64_t start
+        size_t part_bytes
+        char *target
 
 
 cdef struct Job:
@@ -16,7 +19,7 @@ cdef struct Job:
     uint64_t inode
     uint32_t pid
     uint32_t asked_bytes
-    small_object object
+    direct_object object
 
 
 cdef bint has_news() noexcept

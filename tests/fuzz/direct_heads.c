@@ -1,21 +1,21 @@
-/* What small_get.h makes of a head, for tests/fuzz/small_heads.py. */
+/* What direct_get.h makes of a head, for tests/fuzz/direct_heads.py. */
 
 #define _GNU_SOURCE
-#include "../../fastfuse/s3/small_get.h"
+#include "../../fastfuse/s3/direct_get.h"
 
 /* Return whether the head is that of a reply with the whole object, and where in it each header is, and how long: -1 for
    one that is not there. */
 int accepted(const char *head, size_t bytes, const char *etag, size_t size_bytes, ssize_t *places)
 {
-    static small_object object;
-    small_text headers[SMALL_NAMES];
+    static direct_object object;
+    direct_text headers[DIRECT_NAMES];
     int status = 0;
     object.size_bytes = size_bytes;
     object.etag_bytes = strlen(etag);
     memcpy(object.etag, etag, object.etag_bytes);
-    if (!small_parse(head, bytes, headers, &status) || !small_is_of(headers, &object))
+    if (!direct_parse(head, bytes, "200", headers, &status) || !direct_is_of(headers, &object))
         return 0;
-    for (int name = 0; name < SMALL_NAMES; name++) {
+    for (int name = 0; name < DIRECT_NAMES; name++) {
         places[2 * name] = headers[name].at ? headers[name].at - head : -1;
         places[2 * name + 1] = headers[name].bytes;
     }
@@ -24,5 +24,5 @@ int accepted(const char *head, size_t bytes, const char *etag, size_t size_bytes
 
 const char *name_of(int name)
 {
-    return name < SMALL_NAMES ? small_names[name] : NULL;
+    return name < DIRECT_NAMES ? direct_names[name] : NULL;
 }

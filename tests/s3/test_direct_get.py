@@ -20,7 +20,19 @@ from fastfuse.s3.endpoints import Endpoint
 from fastfuse.s3.routes import Route
 from fastfuse.s3.signing import Signer
 from tests.s3 import hostile, hostile_rows
-from tests.s3.hostile import BUCKET, DATA, REF, Hostile, Peer, Reply, Request, create_certificates, good_reply, serving
+from tests.s3.hostile import (
+    BUCKET,
+    DATA,
+    REF,
+    Hostile,
+    Peer,
+    Reply,
+    Request,
+    create_certificates,
+    good,
+    good_reply,
+    serving,
+)
 from tests.s3.hostile_rows import ROWS, Ending, Row
 
 _PATIENCE_MS = 150
@@ -43,8 +55,8 @@ def _replies_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gcc") is None:
         pytest.skip("no compiler")
-    path = tmp_path_factory.mktemp("program") / "small-get"
-    source = Path(__file__).with_name("small_get.c")
+    path = tmp_path_factory.mktemp("program") / "direct-get"
+    source = Path(__file__).with_name("direct_get.c")
     sanitizers = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     command = ["gcc", "-O1", "-g", "-Wall", "-Werror", *sanitizers, "-o", str(path), str(source), "-lssl", "-lcrypto"]
     subprocess.run(command, check=True)
@@ -74,12 +86,14 @@ class Getter:
         for text in texts:
             await self._stdin.send_all(struct.pack("=I", len(text)) + text)
 
-    async def get(self, path: str = REF.key) -> tuple[bool, bool, bytes]:
-        """Return whether it went right, whether there was a checksum, and what came."""
+    async def get(self, path: str = REF.key, span: tuple[int, int] | None = None) -> tuple[bool, bool, bytes]:
+        """Return whether it went right, whether there was a checksum, and what came: of all, or of a part."""
         await self.tell(path.encode(), REF.etag.encode())
-        await self._stdin.send_all(struct.pack("=I", len(DATA)))
+        start, end = span or (0, 0)
+        await self._stdin.send_all(struct.pack("=III", len(DATA), start, end - start))
         is_right, is_checked = await self._receive(2)
-        return bool(is_right), bool(is_checked), await self._receive(len(DATA)) if is_right else b""
+        size_bytes = end - start or len(DATA)
+        return bool(is_right), bool(is_checked), await self._receive(size_bytes) if is_right else b""
 
     async def _receive(self, size_bytes: int) -> bytes:
         while len(self._rest) < size_bytes:
@@ -107,34 +121,57 @@ async def getting(
         nursery.cancel_scope.cancel()
 
 
-def is_asked(row: Row, transport: str) -> bool:
-    """Return whether the row is for a GET without Range, to a server that is trusted."""
+def is_asked(row: Row, transport: str, span: tuple[int, int] | None) -> bool:
+    """Return whether the row is for a GET to a server that is trusted, and for one without Range if it is whole."""
     is_of_range = "Content-Range" in row.name or "range" in row.name.lower()
-    return transport in row.transports and bool(row.get) and row.context == "good" and not is_of_range
+    return transport in row.transports and bool(row.get) and row.context == "good" and not (is_of_range and not span)
 
 
+@pytest.mark.parametrize("span", [None, (1000, 290_000)], ids=["whole", "part"])
 @pytest.mark.parametrize("transport", ["plain", "tls"])
 async def test_what_a_hostile_server_sends_is_right_or_left_to_the_client(
-    program: Path, transport: str, tmp_path: Path
+    program: Path, transport: str, span: tuple[int, int] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if span:
+        monkeypatch.undo()  # as the service answers a GET with Range
+    data = DATA[slice(*span)] if span else DATA
     certificates = create_certificates(tmp_path) if transport == "tls" else None
     # The scripts are mostly the same bytes within TLS.
-    rows = [row for row in ROWS if is_asked(row, transport) and (transport == "plain" or row.name.startswith("TLS"))]
+    rows = [row for row in ROWS if is_asked(row, transport, span)]
+    rows = [row for row in rows if transport == "plain" or row.name.startswith("TLS")]
     taken = set()
     async with serving(certificates) as server, getting(program, server) as getter:
         wrong = []
         for row in rows:
             server.misbehave(row.answer, accept=row.accept, context=row.context)
-            is_right, _, data = await getter.get()
+            is_right, _, got = await getter.get(span=span)
             if is_right:
-                if Ending.RIGHT not in row.get or data != DATA:
+                if Ending.RIGHT not in row.get or got != data:
                     wrong.append(row.name)
                 taken.add(row.name)
-            server.misbehave(_whole, accept=None, context="good")
-            assert await getter.get() == (True, False, DATA), row.name
+            server.misbehave(good if span else _whole, accept=None, context="good")
+            assert await getter.get(span=span) == (True, False, data), row.name
             server.hang_up()
     assert wrong == []
     assert taken
+
+
+@pytest.mark.parametrize("first_bytes", [1, 4000, 250_000])
+async def test_a_part_comes_whole_however_it_is_cut_up(
+    program: Path, first_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+
+    async def answer(peer: Peer, request: Request) -> None:
+        reply = good_reply(request).encode()
+        await peer.send(reply[:first_bytes])
+        await peer.send(reply[first_bytes:])
+
+    async with serving() as server, getting(program, server) as getter:
+        server.misbehave(answer, accept=None, context="good")
+        for span in ((0, 299_999), (1, 300_000), (7, 8), (100, 262_244), (100, 262_245)):
+            assert await getter.get(span=span) == (True, False, DATA[slice(*span)])
+        assert server.hostile_replies == len(server.peers) + 4  # over one connection
 
 
 async def test_a_dead_address_is_followed_by_the_next(program: Path) -> None:
@@ -191,6 +228,8 @@ async def test_a_request_is_the_one_that_the_client_sends(program: Path, credent
         for path in ("key", "a%20b/%C3%A4", "x" * 3000):
             assert (await getter.get(path))[0]
         assert server.hostile_replies == len(server.peers) + 2  # over one connection
+        await getter.get("key", (5, 17))
+    assert seen.pop().headers["range"] == "bytes=5-16"
     for request, path in zip(seen, ("key", "a%20b/%C3%A4", "x" * 3000), strict=True):
         assert (request.method, request.target) == ("GET", f"/{BUCKET}/{path}")
         assert request.headers["if-match"] == REF.etag

@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Threads that read small files without the interpreter: from the kernel's request to the kernel's pages.
+"""Threads that fetch without the interpreter: small files, from the kernel's request to the kernel's pages, and parts.
 
 `interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows nothing,
-a thread from here GETs the object (s3/small_get.h), compares the reply with what was listed, and writes it to the kernel.
-The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to the
+kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+
+A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
 Anything unusual is `returned`: Python reads that file as it reads every other one, and answers the kernel. So all rules
 of retries, deadlines, credentials and errors are where they were. Threads take requests only while Python lets them
@@ -13,21 +15,28 @@ Invariant: a request is taken by a thread or by Python, and answered once. An in
 until Python has heard of it, so that both do not fetch it. The loop's thread alone marks inodes.
 """
 
+from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 from fastfuse.filesystem.replies cimport write_reply
-from fastfuse.filesystem.small_reads cimport Job, small_object
+from fastfuse.filesystem.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.threads cimport (
-    pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_wait, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_t, pthread_mutex_unlock, start_thread,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
 __all__ = [
-    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "in_flight_now",
-    "is_armed", "is_read", "release", "returned", "served", "stalled_ns", "start",
+    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_part",
+    "in_flight_now", "is_armed", "is_read", "may_get_part", "parts", "release", "returned", "served", "stalled_ns", "start",
 ]
+
+cdef extern from "<semaphore.h>" nogil:
+    ctypedef struct sem_t:
+        pass
+    int sem_init(sem_t *, int, unsigned int)
+    int sem_post(sem_t *)
+    int sem_wait(sem_t *)
 
 cdef extern from "<sys/prctl.h>" nogil:
     int PR_SET_NAME
@@ -40,8 +49,8 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<unistd.h>" nogil:
     ssize_t write(int, const void *, size_t)
 
-cdef extern from "../s3/small_get.h" nogil:
-    ctypedef struct small_text:
+cdef extern from "../s3/direct_get.h" nogil:
+    ctypedef struct direct_text:
         const char *at
         size_t bytes
     ctypedef struct EVP_MD_CTX:
@@ -50,32 +59,34 @@ cdef extern from "../s3/small_get.h" nogil:
         pass
     struct sockaddr_storage:
         pass
-    ctypedef struct small_route:
+    ctypedef struct direct_route:
         int uses
-        int64_t ends_ns, patience_ns
+        int64_t ends_ns, patience_ns, part_patience_ns, part_limit_ns
         sockaddr_storage addresses[8]
         int address_count
         SSL_CTX *tls
         char host[256]
         int port, is_address
-        small_text before, behind, canonical_before, canonical_behind, before_hash, key
+        direct_text before, behind, canonical_before, canonical_behind, before_hash, key
         EVP_MD_CTX *inner
         EVP_MD_CTX *outer
         char *texts
         size_t texts_bytes
-    ctypedef struct small_connection:
+    ctypedef struct direct_connection:
         int fd
         unsigned int turn
         EVP_MD_CTX *hash
-    int SMALL_HEAD_BYTES
-    int SMALL_MOST_SILENCES
-    int SMALL_MOST_ADDRESSES
-    int64_t small_now_ns()
-    void small_make_crcs()
-    bint small_get(
-        small_connection *, const small_route *, const small_object *, char *, char **, int64_t *, int *, int *)
-    int small_begin_mac(small_route *)
-    void small_free_route(small_route *)
+    int DIRECT_HEAD_BYTES
+    int DIRECT_MOST_SILENCES
+    int DIRECT_MOST_ADDRESSES
+    int DIRECT_PATH_BYTES
+    int DIRECT_ETAG_BYTES
+    int64_t direct_now_ns()
+    void direct_make_crcs()
+    bint direct_get(
+        direct_connection *, const direct_route *, const direct_object *, char *, char **, int64_t *, int *, int *)
+    int direct_begin_mac(direct_route *)
+    void direct_free_route(direct_route *)
     EVP_MD_CTX *EVP_MD_CTX_new()
     void EVP_MD_CTX_free(EVP_MD_CTX *)
 
@@ -92,15 +103,20 @@ cdef enum:
 
 cdef struct Thread:
     Job job
-    pthread_cond_t wake
-    bint has_job
+    int number
+    sem_t has_job
     Thread *next_idle
-    small_connection connection
-    small_route *route
+    direct_connection connection
+    direct_route *route
     int64_t began_ns
     # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/in_hand.py).
     int64_t *in_hand
     char *data
+    # Of a part: a reference to its memory, and what became of it.
+    Py_buffer part
+    bint is_right
+    int status
+    int64_t first_byte_ns
 
 cdef struct Record:
     uint64_t unique, inode
@@ -110,8 +126,10 @@ cdef struct Record:
 
 cdef pthread_mutex_t lock
 # All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
-cdef small_route *route = NULL
+cdef direct_route *route = NULL
 cdef Thread *idle = NULL
+# Those that have ended a part of which Python has not heard; they have no other job until then.
+cdef Thread *ended = NULL
 cdef Thread *all_threads[_MOST_THREADS]
 cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
 cdef Record records[_MOST_RECORDS]
@@ -129,11 +147,11 @@ cdef uint64_t marked = 0
 cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
-small_make_crcs()
+direct_make_crcs()
 
 
 def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
-    """Write replies to `device_fd`, and tell of returned reads through the eventfd `returned_fd`, from at most `threads`.
+    """Write replies to `device_fd`, and tell of what is returned through the eventfd `returned_fd`, from `threads`.
 
     `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
     """
@@ -187,21 +205,22 @@ def in_flight_now():
 
 
 def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, tuple texts, double for_s,
-        double patience_s):
+        double patience_s, double part_patience_s, double part_limit_s):
     """Let threads read from now on and for `for_s`, over this way.
 
     `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
-    `texts` are those of `small_route` in order. A GET that takes longer than `patience_s` is returned.
+    `texts` are those of `direct_route` in order. The GET of a file in which nothing comes for `patience_s` is returned,
+    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all.
     """
     global route, failures
-    cdef small_route *new
-    cdef small_route *old
+    cdef direct_route *new
+    cdef direct_route *old
     cdef char *at
     cdef bytes text = b"".join(texts)
     cdef bytes address
     if not addresses or len(host) >= 256 or len(texts) != 6:
         raise ValueError("a way that leads nowhere")
-    new = <small_route *> calloc(1, sizeof(small_route))
+    new = <direct_route *> calloc(1, sizeof(direct_route))
     if new == NULL:
         raise MemoryError()
     new.texts = <char *> malloc(len(text) + 1)
@@ -210,18 +229,20 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
         raise MemoryError()
     memcpy(new.texts, PyBytes_AS_STRING(text), len(text))
     new.texts_bytes = len(text)
-    for address in addresses[:SMALL_MOST_ADDRESSES]:
-        memcpy(&new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
+    for address in addresses[:DIRECT_MOST_ADDRESSES]:
+        memcpy(
+            &new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
         new.address_count += 1
     memcpy(new.host, PyBytes_AS_STRING(host), len(host))
     new.port, new.is_address, new.tls, new.uses = port, is_address, <SSL_CTX *> tls, 1
-    new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), small_now_ns() + <int64_t> (for_s * 1e9)
+    new.patience_ns, new.ends_ns = <int64_t> (patience_s * 1e9), direct_now_ns() + <int64_t> (for_s * 1e9)
+    new.part_patience_ns, new.part_limit_ns = <int64_t> (part_patience_s * 1e9), <int64_t> (part_limit_s * 1e9)
     at = new.texts
     for place, part in zip(range(6), texts):
         (&new.before)[<int> place].at, (&new.before)[<int> place].bytes = at, len(part)
         at += <Py_ssize_t> len(part)
-    if new.key.bytes and not small_begin_mac(new):
-        small_free_route(new)
+    if new.key.bytes and not direct_begin_mac(new):
+        direct_free_route(new)
         raise MemoryError()
     pthread_mutex_lock(&lock)
     old, route, failures = route, new, 0
@@ -240,21 +261,24 @@ def is_armed():
     """Return whether threads read."""
     cdef bint armed
     pthread_mutex_lock(&lock)
-    armed = route != NULL and small_now_ns() < route.ends_ns
+    armed = route != NULL and direct_now_ns() < route.ends_ns
     pthread_mutex_unlock(&lock)
     return armed
 
 
 def end_stalled():
-    """End connections whose GET takes longer than it may: one that drips over TLS resets every timeout of its socket."""
+    """End connections whose GET takes longer than it may: a drip over TLS resets every timeout of its socket."""
     cdef int at
     cdef Thread *thread
-    cdef int64_t now_ns = small_now_ns()
+    cdef int64_t limit_ns, now_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     for at in range(thread_count):
         thread = all_threads[at]
-        if thread.route != NULL and now_ns - thread.began_ns > SMALL_MOST_SILENCES * thread.route.patience_ns:
-            if thread.connection.fd >= 0:
+        if thread.route != NULL:
+            limit_ns = DIRECT_MOST_SILENCES * thread.route.patience_ns
+            if thread.job.object.target != NULL:
+                limit_ns = thread.route.part_limit_ns
+            if now_ns - thread.began_ns > limit_ns and thread.connection.fd >= 0:
                 shutdown(thread.connection.fd, SHUT_RDWR)
     pthread_mutex_unlock(&lock)
 
@@ -279,7 +303,7 @@ def served():
     """
     cdef int at
     cdef Record *one
-    cdef int64_t now_ns = small_now_ns()
+    cdef int64_t now_ns = direct_now_ns()
     if not record_count:
         return ()
     told = []
@@ -301,6 +325,60 @@ def returned():
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
         told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status))
+    return told
+
+
+def may_get_part():
+    """Return whether a thread could begin on a part now."""
+    return route != NULL and (idle != NULL or thread_count < most_threads)
+
+
+def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
+    """Begin to GET as many bytes from `start` on as `data` has room for, of a larger object of `size_bytes`.
+
+    `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
+    """
+    cdef Thread *thread
+    cdef direct_object *object
+    cdef Py_buffer part
+    if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
+        return -1
+    PyObject_GetBuffer(data, &part, PyBUF_WRITABLE)
+    thread = taken_thread(True)
+    if thread == NULL:
+        PyBuffer_Release(&part)
+        return -1
+    thread.part, object = part, &thread.job.object
+    memcpy(object.path, PyBytes_AS_STRING(path), len(path))
+    memcpy(object.etag, PyBytes_AS_STRING(etag), len(etag))
+    object.path_bytes, object.etag_bytes, object.size_bytes = len(path), len(etag), size_bytes
+    object.start, object.part_bytes, object.target = start, part.len, <char *> part.buf
+    thread.began_ns = direct_now_ns()
+    hand_over(thread)
+    return thread.number
+
+
+def parts():
+    """Return the parts that have ended since the last call.
+
+    Each is ``(number, whether all of it is there, status of the reply or 0, seconds to the first byte)``.
+    """
+    global ended, idle
+    cdef Thread *thread
+    cdef Thread *first
+    cdef Thread *last = NULL
+    pthread_mutex_lock(&lock)
+    thread, ended = ended, NULL
+    pthread_mutex_unlock(&lock)
+    told, first = [], thread
+    while thread != NULL:
+        told.append((thread.number, thread.is_right != 0, thread.status, thread.first_byte_ns * 1e-9))
+        PyBuffer_Release(&thread.part)
+        thread, last = thread.next_idle, thread
+    if last != NULL:
+        pthread_mutex_lock(&lock)
+        last.next_idle, idle = idle, first
+        pthread_mutex_unlock(&lock)
     return told
 
 
@@ -330,7 +408,7 @@ def stalled_ns():
 
 cdef inline void count_wait(int step) noexcept nogil:
     global stalled, waiting_since_ns
-    cdef int64_t now_ns = small_now_ns()
+    cdef int64_t now_ns = direct_now_ns()
     if waiting == NULL:
         return
     if waiting[0]:
@@ -339,16 +417,16 @@ cdef inline void count_wait(int step) noexcept nogil:
     waiting[0] += step
 
 
-cdef void let_go(small_route *old) noexcept nogil:
+cdef void let_go(direct_route *old) noexcept nogil:
     if old != NULL:
         old.uses -= 1
         if not old.uses:
-            small_free_route(old)
+            direct_free_route(old)
 
 
 cdef void stop() noexcept nogil:
     global route
-    cdef small_route *old = route
+    cdef direct_route *old = route
     route = NULL
     let_go(old)
 
@@ -363,24 +441,32 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
 
     Called by the loop's thread, which holds the GIL.
     """
+    cdef Thread *thread
+    if route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
+        return NULL
+    thread = taken_thread(False)
+    if thread == NULL:
+        return NULL
+    thread.job.object.target = NULL
+    return &thread.job
+
+
+cdef Thread *taken_thread(bint is_for_part) noexcept:
+    """Return a thread that has no job and is not idle any more, and a new one if need be; NULL if there is none."""
     global idle, route
     cdef Thread *thread = NULL
     cdef bint has_room
-    if route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
-        return NULL
     pthread_mutex_lock(&lock)
-    if route != NULL and small_now_ns() >= route.ends_ns:
+    if route != NULL and direct_now_ns() >= route.ends_ns:
         stop()
-    has_room = record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
+    has_room = is_for_part or record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
     has_room = has_room and route != NULL
     if has_room:
         thread = idle
         if thread != NULL:
             idle = thread.next_idle
     pthread_mutex_unlock(&lock)
-    if thread == NULL and has_room:
-        thread = new_thread()
-    return NULL if thread == NULL else &thread.job
+    return new_thread() if thread == NULL and has_room else thread
 
 
 cdef void drop(Job *job) noexcept:
@@ -397,17 +483,24 @@ cdef void begin(Job *job) noexcept:
     marks[job.inode] |= _BY_THREAD
     thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
     thread.in_hand[0] = job.inode
-    thread.began_ns = small_now_ns()
+    thread.began_ns = direct_now_ns()
+    pthread_mutex_lock(&lock)
+    in_flight += 1
+    in_flight_bytes += job.object.size_bytes
+    count_wait(1)
+    pthread_mutex_unlock(&lock)
+    hand_over(thread)
+
+
+cdef inline void hand_over(Thread *thread) noexcept nogil:
+    """Have `thread` do its job, with the route of now."""
     pthread_mutex_lock(&lock)
     thread.route = route
     if route != NULL:
         route.uses += 1
-    in_flight += 1
-    in_flight_bytes += job.object.size_bytes
-    count_wait(1)
-    thread.has_job = True
-    pthread_cond_signal(&thread.wake)
     pthread_mutex_unlock(&lock)
+    # Without the lock, which it would wait for.
+    sem_post(&thread.has_job)
 
 
 cdef Thread *new_thread() noexcept:
@@ -419,10 +512,10 @@ cdef Thread *new_thread() noexcept:
     thread = <Thread *> calloc(1, sizeof(Thread))
     if thread == NULL:
         return NULL
-    thread.data = <char *> malloc(SMALL_HEAD_BYTES + _MOST_BYTES)
+    thread.data = <char *> malloc(DIRECT_HEAD_BYTES + _MOST_BYTES)
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
-    thread.in_hand = in_hand + 4 * thread_count
-    pthread_cond_init(&thread.wake, NULL)
+    thread.in_hand, thread.number = in_hand + 4 * thread_count, thread_count
+    sem_init(&thread.has_job, 0, 0)
     if thread.data == NULL or thread.connection.hash == NULL or start_thread(serve, thread):
         EVP_MD_CTX_free(thread.connection.hash)
         free(thread.data)
@@ -435,7 +528,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, in_flight, in_flight_bytes, failures, record_count, wrong_count
+    global idle, ended, in_flight, in_flight_bytes, failures, record_count, wrong_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef bint is_read
@@ -443,36 +536,37 @@ cdef void *serve(void *argument) noexcept nogil:
     cdef uint64_t one = 1
     cdef bint is_first
     prctl(PR_SET_NAME, "fastfuse-get")
-    pthread_mutex_lock(&lock)
     while True:
-        while not thread.has_job:
-            pthread_cond_wait(&thread.wake, &lock)
-        thread.has_job = False
-        pthread_mutex_unlock(&lock)
+        while sem_wait(&thread.has_job):  # EINTR
+            pass
         memset(&record, 0, sizeof(record))
         record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
         record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
         record.began_ns = thread.began_ns
-        is_read = thread.route != NULL and small_get(
+        is_read = thread.route != NULL and direct_get(
             &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
             &record.is_checked, &record.status)
-        record.took_ns = small_now_ns() - thread.began_ns
+        record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
+        note_outcome(is_read, record.status)
+        if thread.job.object.target != NULL:
+            thread.is_right, thread.status, thread.first_byte_ns = is_read, record.status, record.first_byte_ns
+            is_first = ended == NULL
+            thread.next_idle, ended = ended, thread
+            pthread_mutex_unlock(&lock)
+            if is_first:
+                write(wrong_fd, &one, sizeof(one))
+            continue
         if is_read:
-            failures = 0
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
             pthread_mutex_unlock(&lock)
             is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
             pthread_mutex_lock(&lock)
-        elif record.status not in (404, 412):  # the object is gone, or another one
-            failures += 1
-            if record.status >= 400 and record.status != 403 or failures >= _MOST_FAILURES:
-                stop()
         thread.in_hand[0] = 0
         in_flight -= 1
         in_flight_bytes -= record.size_bytes
@@ -486,3 +580,15 @@ cdef void *serve(void *argument) noexcept nogil:
             if is_first:
                 write(wrong_fd, &one, sizeof(one))
         thread.next_idle, idle = idle, thread
+        pthread_mutex_unlock(&lock)
+
+
+cdef void note_outcome(bint is_right, int status) noexcept nogil:
+    """Stop all threads at a refusal, or after failures in a row."""
+    global failures
+    if is_right:
+        failures = 0
+    elif status not in (404, 412):  # the object is gone, or another one
+        failures += 1
+        if status >= 400 and status != 403 or failures >= _MOST_FAILURES:
+            stop()

@@ -1,4 +1,4 @@
-"""What `s3/small_get.h` makes of a head: it is built at the first call, with UndefinedBehaviorSanitizer.
+"""What `s3/direct_get.h` makes of a head: it is built at the first call, with UndefinedBehaviorSanitizer.
 
 Each head lies before a page that may not be read. Without a compiler no head is accepted.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fastfuse.objects import ObjectRef
 
-__all__ = ["small_headers"]
+__all__ = ["direct_headers"]
 
 _SOURCE = Path(__file__).with_suffix(".c")
 _SANITIZER = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
@@ -24,7 +24,7 @@ _PROT_NONE = 0
 class _Parser:
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory(prefix="fastfuse-fuzz-") as place:
-            path = Path(place, "small_heads.so")
+            path = Path(place, "direct_heads.so")
             command = ["gcc", "-O1", "-g", "-shared", "-fPIC", *_SANITIZER, "-o", str(path), str(_SOURCE)]
             subprocess.run([*command, "-lssl", "-lcrypto"], check=True)
             self._library = ctypes.CDLL(str(path))
@@ -52,7 +52,7 @@ def _parser() -> _Parser | None:
     return _Parser() if shutil.which("gcc") else None
 
 
-def small_headers(head: bytes, ref: ObjectRef) -> dict[str, bytes | None] | None:
+def direct_headers(head: bytes, ref: ObjectRef) -> dict[str, bytes | None] | None:
     """Return the headers that decide about a reply with all of `ref`, with None for each that is not there.
 
     None in their place: the head is not accepted, and left to Python.

@@ -1,11 +1,12 @@
-/* GETs over one connection, as `small_get.h` makes them, for test_small_get.py: AddressSanitizer watches.
+/* GETs over one connection, as `direct_get.h` makes them, for test_direct_get.py: AddressSanitizer watches.
 
    Reads from standard input six texts, each behind its length (4 bytes), and then the bytes of each request: the length of
-   the path, the path, that of the ETag, the ETag, the size. Writes for each whether it is right (1 byte), whether there
-   was a checksum (1 byte), and the bytes of the object if all went right. */
+   the path, the path, that of the ETag, the ETag, the size, where a part begins and its length, which is 0 for the whole
+   object. Writes for each whether it is right (1 byte), whether there was a checksum (1 byte), and the bytes if all went
+   right. */
 
 #define _GNU_SOURCE
-#include "../../fastfuse/s3/small_get.h"
+#include "../../fastfuse/s3/direct_get.h"
 
 static void take(void *target, size_t bytes)
 {
@@ -22,8 +23,10 @@ static uint32_t number(void)
 
 int main(int count, char **arguments)
 {
-    small_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
-    small_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
+    direct_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
+    route.part_patience_ns = route.patience_ns + 1; /* so that a connection has to change it */
+    route.part_limit_ns = 8 * route.patience_ns;
+    direct_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
     for (char *port = strtok(arguments[1], ","); port; port = strtok(NULL, ",")) {
         struct sockaddr_in *address = (struct sockaddr_in *) &route.addresses[route.address_count++];
         address->sin_family = AF_INET;
@@ -31,7 +34,7 @@ int main(int count, char **arguments)
         address->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     }
     strcpy(route.host, "127.0.0.1");
-    small_make_crcs();
+    direct_make_crcs();
     if (count > 3) {
         route.tls = SSL_CTX_new(TLS_client_method());
         SSL_CTX_set_verify(route.tls, SSL_VERIFY_PEER, NULL);
@@ -39,16 +42,16 @@ int main(int count, char **arguments)
             return 1;
     }
     for (int at = 0; at < 6; at++) {
-        small_text *text = &route.before + at;
+        direct_text *text = &route.before + at;
         text->bytes = number();
         char *bytes = malloc(text->bytes);
         take(bytes, text->bytes);
         text->at = bytes;
     }
-    if (route.key.bytes && !small_begin_mac(&route))
+    if (route.key.bytes && !direct_begin_mac(&route))
         return 1;
     for (;;) {
-        static small_object object;
+        static direct_object object;
         int64_t first_byte_ns;
         int is_checked = 0, status;
         char *body = NULL;
@@ -57,13 +60,18 @@ int main(int count, char **arguments)
         object.etag_bytes = number();
         take(object.etag, object.etag_bytes);
         object.size_bytes = number();
-        char *data = malloc(SMALL_HEAD_BYTES + object.size_bytes);
-        int is_right = small_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked, &status);
+        object.start = number();
+        object.part_bytes = number();
+        object.target = object.part_bytes ? malloc(object.part_bytes) : NULL;
+        size_t bytes = object.target ? object.part_bytes : object.size_bytes;
+        char *data = malloc(DIRECT_HEAD_BYTES + (object.target ? 0 : bytes));
+        int is_right = direct_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked, &status);
         putchar(is_right);
         putchar(is_checked);
         if (is_right)
-            fwrite(body, object.size_bytes, 1, stdout);
+            fwrite(object.target ? object.target : body, bytes, 1, stdout);
         fflush(stdout);
         free(data);
+        free(object.target);
     }
 }
