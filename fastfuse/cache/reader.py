@@ -15,20 +15,22 @@ import trio
 from fastfuse.cache.aio import KernelReads
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
-from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.receivers import NoThreadError, Receivers
 
-__all__ = ["CachedReader", "identity"]
+__all__ = ["CachedReader", "cached", "identity"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +57,24 @@ def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
     text = "\0".join((endpoint_url, ref.bucket, ref.key, ref.etag, str(ref.size_bytes)))
     digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
     return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:])
+
+
+def cached(
+    reader: RangeReader,
+    settings: CacheSettings | None,
+    buffers: PartBuffers,
+    counters: Counters,
+    session: S3Session,
+    memory_target_bytes: int,
+) -> RangeReader:
+    """Put the tier of `settings` before `reader`, if there is one and it can be used. Call it in a trio run."""
+    cache = open_or_none(settings)
+    if cache is None:
+        return reader
+    return CachedReader(
+        reader, cache, buffers, counters, endpoint_url=session.endpoint_url or "",
+        queue_bytes=queue_bytes(memory_target_bytes), deadline_s=session.config.deadline_s,
+    )  # fmt: skip
 
 
 class CachedReader:

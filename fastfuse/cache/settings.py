@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-__all__ = ["CacheSettings"]
+__all__ = ["CacheSettings", "queue_bytes"]
+
+# A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
+_QUEUE_DIVISOR: Final = 4
+_MAX_QUEUE_BYTES: Final = 128 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,3 +20,8 @@ class CacheSettings:
     size_bytes: int
     # The room that stays free in the file system, whoever fills it.
     min_free_bytes: int
+
+
+def queue_bytes(memory_target_bytes: int) -> int:
+    """Return how much of a memory target may wait to be written to the tier; parts in use have the rest."""
+    return min(memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES)

@@ -146,9 +146,10 @@ cdef extern from *:
         uint32_t len, opcode, pid
         uint64_t unique, nodeid
 
+    int FUSE_READ_LOCKOWNER
     struct fuse_read_in:
         uint64_t offset
-        uint32_t size
+        uint32_t size, read_flags
 
 # The lower bits of a handle are the inode, the others the process that reads: Linux numbers processes below 2^22.
 cdef enum:
@@ -254,6 +255,8 @@ def tell_of_reads(tell):
 
 def take_reads(take):
     """Call `take` with number, inode, offset, size and process of each READ that `direct_reads` leaves: it answers.
+
+    The last argument tells whether the read goes past the page cache.
 
     It must raise nothing. None leaves them to libfuse.
     """
@@ -410,7 +413,9 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
     if not _begin_small(head, asked):
         if _take_read is None:
             return LEFT
-        _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid)
+        # Only a read past the page cache names an owner of locks.
+        is_direct = (asked.read_flags & <uint32_t> FUSE_READ_LOCKOWNER) != 0
+        _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid, is_direct)
     return BEGUN
 
 

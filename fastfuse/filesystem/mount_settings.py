@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fastfuse.cache.settings import CacheSettings
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -14,9 +14,6 @@ __all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "most
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
 
-# A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
-_QUEUE_DIVISOR: Final = 4
-_MAX_QUEUE_BYTES: Final = 128 << 20
 _FLUSH_S: Final = 3.0
 
 # All processes of a mount may have this beside a small target (docs/MEASUREMENTS.md, `limits._CLIENT_OVERHEAD_BYTES`),
@@ -76,7 +73,7 @@ class MountSettings:
     @property
     def queue_bytes(self) -> int:
         """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
-        return min(self.memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES) if self.cache else 0
+        return queue_bytes(self.memory_target_bytes) if self.cache else 0
 
     @property
     def cache_flush_s(self) -> float:

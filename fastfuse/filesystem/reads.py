@@ -49,6 +49,10 @@ class ReadEngine(Protocol):
         """Return what `read` would without waiting, or None."""
         ...
 
+    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        """Return whether to refuse a request that fills the page cache, so that the kernel asks for less."""
+        ...
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         """Return exactly the bytes asked for, fewer only at the end of the file, or raise `ReadError`."""
         ...
@@ -130,13 +134,19 @@ class Reads:
         """The reads that this worker has in hand."""
         return self._in_hand
 
-    def take(self, number: int, inode: int, offset: int, size_bytes: int, process: int) -> None:
-        """Answer a request, or begin to; raise nothing. The numbers are those of a `Request`."""
+    def take(self, number: int, inode: int, offset: int, size_bytes: int, process: int, is_direct: bool) -> None:
+        """Answer a request, or begin to; raise nothing. The numbers are those of a `Request`.
+
+        If it `is_direct`, its answer goes to the reader, past the page cache.
+        """
         try:
             if not offset:
                 self._engine.began(process)
             data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
             if data is None:
+                if not is_direct and not self._waiting and self._engine.puts_off(inode, offset, size_bytes):
+                    replies.refuse(number, errno.EAGAIN)
+                    return
                 if self._task_count < _MOST_TASKS:
                     self._nursery.start_soon(self._answer_waiting)
                     self._task_count += 1

@@ -130,6 +130,11 @@ class ReadEngine:
             self.release(inode)
         return data
 
+    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        """Return whether to refuse a request, so that the kernel asks for less: see `Window.puts_off`."""
+        stream = self._streams.get(inode)
+        return stream is not None and stream.window.puts_off(offset, offset + size_bytes)
+
     def was_read(self, inode: int, size_bytes: int, took_s: float, reader: int) -> None:
         """Note that a small file was read whole by somebody else, with one GET, and start what comes after it.
 

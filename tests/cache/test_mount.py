@@ -1,5 +1,6 @@
 """The tier behind real mounts: shared by two, warm for a third, in a directory that root may open, and nobody not."""
 
+import hashlib
 import os
 import random
 import re
@@ -15,6 +16,7 @@ from tests.cache.node import MIB
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
+from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running, script
 
 pytestmark = pytest.mark.fuse
 
@@ -91,3 +93,17 @@ def test_a_worker_that_a_signal_stopped_is_replaced_by_one_that_uses_the_cache(t
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
             assert wrong_files(later) == []
             wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
+
+
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_channels_that_are_not_mounted_share_the_bytes_of_the_node(mode: str, tmp_path: Path) -> None:
+    command = script(CHECKSUMS)
+    digest = hashlib.sha256(b"".join(data for _, data in sorted(DATA.items()))).hexdigest()
+    with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
+        for _ in range(2):
+            channels = [channel("train", mode, "d/")]
+            with running(server.endpoint_url, channels, *options_of(tmp_path), command=command) as job:
+                assert job.wait() == 0, job.log
+                assert checksums(job) == {"train": digest}
+        sent_bytes = sum(one.sent_bytes for one in server.requests if one.operation == "GetObject")
+    assert sent_bytes == sum(map(len, DATA.values()))

@@ -46,6 +46,9 @@ class FakeEngine:
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return None
 
+    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        return False
+
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
         if self.error is not None:

@@ -34,9 +34,13 @@ class Engine:
         self.may_fetch = trio.Event()
         self.asked: list[int] = []  # the offsets
         self.readers: list[int] = []
+        self.put_off: list[int] = []  # the sizes
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return b"h" * size_bytes if inode == AT_HAND else None
+
+    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        return size_bytes in self.put_off
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
         self.asked.append(offset)
@@ -97,18 +101,30 @@ async def place_at(connection: socket.socket) -> AsyncIterator[Place]:
 
 async def test_what_is_at_hand_is_answered_at_once_and_counted_as_every_read_is(connection: socket.socket) -> None:
     async with place_at(connection) as place:
-        place.reads.take(7, AT_HAND, 8, 3, 4711)
+        place.reads.take(7, AT_HAND, 8, 3, 4711, False)
         assert place.answered() == {7: b"hhh"}
         assert (place.count("fastfuse_requests"), place.count("fastfuse_read_served_bytes")) == (1, 3)
         assert place.engine.readers == []
-        place.reads.take(8, AT_HAND, 0, 3, 4711)
+        place.reads.take(8, AT_HAND, 0, 3, 4711, False)
         assert place.engine.readers == [4711]
+
+
+async def test_what_is_put_off_is_refused_but_never_a_read_past_the_page_cache(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.engine.put_off, asked = [3], place.engine.asked
+        place.engine.may_fetch.set()
+        place.reads.take(7, FETCHED, 8, 3, 4711, False)
+        place.reads.take(8, AT_HAND, 8, 3, 4711, False)
+        place.reads.take(9, FETCHED, 16, 3, 4711, True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: errno.EAGAIN, 8: b"hhh", 9: b"fff"}
+        assert asked == [16]
 
 
 async def test_what_has_to_be_fetched_is_answered_when_it_is_there(connection: socket.socket) -> None:
     async with place_at(connection) as place:
-        place.reads.take(7, FETCHED, 8, 3, 4711)
-        place.reads.take(8, FAILING, 0, 3, 4711)
+        place.reads.take(7, FETCHED, 8, 3, 4711, False)
+        place.reads.take(8, FAILING, 0, 3, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {}
         assert place.count("fastfuse_waiting_reads") == 2
@@ -124,8 +140,8 @@ async def test_what_has_to_be_fetched_is_answered_when_it_is_there(connection: s
 async def test_reads_begin_in_the_order_in_which_the_kernel_asks(connection: socket.socket) -> None:
     async with place_at(connection) as place:
         for offset in range(20):
-            place.reads.take(offset, FETCHED, offset, 1, 4711)
-        place.reads.take(20, AT_HAND, 20, 1, 4711)
+            place.reads.take(offset, FETCHED, offset, 1, 4711, False)
+        place.reads.take(20, AT_HAND, 20, 1, 4711, False)
         assert place.answered() == {}  # the one before may tell that it is read in order
         await trio.testing.wait_all_tasks_blocked()
         assert place.engine.asked == list(range(21))
@@ -133,7 +149,7 @@ async def test_reads_begin_in_the_order_in_which_the_kernel_asks(connection: soc
 
 async def test_an_inode_that_the_table_has_not_is_stale(connection: socket.socket) -> None:
     async with place_at(connection) as place:
-        place.reads.take(7, STALE, 0, 3, 4711)
+        place.reads.take(7, STALE, 0, 3, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {7: errno.ESTALE}
         assert place.count("fastfuse_requests") == 1
@@ -143,7 +159,7 @@ async def test_an_unforeseen_failure_is_an_answer_that_is_told(
     connection: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with place_at(connection) as place:
-        place.reads.take(7, AT_HAND, 0, 3, FAILS)
+        place.reads.take(7, AT_HAND, 0, 3, FAILS, False)
         assert place.answered() == {7: errno.EIO}
         assert place.count("fastfuse_handler_failures") == 1
         assert caplog.messages == ["read failed for an unforeseen reason; the mount goes on"]
@@ -152,7 +168,7 @@ async def test_an_unforeseen_failure_is_an_answer_that_is_told(
 async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: socket.socket) -> None:
     async with place_at(connection) as place:
         place.counters.set(place.counters.slot("fastfuse_draining"), 1)
-        place.reads.take(7, AT_HAND, 0, 3, 4711)
+        place.reads.take(7, AT_HAND, 0, 3, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {7: errno.ESHUTDOWN}
 
@@ -163,7 +179,7 @@ async def test_a_read_that_workers_die_of_is_refused_even_if_its_bytes_are_here(
 ) -> None:
     async with place_at(connection) as place:
         place.in_hand.poisoned.append(Read(inode, 8, 3))
-        place.reads.take(7, inode, 8, 3, 4711)
+        place.reads.take(7, inode, 8, 3, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {7: errno.EIO}
 
@@ -174,13 +190,13 @@ async def test_those_that_find_no_task_are_answered_by_the_others_in_order(
     monkeypatch.setattr(module, "_MOST_TASKS", 2)
     async with place_at(connection) as place:
         for number in range(10):
-            place.reads.take(number, FETCHED, number, 1, 4711)
+            place.reads.take(number, FETCHED, number, 1, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert (place.engine.asked, place.answered()) == ([0, 1], {})
         place.engine.may_fetch.set()
         await trio.testing.wait_all_tasks_blocked()
         assert sorted(place.answered()) == place.engine.asked == list(range(10))
         # And again, as the tasks are free.
-        place.reads.take(11, FETCHED, 0, 1, 4711)
+        place.reads.take(11, FETCHED, 0, 1, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {11: b"f"}

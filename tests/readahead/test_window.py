@@ -544,6 +544,40 @@ def test_a_fast_reader_from_the_middle_has_no_more_than_twice_as_much_ahead() ->
     assert cursor.ahead_until <= 130 * MIB + 8 * MIB
 
 
+def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_map() -> None:
+    pool = reading(GIB)
+    around = (100 * MIB - 512 * KIB, 100 * MIB + 512 * KIB)
+    for place in range(1, 4):
+        assert not pool.window.puts_off(*around)  # too little is known
+        pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
+    assert not pool.window.puts_off(around[0], around[1] - 4 * KIB)
+    assert not pool.window.puts_off(100 * MIB, 101 * MIB)  # more likely a block than a fault
+    assert pool.window.puts_off(*around)
+    assert not pool.window.puts_off(*around)  # once
+    pool.read(100 * MIB, 100 * MIB + 4 * KIB)
+    assert pool.fetched[-1] == (100 * MIB, 100 * MIB + 128 * KIB)
+    assert not pool.window.puts_off(around[1] + 512 * KIB, around[1] + 512 * KIB + MIB)  # where a reader is
+    assert pool.window.puts_off(around[0] + 100 * MIB, around[1] + 100 * MIB)
+    for page in range(40):
+        pool.read(200 * MIB + page * 4 * KIB, 200 * MIB + (page + 1) * 4 * KIB)
+    assert pool.fetched[-1][1] >= around[1] + 100 * MIB
+    assert not pool.window.puts_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
+
+
+def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page() -> None:
+    pool = reading(GIB)
+    for place in range(1, 4):
+        pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
+    start, before = 100 * MIB + 20 * KIB, len(pool.fetched)
+    assert pool.window.puts_off(start, start + MIB)
+    for offset in range(start, start + MIB, 4 * KIB):
+        pool.read(offset, offset + 4 * KIB)
+    assert len(pool.fetched) - before <= 4
+    for place in range(30, 34):
+        pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
+    assert not pool.window.puts_off(start + 300 * MIB, start + 301 * MIB)
+
+
 def test_a_fault_between_cached_pages_gets_its_request_and_no_more() -> None:
     pool = reading(GIB)
     for place in random.Random(1).sample(range(1, 100), 14):

@@ -62,6 +62,24 @@ def test_a_mapping_shows_the_bytes(dataset: DataSet, size: int) -> None:
         assert hashlib.sha256(mapping).digest() == hashlib.sha256(written.read_bytes()).digest()
 
 
+def test_a_few_pages_of_a_mapping_fetch_little_and_a_large_read_at_any_page_has_all_bytes(dataset: DataSet) -> None:
+    """D3: the kernel asks for 1 MiB around each fault, most of which is refused; nobody else may learn of that."""
+    written = dataset.pair(BIG)[0]
+    data, places = written.read_bytes(), range(5 * MIB, 60 * MIB, 6 * MIB)
+    with Server(dataset.source) as server, mounted(f"s3://{server.bucket}", server.endpoint_url) as mount:
+        mounted_file = mount.path / written.relative_to(dataset.source)
+        before_bytes = server.traffic().sent_bytes
+        with uncached(mounted_file) as descriptor:
+            with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as mapping:
+                assert mapping[:100] == data[:100]
+                assert [mapping[at : at + 100] for at in places] == [data[at : at + 100] for at in places]
+            assert server.traffic().sent_bytes - before_bytes < 7 * MIB
+        for flags in (os.O_DIRECT, 0):
+            with uncached(mounted_file, flags) as descriptor, mmap.mmap(-1, MIB) as buffer:
+                for at in range(7 * MIB + 4096, 60 * MIB, 6 * MIB):
+                    assert (os.preadv(descriptor, [buffer], at), buffer[:]) == (MIB, data[at : at + MIB])
+
+
 def test_cmp_finds_no_difference(dataset: DataSet) -> None:
     """D1"""
     with uncached(dataset.pair(BIG)[1]):

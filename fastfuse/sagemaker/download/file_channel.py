@@ -8,13 +8,15 @@ than there is work in flight. Only threads touch the disk.
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
+from fastfuse.cache.reader import cached
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import (
     AccessError,
     FastfuseError,
@@ -65,6 +67,8 @@ class DownloadSettings:
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
     # No symbolic link below it is followed; None: the directory before `directory`.
     base: Path | None = None
+    # The local tier, which is prepared.
+    cache: CacheSettings | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +107,19 @@ def download_channel(
         ConfigurationError: another process downloads to the directory.
         SourceError, AccessError, ServiceError: an object could not be read; the message names its key.
     """
-    table = open_snapshot(snapshot_fd).table
+    table, counters, memory_bytes = (
+        open_snapshot(snapshot_fd).table,
+        counters or Counters(),
+        settings.memory_target_bytes,
+    )
+    if settings.cache is not None:
+        settings = replace(settings, memory_target_bytes=memory_bytes - queue_bytes(memory_bytes))
 
     async def download_and_close() -> DownloadReport:
         buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
-        reader = MadeReader(S3Client(S3Session(connection), buffers=buffers, counters=counters), lambda: table)
+        session = S3Session(connection)
+        client = S3Client(session, buffers=buffers, counters=counters)
+        reader = MadeReader(cached(client, settings.cache, buffers, counters, session, memory_bytes), lambda: table)
         try:
             return await download(table, reader, settings, report, most_gets=connection.max_connections)
         finally:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import trio
 
+from fastfuse.cache.reader import cached
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
@@ -51,6 +53,8 @@ class PipeSettings:
     part_size_bytes: int = 8 << 20
     # They count each GET.
     counters: Counters | None = None
+    # The local tier, which is prepared.
+    cache: CacheSettings | None = None
     # It keeps FIFOs open after the death of the process.
     guard: Guard | None = None
     # Prefetching waits until it is readable, if it is given.
@@ -107,17 +111,20 @@ class PipeStream:
         self._sequence = sequence
         self._settings = settings
         self._config = ReadaheadConfig.within(
-            settings.memory_target_bytes,
+            settings.memory_target_bytes - (queue_bytes(settings.memory_target_bytes) if settings.cache else 0),
             part_size_bytes=settings.part_size_bytes,
             # The engine leaves a quarter to readers of other files, of which there are none.
             max_parts_in_flight=-(-settings.connection.max_connections * 4 // 3) + 1,
         )
-        buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes)
+        self._buffers = buffers = PartBuffers(
+            part_bytes=settings.part_size_bytes, limit_bytes=self._config.memory_limit_bytes
+        )
+        self._session = S3Session(settings.connection)
         self._reader: RangeReader
         if isinstance(settings.channel.source, LocalDirectory):
             self._reader = FileReader(buffers)
         else:
-            self._reader = S3Client(S3Session(settings.connection), buffers=buffers, counters=settings.counters)
+            self._reader = S3Client(self._session, buffers=buffers, counters=settings.counters)
         self._report = report
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
@@ -138,11 +145,16 @@ class PipeStream:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
-        directory, name = self._settings.directory, self._settings.channel.name
+        settings = self._settings
+        directory, name = settings.directory, settings.channel.name
+        self._reader = cached(
+            self._reader, settings.cache, self._buffers, settings.counters or Counters(), self._session,
+            settings.memory_target_bytes,
+        )  # fmt: skip
         try:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self, self._config, nursery, lambda: self._sequence.table)
-                self._directory_fd = open_directory(directory, self._settings.base or directory.parent)
+                self._directory_fd = open_directory(directory, settings.base or directory.parent)
                 remove_stale(path_of(self._directory_fd), name)
                 self._make_fifo(self.epoch)
                 ready()
@@ -153,6 +165,9 @@ class PipeStream:
                 fifo.close()
             if self._directory_fd >= 0:
                 os.close(self._directory_fd)
+            if settings.cache is not None:
+                with trio.CancelScope(shield=True):
+                    await self.aclose()  # what waits for the disk
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         self.requests += 1

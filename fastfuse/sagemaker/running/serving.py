@@ -9,11 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fastfuse.cache.directory import prepare
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.privileges import worker_uid
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.status import Recent
 from fastfuse.index.origin import IndexOrigin
@@ -51,7 +53,7 @@ class RunSettings:
     # Bytes by name of channel (`divide_memory`).
     memory_target_bytes: Mapping[str, int]
     part_size_bytes: int
-    # The local tier of mounted channels, or None.
+    # The local tier of the channels, or None.
     cache: CacheSettings | None = None
     shard_by_bytes: bool = False
     # The settings of mounted channels.
@@ -143,8 +145,6 @@ def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., Non
     serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     if task.channel.is_put_in_place:
         serve = _keep
-    if task.settings.cache is not None and serve is not _mount:
-        _log.warning("channel %s does not use --cache, which is for mounted channels", task.channel.name)
     return serve(task, counters, tell)
 
 
@@ -198,6 +198,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         part_size_bytes=task.settings.part_size_bytes,
         claim=task.disk_claim,
         base=task.settings.paths.base,
+        cache=_prepared_cache(task),
     )
     try:
         done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
@@ -252,6 +253,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
         counters=counters,
+        cache=None if are_local else _prepared_cache(task),
         guard=task.guard,
         begin_fd=task.begin_fd,
     )
@@ -260,6 +262,11 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     finally:
         recent.tell_summary()
     return 0
+
+
+def _prepared_cache(task: ChannelTask) -> CacheSettings | None:
+    prepare(task.settings.cache, worker_uid())
+    return task.settings.cache
 
 
 def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> None:
