@@ -191,8 +191,17 @@ def _call(*arguments: object) -> int:
     return result
 
 
-def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin, ready: Callable[[str], None]) -> None:
+def keep_in_place(
+    channel: Channel,
+    place: Path,
+    base: Path,
+    origin: IndexOrigin,
+    ready: Callable[[str], None],
+    listed: Callable[[InodeTable], None],
+) -> None:
     """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
+
+    A share is `listed`, which a whole directory is not: to look at each file of a file system may take hours.
 
     Raises:
         FastfuseError: the directory cannot be used, or cannot be put there.
@@ -206,6 +215,7 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
     else:
         found, table = find_files(source, place, origin)
         _put_links(table, found.path, place, base)
+        listed(table)
         refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
     if refusal:
         access = f"linked ({refusal}; file permissions alone decide who may write)"

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastfuse.filesystem.recorder import HISTORY_NAME
 from fastfuse.index.inodes.columns import Kind
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
@@ -35,13 +36,12 @@ _log = logging.getLogger(__name__)
 _HASHED = ("names", "name_ends", "parents", "kinds", "sizes", "etag_parts", "made", "source_order")
 
 
-def listing_of(snapshot: Snapshot) -> dict[str, object]:
-    """Describe the listing in `snapshot` for the record: what this host gets of a channel.
+def listing_of(table: InodeTable) -> dict[str, object]:
+    """Describe the listing in `table` for the record: what this host gets of a channel.
 
     The hash covers names below the prefix, sizes, ETags and the order of a manifest. Equal content has an equal hash,
     whatever the bucket and the times.
     """
-    table = snapshot.table
     hashed = hashlib.sha256()
     for name in _HASHED:
         if (column := table.columns.get(name)) is not None:

@@ -169,12 +169,15 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell:
             write_etags(snapshot, task.channel.name, task.settings.paths)
         except OSError as error:
             raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
-    tell(listing=listing_of(snapshot))
+    tell(listing=listing_of(snapshot.table))
 
 
 def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     del counters  # nothing is read here
-    keep_in_place(task.channel, task.place, task.settings.paths.base, task.origin, lambda text: tell(ready=text))
+    keep_in_place(
+        task.channel, task.place, task.settings.paths.base, task.origin, lambda text: tell(ready=text),
+        lambda table: tell(listing=listing_of(table)),
+    )  # fmt: skip
     return 0
 
 

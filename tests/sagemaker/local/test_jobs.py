@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.sagemaker.outputs.record import RECORD_NAME
 from tests.bad_input.checks import NOBODY, as_nobody, run
 from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, running, script
@@ -156,3 +157,21 @@ def test_a_directory_that_is_gone_ends_the_job_before_it_begins(tmp_path: Path) 
         assert "hint: is its file system mounted?" in job.log
         assert job.output == ""
         assert left_in(job.data) == []
+
+
+def test_the_record_has_what_a_manifest_of_this_host_names_in_each_mode_and_no_listing_of_a_directory(
+    tmp_path: Path,
+) -> None:
+    directory, manifest = write_files(tmp_path / "data"), tmp_path / "m"
+    manifest.write_text(json.dumps([{"prefix": f"file://{directory}/"}, "a", "b/2"]))
+    channels = [local("whole", "FastFile", directory)]
+    for mode in ("FastFile", "Pipe"):
+        channels.append(local(mode.lower(), mode, manifest))
+        channels[-1]["DataSource"]["S3DataSource"]["S3DataType"] = "ManifestFile"
+    with running(NO_S3, channels, command=script("")) as job:
+        assert job.wait() == 0, job.log
+        told = json.loads((job.base / "output" / RECORD_NAME).read_text())["Channels"]
+    for mode in ("fastfile", "pipe"):
+        assert (told[mode]["Objects"], told[mode]["Bytes"]) == (2, len(FILES["a"]) + len(FILES["b/2"]))
+    assert told["fastfile"]["ListingSha256"] == told["pipe"]["ListingSha256"]
+    assert "ListingSha256" not in told["whole"]

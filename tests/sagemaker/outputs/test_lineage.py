@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import pytest
 
 from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.tree import Refusals
-from fastfuse.index.snapshot import Snapshot
 from fastfuse.sagemaker.outputs.record import listing_of
 
 MD5 = '"0123456789abcdef0123456789abcdef"'
@@ -17,7 +15,7 @@ def described(objects: Mapping[str, tuple[int, str]], bucket: str = "bucket", mt
     builder = TableBuilder(bucket, f"{bucket}/")
     for key, (size_bytes, etag) in objects.items():  # each a page of the listing
         builder.add([f"{bucket}/{key}".encode()], [size_bytes], [mtime_ns], [etag], ["STANDARD"])
-    return listing_of(Snapshot(source="s3://b/", listed_at_ns=mtime_ns, table=builder.build()[0], refusals=Refusals()))
+    return listing_of(builder.build()[0])
 
 
 def test_the_same_data_in_another_bucket_at_another_time_has_the_same_hash() -> None:
