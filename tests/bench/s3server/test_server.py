@@ -183,7 +183,7 @@ def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
         clients[1].sendall(b"GET /made/0000 HTTP/1.1\r\n\r\n")
         clients[3].sendall(b"GET /made/0000 HT")
         server.wait_until(lambda now: now.in_flight == 2 and now.open_connections == 4)
-    assert set(threading.enumerate()) == threads
+    assert set(threading.enumerate()) <= threads  # an idle one of trio may have ended
     assert server.statistics().open_connections == 0
     for client in clients:
         client.close()
