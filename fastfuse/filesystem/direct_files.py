@@ -28,6 +28,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import SILENT_CALLS
 
 __all__ = ["DirectFiles"]
 
@@ -37,6 +38,8 @@ _LOOK_EVERY_S = 1.0
 # Threads that stopped by themselves rest for so long, each time in a row twice as long. If the service throttles, the
 # client finds its rate meanwhile.
 _REST_S, _MOST_REST_S = 5.0, 80.0
+# Parts rest by themselves after so many failures in a row: some services answer ranges as only the client takes it.
+_MOST_PART_FAILURES = 3
 # A signature is good for 15 minutes, and a worker that does not look for so long hangs.
 _ARMED_FOR_S = 60.0
 _RENEW_EVERY_S = 20.0
@@ -92,6 +95,9 @@ class DirectFiles:
         self._was_armed = False
         # The bucket, and the beginning of the keys, that threads read; those that wait for parts, by number.
         self._source: tuple[str, str] = "", ""
+        # Parts that failed one after the other, and when threads may try again.
+        self._part_failures = 0
+        self._parts_rest_until_s, self._parts_rest_s = 0.0, _REST_S
         self._waiting: dict[int, _Waiting] = {}
         in_hand = reads.in_hand
         threads = client.max_connections // _CONNECTIONS_PER_THREAD
@@ -105,17 +111,21 @@ class DirectFiles:
         """Answer what threads return, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._look)
-            while True:
-                await trio.lowlevel.wait_readable(self._returned)
-                os.eventfd_read(self._returned)
-                for number, is_right, status, first_byte_s in direct_reads.parts():
-                    if (waiting := self._waiting.pop(number, None)) is not None:
-                        waiting.is_right, waiting.status, waiting.first_byte_s = is_right, status, first_byte_s
-                        trio.lowlevel.reschedule(waiting.task)
-                for number, inode, size_bytes, process, status in direct_reads.returned():
-                    self._client.count_left(status)
-                    request = Request(number, inode, 0, size_bytes, process)
-                    nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+            nursery.start_soon(self._keep_armed)
+            await self._hear(nursery)
+
+    async def _hear(self, nursery: trio.Nursery) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._returned)
+            os.eventfd_read(self._returned)
+            for number, is_right, status, first_byte_s in direct_reads.parts():
+                if (waiting := self._waiting.pop(number, None)) is not None:
+                    waiting.is_right, waiting.status, waiting.first_byte_s = is_right, status, first_byte_s
+                    trio.lowlevel.reschedule(waiting.task)
+            for number, inode, size_bytes, process, status in direct_reads.returned():
+                self._client.count_left(status)
+                request = Request(number, inode, 0, size_bytes, process)
+                nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
     async def get_part(
         self, ref: ObjectRef, start: int, end: int, take: Callable[[int], memoryview]
@@ -123,6 +133,8 @@ class DirectFiles:
         """Return a range of a larger object, in memory that `take` gives; None if the client has to get it."""
         bucket, prefix = self._source
         if ref.bucket != bucket or not ref.key.startswith(prefix) or not direct_reads.may_get_part():
+            return None
+        if self._parts_rest_until_s and monotonic() < self._parts_rest_until_s:
             return None
         if not _QUOTED.fullmatch(ref.etag):
             return None
@@ -139,7 +151,12 @@ class DirectFiles:
         await trio.lowlevel.wait_task_rescheduled(give_up)
         if not waiting.is_right:
             self._client.count_left(waiting.status)
+            self._part_failures += 1
+            if self._part_failures >= _MOST_PART_FAILURES:
+                self._part_failures, self._parts_rest_until_s = 0, monotonic() + self._parts_rest_s
+                self._parts_rest_s = min(2 * self._parts_rest_s, _MOST_REST_S)
             return None
+        self._part_failures, self._parts_rest_until_s, self._parts_rest_s = 0, 0.0, _REST_S
         self._client.answered_directly(waiting.first_byte_s)
         return data.toreadonly()
 
@@ -178,8 +195,9 @@ class DirectFiles:
             texts=way.texts,
             for_s=_ARMED_FOR_S,
             patience_s=min(_PATIENCE_S, config.deadline_s / _PATIENCE_DIVISOR),
-            part_patience_s=stall_timeout_s(config),
-            part_limit_s=config.deadline_s,
+            # A silence amid the body is waited for twice (MSG_WAITALL).
+            part_patience_s=stall_timeout_s(config) / SILENT_CALLS,
+            part_limit_s=stall_timeout_s(config),
         )
         self._source = metadata.bucket, metadata.key_prefix
         self._was_armed, self._armed_at_s, self._armed_table = True, now_s, id(table)
@@ -201,9 +219,13 @@ class DirectFiles:
 
     async def _look(self) -> None:
         while True:
-            await self.arm()
             direct_reads.end_stalled()
             self.tell()
+            await trio.sleep(_LOOK_EVERY_S)
+
+    async def _keep_armed(self) -> None:
+        while True:
+            await self.arm()  # may wait for the resolver
             await trio.sleep(_LOOK_EVERY_S)
 
     def _key(self, inode: int) -> str:

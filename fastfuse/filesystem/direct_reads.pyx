@@ -132,6 +132,8 @@ cdef Thread *idle = NULL
 cdef Thread *ended = NULL
 cdef Thread *all_threads[_MOST_THREADS]
 cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
+# Parts that Python has begun and not heard of; used by the loop's thread.
+cdef int parts_in_flight = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 cdef Record gone_wrong[_MOST_THREADS * 4]
@@ -329,8 +331,9 @@ def returned():
 
 
 def may_get_part():
-    """Return whether a thread could begin on a part now."""
-    return route != NULL and (idle != NULL or thread_count < most_threads)
+    """Return whether a thread could begin on a part now. A quarter of the threads is left to small files."""
+    has_room = parts_in_flight < most_threads - most_threads // 4
+    return has_room and route != NULL and (idle != NULL or thread_count < most_threads)
 
 
 def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
@@ -338,6 +341,7 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
 
     `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
     """
+    global parts_in_flight
     cdef Thread *thread
     cdef direct_object *object
     cdef Py_buffer part
@@ -354,6 +358,7 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     object.path_bytes, object.etag_bytes, object.size_bytes = len(path), len(etag), size_bytes
     object.start, object.part_bytes, object.target = start, part.len, <char *> part.buf
     thread.began_ns = direct_now_ns()
+    parts_in_flight += 1
     hand_over(thread)
     return thread.number
 
@@ -363,7 +368,7 @@ def parts():
 
     Each is ``(number, whether all of it is there, status of the reply or 0, seconds to the first byte)``.
     """
-    global ended, idle
+    global ended, idle, parts_in_flight
     cdef Thread *thread
     cdef Thread *first
     cdef Thread *last = NULL
@@ -374,6 +379,7 @@ def parts():
     while thread != NULL:
         told.append((thread.number, thread.is_right != 0, thread.status, thread.first_byte_ns * 1e-9))
         PyBuffer_Release(&thread.part)
+        parts_in_flight -= 1
         thread, last = thread.next_idle, thread
     if last != NULL:
         pthread_mutex_lock(&lock)
@@ -551,8 +557,10 @@ cdef void *serve(void *argument) noexcept nogil:
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
-        note_outcome(is_read, record.status)
         if thread.job.object.target != NULL:
+            # Python rests after others: what is unusual about ranges, or large bodies, is no sign for small files.
+            if is_refusal(record.status):
+                stop()
             thread.is_right, thread.status, thread.first_byte_ns = is_read, record.status, record.first_byte_ns
             is_first = ended == NULL
             thread.next_idle, ended = ended, thread
@@ -561,12 +569,17 @@ cdef void *serve(void *argument) noexcept nogil:
                 write(wrong_fd, &one, sizeof(one))
             continue
         if is_read:
+            failures = 0
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
             pthread_mutex_unlock(&lock)
             is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
             pthread_mutex_lock(&lock)
+        elif record.status not in (404, 412):  # the object is gone, or another one
+            failures += 1
+            if is_refusal(record.status) or failures >= _MOST_FAILURES:
+                stop()
         thread.in_hand[0] = 0
         in_flight -= 1
         in_flight_bytes -= record.size_bytes
@@ -583,12 +596,6 @@ cdef void *serve(void *argument) noexcept nogil:
         pthread_mutex_unlock(&lock)
 
 
-cdef void note_outcome(bint is_right, int status) noexcept nogil:
-    """Stop all threads at a refusal, or after failures in a row."""
-    global failures
-    if is_right:
-        failures = 0
-    elif status not in (404, 412):  # the object is gone, or another one
-        failures += 1
-        if status >= 400 and status != 403 or failures >= _MOST_FAILURES:
-            stop()
+cdef inline bint is_refusal(int status) noexcept nogil:
+    """Return whether a reply's status is trouble that other objects share."""
+    return status >= 400 and status not in (403, 404, 412)

@@ -133,7 +133,9 @@ class ReadEngine:
     def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         """Return whether to refuse a request, so that the kernel asks for less: see `Window.puts_off`."""
         stream = self._streams.get(inode)
-        return stream is not None and stream.window.puts_off(offset, offset + size_bytes)
+        if stream is None or self.find(inode, stream.file.ref, offset, size_bytes) != "waited":
+            return False
+        return stream.window.puts_off(offset, offset + size_bytes)
 
     def was_read(self, inode: int, size_bytes: int, took_s: float, reader: int) -> None:
         """Note that a small file was read whole by somebody else, with one GET, and start what comes after it.

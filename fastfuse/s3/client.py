@@ -96,7 +96,7 @@ class S3Client:
             if self.get_direct is not None and TASK_BYTES < end - start < ref.size_bytes:
                 data = await self.get_direct(ref, start, end, self._buffers.take)
             if data is None:
-                data = await self._integrity.get(ref, start, end)
+                data = await self._integrity.get(ref, start, end, began_s)
         except BaseException as error:
             self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):

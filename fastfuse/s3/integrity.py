@@ -99,14 +99,16 @@ class Integrity:
         # Least recently fetched first.
         self._objects: dict[ObjectRef, _Object] = {}
 
-    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+    async def get(self, ref: ObjectRef, start: int, end: int, began_s: float) -> Buffer:
         """Return the bytes of `ref` from `start` to `end`, checked as far as they can be.
+
+        The read began at `began_s` on trio's clock.
 
         Raises:
             IntegrityError: they are wrong, and were fetched twice.
             ReadError: they cannot be fetched.
         """
-        ends_s = trio.current_time() + self._deadline_s
+        ends_s = began_s + self._deadline_s
         if not self._is_thorough:
             data, head = await self._fetch(ref, start, end, ends_s)
             return data if len(data) < ref.size_bytes else await self._check_whole(ref, data, head, ends_s)

@@ -380,7 +380,7 @@ async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
     integrity = Integrity(is_thorough=verify, deadline_s=60.0, fetch=fetch, head=ask, counters=Counters())
     began_s = trio.current_time()
     with pytest.raises(DeadlineError):
-        await integrity.get(ObjectRef("bucket", "key", 5, ""), 0, 5)
+        await integrity.get(ObjectRef("bucket", "key", 5, ""), 0, 5, trio.current_time())
     assert trio.current_time() - began_s == 60
 
 
@@ -405,7 +405,7 @@ async def test_a_checked_read_takes_one_deadline_in_all(
     async def read(name: str, start: int, *, begins_s: float) -> None:
         await trio.sleep_until(began_s + begins_s)
         with pytest.raises(DeadlineError) if name == "late" else nullcontext():
-            await integrity.get(ref, start, start + 1000)
+            await integrity.get(ref, start, start + 1000, trio.current_time())
         ended_s[name] = trio.current_time() - began_s
 
     began_s = trio.current_time()

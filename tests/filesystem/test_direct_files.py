@@ -1,0 +1,110 @@
+"""Parts that threads get, or leave to the client."""
+
+import os
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+
+from fastfuse.filesystem import direct_files as module
+from fastfuse.filesystem.direct_files import DirectFiles
+from fastfuse.filesystem.in_hand import ReadsInHand
+from fastfuse.objects import ObjectRef
+
+REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
+
+
+class Threads:
+    """Stands in for `direct_reads`: whatever is begun has ended as `outcome` says."""
+
+    def __init__(self) -> None:
+        self.begun: list[bytes] = []
+        self.outcome = True, 206
+        self._ended: list[tuple[int, bool, int, float]] = []
+        self.fd = -1
+
+    def start(self, _device: int, returned_fd: int, *_: object) -> None:
+        self.fd = returned_fd
+
+    def may_get_part(self) -> bool:
+        return True
+
+    def get_part(self, path: bytes, _etag: bytes, _size: int, _start: int, data: memoryview) -> int:
+        self.begun.append(path)
+        data[:] = b"x" * len(data)
+        self._ended.append((7, *self.outcome, 0.01))
+        os.eventfd_write(self.fd, 1)
+        return 7
+
+    def parts(self) -> list[tuple[int, bool, int, float]]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def returned(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    threads = Threads()
+    monkeypatch.setattr(module, "direct_reads", threads)
+    return threads
+
+
+class Place:
+    def __init__(self, files: DirectFiles, left: list[int]) -> None:
+        self.files, self.left = files, left
+
+    async def get(self, ref: ObjectRef = REF) -> bytes | None:
+        data = await self.files.get_part(ref, 8, 24, lambda size_bytes: memoryview(bytearray(size_bytes)))
+        return None if data is None else bytes(data)
+
+
+@pytest.fixture
+def place(threads: Threads) -> Place:
+    left: list[int] = []
+    client = SimpleNamespace(max_connections=8, count_left=left.append, answered_directly=lambda _: None)
+    reads = SimpleNamespace(in_hand=ReadsInHand())
+    files = DirectFiles(cast(Any, reads), cast(Any, None), cast(Any, client), cast(Any, None), -1, may_read=True)
+    files._source = "bucket", "p/"
+    return Place(files, left)
+
+
+async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(threads: Threads, place: Place) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(place.files._hear, nursery)
+        assert await place.get() == b"x" * 16
+        assert threads.begun == [b"a%20b"]
+        for bucket, key, etag in (("other", "p/a", '"e"'), ("bucket", "q/a", '"e"'), ("bucket", "p/a", "e"),
+                                  ("bucket", "p/a", '"e\r\n"')):  # fmt: skip
+            assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
+        assert len(threads.begun) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_grows(
+    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(module, "monotonic", lambda: now_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(place.files._hear, nursery)
+        threads.outcome = False, 200
+        for _ in range(2):
+            assert await place.get() is None
+        threads.outcome = True, 206
+        assert await place.get() is not None  # not in a row
+        threads.outcome = False, 200
+        for rest_s in (5, 10):
+            for _ in range(5):
+                assert await place.get() is None
+            begun = len(threads.begun)
+            now_s += rest_s - 1
+            await place.get()
+            assert len(threads.begun) == begun
+            now_s += 1
+        assert place.left == [200] * 8
+        threads.outcome = True, 206
+        assert await place.get() is not None
+        nursery.cancel_scope.cancel()
