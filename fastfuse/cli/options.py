@@ -110,7 +110,7 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Calla
 # fmt: off
 Source = Annotated[str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE",
     help="s3://BUCKET/PREFIX, as it will be mounted.")]
-PartSize = Annotated[str, setting("--part-size SIZE", MEMORY_PANEL, "Bytes fetched by one request, 1MiB to 64MiB.")]
+PartSize = Annotated[str, setting("--part-size SIZE", MEMORY_PANEL, "The most bytes of one request, 1MiB to 64MiB.")]
 Io = Annotated[str | None, setting("--io MODE", None, "", hidden=True, callback=_check_io)]
 MetricsListen = Annotated[str | None, setting("--metrics-listen [HOST:]PORT", None,
     "Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "

@@ -339,8 +339,8 @@ def _delivered(counters: Counters) -> int:
 
 
 def _failed_reads(counters: Counters) -> dict[str, int]:
-    """Return how many reads failed, by errno."""
-    return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS}
+    """Return how many reads failed, by errno, though S3 did not say that their object is gone or another one."""
+    return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
 async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:

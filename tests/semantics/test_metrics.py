@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import mmap
 import os
 import re
@@ -279,6 +280,20 @@ def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds() -> N
         here.server.faults.remove(denied)
         assert direct_read(here.path / "small", 4096) == b"0123456789"
         wait_until(lambda: health(port) == (200, "ok\n"))
+
+
+def test_a_mount_is_well_though_an_object_has_changed() -> None:
+    with place(objects(), "--metrics-listen", "0") as here:
+        here.objects.put("small", b"another one")
+        with pytest.raises(OSError, match="Stale"):
+            direct_read(here.path / "small", 4096)
+
+        def is_told() -> bool:
+            told = json.loads(run_fastfuse("status", str(here.path), "--json").stdout)
+            return bool(told["mounts"][0]["errors"])
+
+        wait_until(is_told)  # with what the worker thinks of it
+        assert health(here.mount.metrics_port()) == (200, "ok\n")
 
 
 def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing() -> None:
