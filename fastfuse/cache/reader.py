@@ -15,10 +15,10 @@ import trio
 from fastfuse.cache.aio import KernelReads
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
-from fastfuse.cache.directory import OpenCache, open_or_none
+from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
-from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.cache.settings import queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
 from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
@@ -61,14 +61,13 @@ def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
 
 def cached(
     reader: RangeReader,
-    settings: CacheSettings | None,
+    cache: OpenCache | None,
     buffers: PartBuffers,
     counters: Counters,
     session: S3Session,
     memory_target_bytes: int,
 ) -> RangeReader:
-    """Put the tier of `settings` before `reader`, if there is one and it can be used. Call it in a trio run."""
-    cache = open_or_none(settings)
+    """Put the tier `cache`, if there is one, before `reader`. Call it in a trio run."""
     if cache is None:
         return reader
     return CachedReader(

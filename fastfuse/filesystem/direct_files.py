@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
-from urllib.parse import quote
 
 import trio
 
@@ -29,6 +28,7 @@ from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS
+from fastfuse.s3.routes import quoted_key
 
 __all__ = ["DirectFiles"]
 
@@ -66,7 +66,7 @@ class _Waiting:
 
 
 class DirectFiles:
-    """The small files of one worker."""
+    """The small files and the parts that the threads of one worker fetch."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class DirectFiles:
             return None
         if not _QUOTED.fullmatch(ref.etag):
             return None
-        data, path = take(end - start), quote(ref.key[len(prefix) :], safe="/~")
+        data, path = take(end - start), quoted_key(ref.key[len(prefix) :])
         number = direct_reads.get_part(path.encode(), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
             return None

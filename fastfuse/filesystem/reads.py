@@ -101,8 +101,8 @@ class Reads:
         self._nursery = nursery
         self._late = LateReads(read_deadline_s)
         self._failures = RepeatedFailures(_log)
-        # How many tasks there are, and the requests that none has begun, oldest first: in which order the parts of a
-        # file are read tells what to fetch ahead.
+        # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
+        # tells what to fetch ahead.
         self._task_count = 0
         self._waiting: deque[Request] = deque()
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.

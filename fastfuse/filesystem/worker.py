@@ -25,7 +25,7 @@ import trio
 
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
-from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.reader import cached
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.direct_files import DirectFiles
@@ -48,7 +48,6 @@ from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
@@ -128,13 +127,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     if trouble := task.board.read().get("trouble"):  # of the worker before this one
         retries.take_over(trouble)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
-    reader: RangeReader = client
-    if cache is not None:
-        reader = CachedReader(
-            client, cache, buffers, counters,
-            endpoint_url=task.session.endpoint_url or "", queue_bytes=settings.queue_bytes,
-            deadline_s=settings.connection.deadline_s,
-        )  # fmt: skip
+    reader = cached(client, cache, buffers, counters, task.session, settings.memory_target_bytes)
     async with trio.open_nursery() as nursery:
         gets = RecordedReader(MadeReader(reader, lambda: operations.table))
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, direct_reads)

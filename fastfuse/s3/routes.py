@@ -33,11 +33,19 @@ from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
-__all__ = ["Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "read_failure", "read_files"]
+__all__ = [
+    *("Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "quoted_key"),
+    *("read_failure", "read_files"),
+]
 
 _log = logging.getLogger(__name__)
 
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
+
+
+def quoted_key(key: str) -> str:
+    """Return a key, or a part of one, as it stands in the path of a request, and is signed."""
+    return quote(key, safe="/~")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,7 @@ class Route:
         self, method: str, credentials: Credentials | None, *, key: str = "", query: str = "", lines: str = ""
     ) -> bytes:
         """Return a request for the object `key`, or for the bucket where there is none, signed with `credentials`."""
-        path = f"{self.endpoint.base_path}/{quote(key, safe='/~')}" if key else self.endpoint.base_path or "/"
+        path = f"{self.endpoint.base_path}/{quoted_key(key)}" if key else self.endpoint.base_path or "/"
         signer = self.objects if key else self.lists
         signed = signer.lines(path, credentials, time.time(), query=query, method=method)
         target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
@@ -66,14 +74,14 @@ class Route:
 
     def get_request(self, credentials: Credentials | None, ref: ObjectRef, start: int, end: int) -> bytes:
         """Return a GET for a range of the listed version of an object."""
-        # To a GET without Range the service gives the checksum of the object.
+        # The service gives the checksum of the object only to a GET without Range.
         lines = "" if end - start == ref.size_bytes else f"range: bytes={start}-{end - 1}\r\n"
         return self.request("GET", credentials, key=ref.key, lines=lines + condition_line(ref))
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
         """Return the parts of GETs of objects below `prefix` that are the same for a while, for `direct_get.h`."""
         signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
-        path = f"{self.endpoint.base_path}/{quote(prefix, safe='/~')}"
+        path = f"{self.endpoint.base_path}/{quoted_key(prefix)}"
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
 

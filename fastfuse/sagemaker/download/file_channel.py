@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import trio
 
+from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import (
@@ -119,7 +120,8 @@ def download_channel(
         buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
         session = S3Session(connection)
         client = S3Client(session, buffers=buffers, counters=counters)
-        reader = MadeReader(cached(client, settings.cache, buffers, counters, session, memory_bytes), lambda: table)
+        cache = open_or_none(settings.cache)
+        reader = MadeReader(cached(client, cache, buffers, counters, session, memory_bytes), lambda: table)
         try:
             return await download(table, reader, settings, report, most_gets=connection.max_connections)
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import trio
 
+from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
@@ -148,7 +149,7 @@ class PipeStream:
         settings = self._settings
         directory, name = settings.directory, settings.channel.name
         self._reader = cached(
-            self._reader, settings.cache, self._buffers, settings.counters or Counters(), self._session,
+            self._reader, open_or_none(settings.cache), self._buffers, settings.counters or Counters(), self._session,
             settings.memory_target_bytes,
         )  # fmt: skip
         try:
