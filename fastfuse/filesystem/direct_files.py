@@ -35,8 +35,8 @@ __all__ = ["DirectFiles"]
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
-# Threads that stopped by themselves rest for so long, each time in a row twice as long. If the service throttles, the
-# client finds its rate meanwhile.
+# Threads that stopped by themselves rest for so long first. If the service throttles, the client finds its rate
+# meanwhile.
 _REST_S, _MOST_REST_S = 5.0, 80.0
 # Parts rest by themselves after so many failures in a row: some services answer ranges as only the client takes it.
 _MOST_PART_FAILURES = 3
@@ -53,6 +53,23 @@ _CONNECTIONS_PER_THREAD = 2
 # An ETag that a header can carry as it is.
 _QUOTED = re.compile(r'"[\x20-\x7e]+"')
 _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
+
+
+class _Rest:
+    """A time in which the client does all, each time in a row twice as long."""
+
+    def __init__(self) -> None:
+        self._until_s, self._next_s = 0.0, _REST_S
+
+    def begin(self, now_s: float) -> None:
+        self._until_s, self._next_s = now_s + self._next_s, min(2 * self._next_s, _MOST_REST_S)
+
+    def lasts(self, now_s: float) -> bool:
+        return now_s < self._until_s
+
+    def end(self) -> None:
+        """Note that threads have done it well."""
+        self._until_s, self._next_s = 0.0, _REST_S
 
 
 @dataclass(slots=True)
@@ -86,8 +103,8 @@ class DirectFiles:
         self._gets = gets
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._addresses: list[bytes] = []
-        self._armed_at_s = self._rests_until_s = 0.0
-        self._rest_s = _REST_S
+        self._armed_at_s = 0.0
+        self._rest = _Rest()
         # The target of requests, and the identity of their table: the table itself would be kept after a refresh.
         self._goal: tuple[str, str, int] | None = None
         self._armed_table = 0
@@ -95,9 +112,9 @@ class DirectFiles:
         self._was_armed = False
         # The bucket, and the beginning of the keys, that threads read; those that wait for parts, by number.
         self._source: tuple[str, str] = "", ""
-        # Parts that failed one after the other, and when threads may try again.
+        # Parts that failed one after the other, and the rest after too many of them.
         self._part_failures = 0
-        self._parts_rest_until_s, self._parts_rest_s = 0.0, _REST_S
+        self._parts_rest = _Rest()
         self._waiting: dict[int, _Waiting] = {}
         in_hand = reads.in_hand
         threads = client.max_connections // _CONNECTIONS_PER_THREAD
@@ -134,9 +151,7 @@ class DirectFiles:
         bucket, prefix = self._source
         if ref.bucket != bucket or not ref.key.startswith(prefix) or not direct_reads.may_get_part():
             return None
-        if self._parts_rest_until_s and monotonic() < self._parts_rest_until_s:
-            return None
-        if not _QUOTED.fullmatch(ref.etag):
+        if self._parts_rest.lasts(monotonic()) or not _QUOTED.fullmatch(ref.etag):
             return None
         data, path = take(end - start), quoted_key(ref.key[len(prefix) :])
         number = direct_reads.get_part(path.encode(), ref.etag.encode(), ref.size_bytes, start, data)
@@ -153,10 +168,11 @@ class DirectFiles:
             self._client.count_left(waiting.status)
             self._part_failures += 1
             if self._part_failures >= _MOST_PART_FAILURES:
-                self._part_failures, self._parts_rest_until_s = 0, monotonic() + self._parts_rest_s
-                self._parts_rest_s = min(2 * self._parts_rest_s, _MOST_REST_S)
+                self._part_failures = 0
+                self._parts_rest.begin(monotonic())
             return None
-        self._part_failures, self._parts_rest_until_s, self._parts_rest_s = 0, 0.0, _REST_S
+        self._part_failures = 0
+        self._parts_rest.end()
         self._client.answered_directly(waiting.first_byte_s)
         return data.toreadonly()
 
@@ -169,9 +185,9 @@ class DirectFiles:
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
         is_armed, now_s = direct_reads.is_armed(), monotonic()
         if self._was_armed and not is_armed and self._armed_table == id(table):
-            self._rests_until_s, self._rest_s = now_s + self._rest_s, min(2 * self._rest_s, _MOST_REST_S)
+            self._rest.begin(now_s)
         self._was_armed = is_armed and way is not None
-        if way is None or now_s < self._rests_until_s:
+        if way is None or self._rest.lasts(now_s):
             direct_reads.disarm()
             return
         host, port = way.endpoint.host, way.endpoint.port
@@ -181,7 +197,7 @@ class DirectFiles:
             return
         addresses = await _addresses(host, port)
         if goes_on:
-            self._rest_s = _REST_S
+            self._rest.end()
             addresses = addresses or self._addresses
         if not addresses or self._reads.table is not table:
             return
