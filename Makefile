@@ -100,7 +100,7 @@ clean: ## Remove what was installed and built here.
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.
 $(VENV)/.demo: pyproject.toml $(COMPILED) | system-run
-	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and three modules of our own are compiled)"
+	@echo "== installing fastfuse into $(VENV) (a minute; pyfuse3 and four modules of our own are compiled)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
