@@ -29,6 +29,7 @@ __all__ = [
     "Limits",
     "Target",
     "fastfuse_mount",
+    "peer",
     "rclone",
 ]
 
@@ -192,18 +193,18 @@ def rclone(server: Server, place: Path, _: Limits, *options: str) -> Iterator[Mo
         yield mounted
 
 
-def _s3fs(server: Server, root: Path) -> list[str]:
+def _s3fs(server: Server, root: Path, *extra: str) -> list[str]:
     options = [f"url={server.endpoint_url}", "use_path_request_style", f"endpoint={_REGION}", "ro", "kernel_cache"]
     options += ["listobjectsv2", "dbglevel=err"]
     options += ["parallel_count=16", "multipart_size=16", "multireq_max=64", "max_stat_cache_size=2000000"]
-    return ["s3fs", server.bucket, str(root), "-f", *(word for option in options for word in ("-o", option))]
+    return ["s3fs", server.bucket, str(root), "-f", *(word for option in options for word in ("-o", option)), *extra]
 
 
-def _mount_s3(server: Server, root: Path) -> list[str]:
+def _mount_s3(server: Server, root: Path, *options: str) -> list[str]:
     command = ["mount-s3", server.bucket, str(root), "--foreground", "--read-only", "--force-path-style"]
     command += ["--endpoint-url", server.endpoint_url, "--region", _REGION]
     # Its client opens connections for so much; the default knows the networks of EC2's instances only.
-    return [*command, "--maximum-throughput-gbps", "50", "--metadata-ttl", "indefinite"]
+    return [*command, "--maximum-throughput-gbps", "50", "--metadata-ttl", "indefinite", *options]
 
 
 def _goofys(server: Server, root: Path) -> list[str]:
@@ -211,25 +212,32 @@ def _goofys(server: Server, root: Path) -> list[str]:
     return [*command, "--stat-cache-ttl", "1h", "--type-cache-ttl", "1h", server.bucket, str(root)]
 
 
-def _geesefs(server: Server, root: Path) -> list[str]:
+def _geesefs(server: Server, root: Path, *options: str) -> list[str]:
     command = ["geesefs", "-f", "-o", "ro", "--endpoint", server.endpoint_url, "--region", _REGION]
-    return [*command, "--memory-limit", "2000", "--stat-cache-ttl", "1h", server.bucket, str(root)]
+    return [*command, "--memory-limit", "2000", "--stat-cache-ttl", "1h", *options, server.bucket, str(root)]
 
 
 @contextmanager
-def _peer(name: str, server: Server, place: Path, _: Limits) -> Iterator[Target]:
+def peer(name: str, server: Server, place: Path, _: Limits, *options: str) -> Iterator[Mounted]:
+    """Mount with a program of `OTHERS`; raise `UnavailableError` where it is not installed or does not mount."""
     if shutil.which(name) is None:
         raise UnavailableError("is not on the PATH")
     root = make_mountpoint(place)
+    command = _COMMANDS[name](server, root, *options)
     with ExitStack() as stack:
         try:
-            mounted = stack.enter_context(foreground(_COMMANDS[name](server, root), root, server, place / "log"))
+            mounted = stack.enter_context(foreground(command, root, server, place / "log"))
         except RuntimeError as error:
             raise UnavailableError(str(error)) from error
         yield mounted
 
 
-_COMMANDS = {"s3fs": _s3fs, "mount-s3": _mount_s3, "goofys": _goofys, "geesefs": _geesefs}
+_COMMANDS: dict[str, Callable[..., list[str]]] = {
+    "s3fs": _s3fs,
+    "mount-s3": _mount_s3,
+    "goofys": _goofys,
+    "geesefs": _geesefs,
+}
 OTHERS = tuple(_COMMANDS)
 # The second without the MD5 sum that rclone computes of a file read from its start: a good part of a core.
 RCLONES = ("rclone", "rclone-unchecked")
@@ -243,5 +251,5 @@ CANDIDATES: dict[str, Candidate] = {
     "fastfuse-hints": _hinted,
     "rclone": rclone,
     "rclone-unchecked": lambda server, place, limits: rclone(server, place, limits, "--no-checksum"),
-    **{name: partial(_peer, name) for name in OTHERS},
+    **{name: partial(peer, name) for name in OTHERS},
 }
