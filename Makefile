@@ -49,7 +49,7 @@ bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 m
 bench-advise: $(VENV)/.bench ## Run a job in each mode beside what `fastfuse advise` estimates (5 minutes).
 	$(BIN)/python -m bench.scenarios
 
-bench-libraries: $(VENV)/.bench ## Read as libraries do, and count the bytes fetched (15 minutes).
+bench-libraries: $(VENV)/.bench ## Read as libraries do, and count the bytes fetched (25 minutes).
 	$(BIN)/python -m pip install --quiet --editable '.[libraries]'
 	$(BIN)/python -m bench.libraries
 

@@ -4,6 +4,9 @@ Each workload reads once from the local directory, and then from a fresh mount o
 its own. What it read is compared with the local read. Candidates take turns, and figures are medians. A number as
 candidate is fastfuse with that many KiB of the kernel's readahead, which takes root; one with MiB is its memory target.
 
+The candidate ``own`` reads the same objects without a mount, by the library's own reader of S3, or by s3fs where the
+library takes file objects. A workload that can only read files has a dash there.
+
 The server counts a reply in full when it begins. A peer that abandons replies, as rclone does, fetches less than shown.
 """
 
@@ -26,6 +29,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -52,6 +56,10 @@ _BLOCK_BYTES = 1 << 20
 _CROP_TOKENS = 1025
 # The directory holds the files, and the indexes of the libraries.
 _DATA_BYTES = 2400 << 20
+_OWN = "own"
+_S3 = "s3://"
+# With its default, 50 MiB ahead, s3fs fetches 43 MB for each random read of HDF5.
+_S3FS_OPTIONS = {"cache_type": "blockcache", "block_size": 8 << 20}
 
 
 def _bytes(size_bytes: int) -> bytes:
@@ -128,43 +136,57 @@ def _library(name: str) -> ModuleType | None:
         return None
 
 
-def _sequential(place: Path) -> Iterator[bytes]:
-    with (place / "shard").open("rb", buffering=0) as file:
+def _file(place: str, name: str) -> str | IO[bytes]:
+    """Return the path of a file, or an object as s3fs opens it."""
+    path = f"{place}/{name}"
+    if not place.startswith(_S3):
+        return path
+    file: IO[bytes] = importlib.import_module("s3fs").S3FileSystem().open(path, **_S3FS_OPTIONS)
+    return file
+
+
+def _opened(place: str, name: str, buffering: int = -1) -> IO[bytes]:
+    file = _file(place, name)
+    return open(file, "rb", buffering=buffering) if isinstance(file, str) else file
+
+
+def _sequential(place: str) -> Iterator[bytes]:
+    with _opened(place, "shard", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             yield block
 
 
-def _mapped_ends(place: Path) -> Iterator[bytes]:
-    shard = np.memmap(place / "shard", mode="r")
+def _mapped_ends(place: str) -> Iterator[bytes]:
+    shard = np.memmap(f"{place}/shard", mode="r")
     for start in range(0, len(shard), _TENSOR_BYTES):
         yield shard[start : start + _BIAS_BYTES].tobytes()
 
 
-def _mapped_tensor(place: Path) -> Iterator[bytes]:
-    shard = np.memmap(place / "shard", mode="r")
+def _mapped_tensor(place: str) -> Iterator[bytes]:
+    shard = np.memmap(f"{place}/shard", mode="r")
     yield shard[7 * _TENSOR_BYTES : 8 * _TENSOR_BYTES].tobytes()
 
 
-def _mapped_tensors(place: Path) -> Iterator[bytes]:
-    shard = np.memmap(place / "shard", mode="r")
+def _mapped_tensors(place: str) -> Iterator[bytes]:
+    shard = np.memmap(f"{place}/shard", mode="r")
     for number in _SHUFFLED:
         yield shard[number * _TENSOR_BYTES : (number + 1) * _TENSOR_BYTES].tobytes()
 
 
-def _mapped_rows(place: Path) -> Iterator[bytes]:
-    rows = np.load(place / "rows.npy", mmap_mode="r")
+def _mapped_rows(place: str) -> Iterator[bytes]:
+    rows = np.load(f"{place}/rows.npy", mmap_mode="r")
     for number in random.Random(1).sample(range(_ROWS), _READS):
         yield rows[number].tobytes()
 
 
-def _mapped_crops(place: Path) -> Iterator[bytes]:
-    tokens = np.memmap(place / "shard", np.uint16, mode="r")
+def _mapped_crops(place: str) -> Iterator[bytes]:
+    tokens = np.memmap(f"{place}/shard", np.uint16, mode="r")
     for start in _crops(len(tokens)):
         yield tokens[start : start + _CROP_TOKENS].tobytes()
 
 
-def _read_crops(place: Path) -> Iterator[bytes]:
-    with (place / "shard").open("rb", buffering=0) as file:
+def _read_crops(place: str) -> Iterator[bytes]:
+    with open(f"{place}/shard", "rb", buffering=0) as file:
         for start in _crops(_TENSORS * _TENSOR_BYTES // 2):
             yield os.pread(file.fileno(), 2 * _CROP_TOKENS, 2 * start)
 
@@ -173,107 +195,133 @@ def _crops(tokens: int) -> list[int]:
     return random.Random(1).sample(range(tokens - _CROP_TOKENS), _READS)
 
 
-def _zarr(place: Path, name: str) -> Iterator[bytes]:
-    array = importlib.import_module("zarr").open_array(place / name, mode="r")
+def _zarr(place: str, name: str) -> Iterator[bytes]:
+    array = importlib.import_module("zarr").open_array(f"{place}/{name}", mode="r")
     for number in random.Random(1).sample(range(_ROWS - 100), 100):
         yield array[number : number + 100, :1024].tobytes()
 
 
-def _row_group(place: Path) -> Iterator[bytes]:
-    table = importlib.import_module("pyarrow.parquet").ParquetFile(place / "rows.parquet").read_row_group(7)
+def _row_group(place: str) -> Iterator[bytes]:
+    table = importlib.import_module("pyarrow.parquet").ParquetFile(f"{place}/rows.parquet").read_row_group(7)
     yield from (column.to_numpy().tobytes() for column in table.columns)
 
 
-def _safetensors(place: Path, names: list[str]) -> Iterator[bytes]:
+def _safetensors(place: str, names: list[str]) -> Iterator[bytes]:
     safetensors = importlib.import_module("safetensors")
-    with safetensors.safe_open(place / "tensors.safetensors", "numpy") as file:
+    with safetensors.safe_open(f"{place}/tensors.safetensors", "numpy") as file:
         for name in names:
             yield file.get_tensor(name).tobytes()
 
 
-def _torch(place: Path, numbers: Iterable[int]) -> Iterator[bytes]:
-    tensors = importlib.import_module("torch").load(place / "tensors.pt", mmap=True)
+def _torch(place: str, numbers: Iterable[int]) -> Iterator[bytes]:
+    file = _file(place, "tensors.pt")
+    tensors = importlib.import_module("torch").load(file, mmap=isinstance(file, str))
     for number in numbers:
         yield tensors[f"weight{number:02}"].numpy().tobytes()
 
 
-def _first_rows(place: Path) -> Iterator[bytes]:
-    table = importlib.import_module("polars").scan_parquet(place / "rows.parquet").head(_READS).collect()
+def _first_rows(place: str) -> Iterator[bytes]:
+    table = importlib.import_module("polars").scan_parquet(f"{place}/rows.parquet").head(_READS).collect()
     yield from (column.to_numpy().tobytes() for column in table)
 
 
-def _taken_rows(place: Path) -> Iterator[bytes]:
+def _column(place: str) -> Iterator[bytes]:
+    database = importlib.import_module("duckdb").connect()
+    if place.startswith(_S3):
+        # The wheel is not DuckDB's. DuckDB loads an extension only with its own signature.
+        (wheel,) = importlib.import_module("duckdb_extension_httpfs").__path__
+        (extension,) = Path(wheel).glob("extensions/*/httpfs.duckdb_extension")
+        database.load_extension(str(extension))
+        endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+        keys = [os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]]
+        options = "type s3, key_id ?, secret ?, endpoint ?, url_style 'path', use_ssl false"
+        database.execute(f"create secret ({options})", [*keys, endpoint])
+    yield database.sql(f"select column3 from '{place}/rows.parquet'").fetchnumpy()["column3"].tobytes()
+
+
+def _taken_rows(place: str) -> Iterator[bytes]:
     numbers = random.Random(1).sample(range(_ROWS), _READS)
-    table = importlib.import_module("lance").dataset(str(place / "rows.lance")).take(numbers)
+    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(numbers)
     yield from (row.as_py() for row in table.column("row"))
 
 
-def _hdf5(place: Path) -> Iterator[bytes]:
-    with importlib.import_module("h5py").File(place / "rows.h5", "r") as file:
+def _hdf5(place: str) -> Iterator[bytes]:
+    with importlib.import_module("h5py").File(_file(place, "rows.h5"), "r") as file:
         for number in random.Random(1).sample(range(_ROWS), _READS):
             yield file["rows"][number].tobytes()
 
 
-def _lmdb(place: Path) -> Iterator[bytes]:
+def _lmdb(place: str) -> Iterator[bytes]:
     lmdb = importlib.import_module("lmdb")
     options = {"subdir": False, "readonly": True, "lock": False, "readahead": False}
-    with lmdb.open(str(place / "keys.lmdb"), **options) as environment, environment.begin() as transaction:
+    with lmdb.open(f"{place}/keys.lmdb", **options) as environment, environment.begin() as transaction:
         for number in random.Random(1).sample(range(_KEYS), _READS):
             yield transaction.get(_key(number))
 
 
-def _sqlite(place: Path) -> Iterator[bytes]:
+def _sqlite(place: str) -> Iterator[bytes]:
     database = sqlite3.connect(f"file:{place}/keys.sqlite?immutable=1", uri=True)
     for number in random.Random(1).sample(range(_KEYS), _READS):
         yield database.execute("select value from pairs where key = ?", (_key(number),)).fetchone()[0]
     database.close()
 
 
-def _zip(place: Path) -> Iterator[bytes]:
-    with zipfile.ZipFile(place / "members.zip") as archive:
+def _zip(place: str) -> Iterator[bytes]:
+    with _opened(place, "members.zip") as file, zipfile.ZipFile(file) as archive:
         for number in random.Random(1).sample(range(_MEMBERS), 100):
             yield archive.read(str(number))
 
 
-def _tar(place: Path) -> Iterator[bytes]:
-    with tarfile.open(place / "members.tar") as archive:
+def _tar(place: str) -> Iterator[bytes]:
+    with _opened(place, "members.tar") as file, tarfile.open(fileobj=file) as archive:
         for member in random.Random(1).sample(archive.getmembers(), 100):
-            file = archive.extractfile(member)
-            assert file is not None
-            yield file.read()
+            content = archive.extractfile(member)
+            assert content is not None
+            yield content.read()
 
 
-# Each with the library that it takes, if that is an extra.
-_WORKLOADS: dict[str, tuple[Callable[[Path], Iterator[bytes]], str]] = {
-    "one reader of a whole shard, 1 MiB a read": (_sequential, ""),
-    "30 × 4 KiB of a mapped shard, 10 MiB apart": (_mapped_ends, ""),
-    "10 MiB of a mapped shard": (_mapped_tensor, ""),
-    "all 30 × 10 MiB of a mapped shard, shuffled": (_mapped_tensors, ""),
-    "numpy memmap, 1,000 random rows of 8 KiB": (_mapped_rows, ""),
-    "numpy memmap, 1,000 crops of 1,025 tokens": (_mapped_crops, ""),
-    "the same crops by pread": (_read_crops, ""),
-    "safetensors, 30 biases of 4 KiB": (partial(_safetensors, names=_BIASES), "safetensors"),
-    "safetensors, 1 tensor of 10 MiB": (partial(_safetensors, names=["weight07"]), "safetensors"),
-    "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": (partial(_torch, numbers=[7]), "torch"),
-    "torch.load(mmap=True), all 30 tensors, shuffled": (partial(_torch, numbers=_SHUFFLED), "torch"),
-    "h5py, 1,000 random chunks of 8 KiB": (_hdf5, "h5py"),
-    "lmdb, 1,000 random keys": (_lmdb, "lmdb"),
-    "sqlite3, 1,000 random keys": (_sqlite, ""),
-    "zarr, 100 crops of chunks of 800 KiB": (partial(_zarr, name="chunks.zarr"), "zarr"),
-    "zarr, 100 crops of shards of 16 MiB": (partial(_zarr, name="shards.zarr"), "zarr"),
-    "pyarrow, one of 20 row groups of Parquet": (_row_group, "pyarrow"),
-    "polars, the first 1,000 rows of Parquet": (_first_rows, "polars"),
-    "lance, 1,000 random rows of 8 KiB": (_taken_rows, "lance"),
-    "zipfile, 100 random members of 100 KB": (_zip, ""),
-    "tarfile, 100 random members of 100 KB": (_tar, ""),
+class _Workload(NamedTuple):
+    """A way to read what `make` wrote, from a directory or from ``s3://bucket``."""
+
+    read: Callable[[str], Iterator[bytes]]
+    # The library that it takes, if that is an extra.
+    library: str = ""
+    # The module that reads S3 for it; empty if it reads files only.
+    own_reader: str = ""
+
+
+_WORKLOADS = {
+    "one reader of a whole shard, 1 MiB a read": _Workload(_sequential, own_reader="s3fs"),
+    "30 × 4 KiB of a mapped shard, 10 MiB apart": _Workload(_mapped_ends),
+    "10 MiB of a mapped shard": _Workload(_mapped_tensor),
+    "all 30 × 10 MiB of a mapped shard, shuffled": _Workload(_mapped_tensors),
+    "numpy memmap, 1,000 random rows of 8 KiB": _Workload(_mapped_rows),
+    "numpy memmap, 1,000 crops of 1,025 tokens": _Workload(_mapped_crops),
+    "the same crops by pread": _Workload(_read_crops),
+    "safetensors, 30 biases of 4 KiB": _Workload(partial(_safetensors, names=_BIASES), "safetensors"),
+    "safetensors, 1 tensor of 10 MiB": _Workload(partial(_safetensors, names=["weight07"]), "safetensors"),
+    "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": _Workload(partial(_torch, numbers=[7]), "torch", "s3fs"),
+    "torch.load(mmap=True), all 30 tensors, shuffled": _Workload(partial(_torch, numbers=_SHUFFLED), "torch", "s3fs"),
+    "h5py, 1,000 random chunks of 8 KiB": _Workload(_hdf5, "h5py", "s3fs"),
+    "lmdb, 1,000 random keys": _Workload(_lmdb, "lmdb"),
+    "sqlite3, 1,000 random keys": _Workload(_sqlite),
+    "zarr, 100 crops of chunks of 800 KiB": _Workload(partial(_zarr, name="chunks.zarr"), "zarr", "s3fs"),
+    "zarr, 100 crops of shards of 16 MiB": _Workload(partial(_zarr, name="shards.zarr"), "zarr", "s3fs"),
+    "pyarrow, one of 20 row groups of Parquet": _Workload(_row_group, "pyarrow", "pyarrow.fs"),
+    "polars, the first 1,000 rows of Parquet": _Workload(_first_rows, "polars", "polars"),
+    "DuckDB, one of 8 columns of Parquet": _Workload(_column, "duckdb", "duckdb_extension_httpfs"),
+    "lance, 1,000 random rows of 8 KiB": _Workload(_taken_rows, "lance", "lance"),
+    "zipfile, 100 random members of 100 KB": _Workload(_zip, own_reader="s3fs"),
+    "tarfile, 100 random members of 100 KB": _Workload(_tar, own_reader="s3fs"),
 }
 
 
-def _read(name: str, place: Path) -> tuple[float, int, int]:
+def _read(name: str, place: str) -> tuple[float, int, int]:
     """Run a workload in this process; return its seconds, the bytes that it asked for, and their checksum."""
-    read, library = _WORKLOADS[name]
-    if library:
-        importlib.import_module(library)
+    read, library, own_reader = _WORKLOADS[name]
+    for module in (library, own_reader if place.startswith(_S3) else ""):
+        if module:
+            importlib.import_module(module)
     began_s = time.perf_counter()
     asked_bytes = checksum = 0
     for piece in read(place):
@@ -282,18 +330,29 @@ def _read(name: str, place: Path) -> tuple[float, int, int]:
     return time.perf_counter() - began_s, asked_bytes, checksum
 
 
-def _read_apart(name: str, place: Path) -> tuple[float, int, int]:
-    command = [sys.executable, "-m", "bench.libraries", "--read", name, str(place)]
-    seconds, asked_bytes, checksum = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+def _environment(endpoint_url: str) -> dict[str, str]:
+    """Return an environment from which botocore, Arrow and object_store take the server and the keys."""
+    store = {"AWS_ENDPOINT_URL": endpoint_url, "AWS_DEFAULT_REGION": "us-east-1", "AWS_ALLOW_HTTP": "true"}
+    return {**ENVIRONMENT, **store}
+
+
+def _read_apart(name: str, place: str, endpoint_url: str) -> tuple[float, int, int]:
+    command = [sys.executable, "-m", "bench.libraries", "--read", name, place]
+    reader = subprocess.run(command, env=_environment(endpoint_url), stdout=subprocess.PIPE, check=True)
+    seconds, asked_bytes, checksum = json.loads(reader.stdout)
     return seconds, asked_bytes, checksum
 
 
 @contextmanager
-def _mounted(candidate: str, server: Server, place: Path) -> Iterator[Path]:
+def _offered(candidate: str, server: Server, place: Path) -> Iterator[str]:
+    """Offer the data by a candidate; yield where a workload reads it."""
+    if candidate == _OWN:
+        yield _S3 + server.bucket
+        return
     if candidate == "rclone":
         # The server's ETags are no MD5 sums, which rclone would compare them with.
         with rclone(server, place, Limits(), "--no-checksum") as mounted:
-            yield mounted.root
+            yield str(mounted.root)
         return
     root = make_mountpoint(place)
     arguments = ["--endpoint-url", server.endpoint_url]
@@ -305,7 +364,34 @@ def _mounted(candidate: str, server: Server, place: Path) -> Iterator[Path]:
         if candidate.isdecimal():
             device = root.stat().st_dev
             Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").write_text(candidate)
-        yield root
+        yield str(root)
+
+
+def _row(name: str, candidates: list[str], runs: int, server: Server, data: Path) -> Iterator[str]:
+    """Measure a workload; yield the cells of its row."""
+    local_s, *expected = _read_apart(name, str(data), server.endpoint_url)
+    yield f"| {name} | {expected[0] / 1e6:.1f} | {local_s:.2f} |"
+    own_reader = _WORKLOADS[name].own_reader
+    has_own_reader = own_reader and _library(own_reader)
+    figures: dict[str, list[tuple[float, float]]] = {candidate: [] for candidate in candidates}
+    for candidate in candidates * runs:
+        if candidate == _OWN and not has_own_reader:
+            continue
+        with TemporaryDirectory() as place, _offered(candidate, server, Path(place)) as root:
+            before_bytes = server.traffic().sent_bytes
+            seconds, *read = _read_apart(name, root, server.endpoint_url)
+            if read != expected:
+                raise SystemExit(f"{candidate} gave wrong bytes: {name}")
+            figures[candidate].append(((server.traffic().sent_bytes - before_bytes) / 1e6, seconds))
+    for candidate, taken in figures.items():
+        yield _cell(taken, own_reader if candidate == _OWN else "")
+
+
+def _cell(figures: list[tuple[float, float]], own_reader: str) -> str:
+    if not figures:
+        return f"{own_reader} is not installed |" if own_reader else "– |"
+    megabytes, seconds = (statistics.median(column) for column in zip(*figures, strict=True))
+    return f"{megabytes:.1f}, {seconds:.2f}{own_reader and f' ({own_reader})'} |"
 
 
 def _measure(candidates: list[str], runs: int, only: str) -> None:
@@ -313,37 +399,25 @@ def _measure(candidates: list[str], runs: int, only: str) -> None:
         make(data)
         with Server(data, profile=PROFILES["s3"]) as server:
             print("| | asked MB | local s |", *(f"{candidate} MB, s |" for candidate in candidates))
-            for name, (_, library) in _WORKLOADS.items():
-                if only not in name or (library and not _library(library)):
-                    continue
-                local_s, asked_bytes, checksum = _read_apart(name, data)
-                cells = [f"| {name} | {asked_bytes / 1e6:.1f} | {local_s:.2f} |"]
-                figures: dict[str, list[tuple[float, float]]] = {candidate: [] for candidate in candidates}
-                for candidate in candidates * runs:
-                    with TemporaryDirectory() as place, _mounted(candidate, server, Path(place)) as root:
-                        before_bytes = server.traffic().sent_bytes
-                        seconds, *read = _read_apart(name, root)
-                        if read != [asked_bytes, checksum]:
-                            raise SystemExit(f"{candidate} gave wrong bytes: {name}")
-                        figures[candidate].append(((server.traffic().sent_bytes - before_bytes) / 1e6, seconds))
-                for taken in figures.values():
-                    megabytes, seconds = (statistics.median(column) for column in zip(*taken, strict=True))
-                    cells.append(f"{megabytes:.1f}, {seconds:.2f} |")
-                print(*cells, flush=True)
+            for name, workload in _WORKLOADS.items():
+                if only in name and (not workload.library or _library(workload.library)):
+                    print(*_row(name, candidates, runs, server, data), flush=True)
 
 
 def main() -> None:
     """Measure, or read for a measurement."""
     parser = argparse.ArgumentParser("python -m bench.libraries", description=__doc__)
     parser.add_argument(
-        "--candidates", default="fastfuse,rclone", help="fastfuse, rclone, KiB of readahead, or MiB of memory"
+        "--candidates",
+        default="fastfuse,rclone,own",
+        help="fastfuse, rclone, own, KiB of readahead, or MiB of memory",
     )
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
-    parser.add_argument("--read", nargs=2, metavar=("NAME", "DIR"), help=argparse.SUPPRESS)
+    parser.add_argument("--read", nargs=2, metavar=("NAME", "PLACE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.read:
-        print(json.dumps(_read(options.read[0], Path(options.read[1]))))
+        print(json.dumps(_read(*options.read)))
     else:
         _measure(options.candidates.split(","), options.runs, options.only)
 
