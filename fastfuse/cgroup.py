@@ -1,8 +1,10 @@
 """The control group that this process runs in and its limits, cgroup v1 and v2."""
 
+import os
+from math import inf
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_limit", "memory_limit_bytes"]
+__all__ = ["cpu_limit", "memory_limit_bytes", "usable_cpus"]
 
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
@@ -30,6 +32,11 @@ def cpu_limit(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path 
         if quota_us is not None and period_us and quota_us > 0:  # -1 is no limit in v1
             limits.append(quota_us / period_us)
     return min(limits, default=None)
+
+
+def usable_cpus() -> float:
+    """How many CPUs this process may use at once."""
+    return min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
 
 
 def _groups(memberships: Path, hierarchies: Path, controller: str) -> list[Path]:

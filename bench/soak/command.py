@@ -44,7 +44,7 @@ _KINDS = [
 _STUCK_S = 150.0
 _PERIODS = 10
 # Of the client (--max-connections), and of the threads that get small files.
-_MOST_CONNECTIONS = 128 + 64
+_MOST_CONNECTIONS = 128 + 128
 # From here on there is time for workers that hang, which are replaced after 6 s.
 _LONG_S = 30.0
 _LONGEST_S = 4.0

@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 import typer
 
 from fastfuse.cache.settings import CacheSettings
+from fastfuse.cgroup import usable_cpus
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
-from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.base import ConnectionConfig, enough_connections
 from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import MIB, format_size, parse_share
 
@@ -32,7 +33,6 @@ MEMORY_PANEL = "Memory and speed"
 VIEW_PANEL = "What the mount shows"
 _CONNECTION = "Connection"
 _LOGS = "Logs"
-_MAX_CONNECTIONS = ConnectionConfig().max_connections
 _READ_DEADLINE_S = ConnectionConfig().deadline_s
 _MOST_ID: Final = 2**32 - 2
 
@@ -145,8 +145,9 @@ def connection(
     verify: Annotated[bool, setting("--verify", _CONNECTION,
         "Check every object that is read whole against the checksum that the service keeps of it, and fail the read "
         "of its last bytes if it is another one. Files that one GET reads are checked always, but for MD5s.")] = False,
-    max_connections: Annotated[int, setting("--max-connections N", _CONNECTION,
-        "Requests in flight at once.", min=1, max=1024)] = _MAX_CONNECTIONS,
+    max_connections: Annotated[int | None, setting("--max-connections N", _CONNECTION,
+        "Requests in flight at once; by default 32 for each core, 128 at least and 512 at most.",
+        min=1, max=1024)] = None,
     read_deadline_s: Annotated[float, setting("--read-deadline-s SECONDS", _CONNECTION,
         "Fail a read that the service does not answer within this time, retries included.",
         min=1, max=3600)] = _READ_DEADLINE_S,
@@ -188,7 +189,7 @@ def connection(
         request_payer=request_payer,
         sse_c_key_file=None if sse_c_key_file is None else str(sse_c_key_file.absolute()),
         verify=verify,
-        max_connections=max_connections,
+        max_connections=max_connections or enough_connections(usable_cpus()),
         deadline_s=read_deadline_s,
     )
 

@@ -13,9 +13,9 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
+from typing import NamedTuple
 
 import trio
 
@@ -23,11 +23,11 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
 from fastfuse.filesystem.watching import Access, RecordedReader
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import SILENT_CALLS
+from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
 from fastfuse.s3.routes import quoted_key
 
 __all__ = ["DirectFiles"]
@@ -47,8 +47,6 @@ _RENEW_EVERY_S = 20.0
 # of the deadline is lost; S3 takes 0.2 s for all but a few.
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
-# Half of the connections beside those of the client: more threads than that wait for one another.
-_CONNECTIONS_PER_THREAD = 2
 
 # An ETag that a header can carry as it is.
 _QUOTED = re.compile(r'"[\x20-\x7e]+"')
@@ -72,14 +70,13 @@ class _Rest:
         self._until_s, self._next_s = 0.0, _REST_S
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A task that waits for a part, and what became of it."""
+class _Part(NamedTuple):
+    """A part under way: its memory, who is told of its end, its number in `RecordedReader`, and when it began."""
 
-    task: trio.lowlevel.Task
-    is_right: bool = False
-    status: int = 0
-    first_byte_s: float = 0.0
+    data: memoryview
+    done: Callable[[Buffer | None], None]
+    get: int
+    began_s: float
 
 
 class DirectFiles:
@@ -92,15 +89,20 @@ class DirectFiles:
         client: S3Client,
         gets: RecordedReader,
         session_fd: int,
+        take: Callable[[int], memoryview],
         *,
         may_read: bool,
     ) -> None:
-        """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table."""
+        """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table.
+
+        `take` gives the memory of parts.
+        """
         self._may_read = may_read
         self._reads = reads
         self._engine = engine
         self._client = client
         self._gets = gets
+        self._take = take
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._addresses: list[bytes] = []
         self._armed_at_s = 0.0
@@ -110,19 +112,18 @@ class DirectFiles:
         self._armed_table = 0
         # True if threads read at the last look.
         self._was_armed = False
-        # The bucket, and the beginning of the keys, that threads read; those that wait for parts, by number.
+        # The bucket, and the beginning of the keys, that threads read; and the parts under way, by number.
         self._source: tuple[str, str] = "", ""
         # Parts that failed one after the other, and the rest after too many of them.
         self._part_failures = 0
         self._parts_rest = _Rest()
-        self._waiting: dict[int, _Waiting] = {}
+        self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
-        threads = client.max_connections // _CONNECTIONS_PER_THREAD
-        direct_reads.start(session_fd, self._returned, threads, in_hand.thread_slots)
+        direct_reads.start(session_fd, self._returned, client.max_connections, in_hand.thread_slots)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         interposed.tell_of_reads(self.tell)
-        client.get_direct = self.get_part
+        engine.begin_parts_by(self.begin)
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -135,46 +136,46 @@ class DirectFiles:
         while True:
             await trio.lowlevel.wait_readable(self._returned)
             os.eventfd_read(self._returned)
-            for number, is_right, status, first_byte_s in direct_reads.parts():
-                if (waiting := self._waiting.pop(number, None)) is not None:
-                    waiting.is_right, waiting.status, waiting.first_byte_s = is_right, status, first_byte_s
-                    trio.lowlevel.reschedule(waiting.task)
+            self._end_parts()
             for number, inode, size_bytes, process, status in direct_reads.returned():
                 self._client.count_left(status)
                 request = Request(number, inode, 0, size_bytes, process)
                 nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
-    async def get_part(
-        self, ref: ObjectRef, start: int, end: int, take: Callable[[int], memoryview]
-    ) -> memoryview | None:
-        """Return a range of a larger object, in memory that `take` gives; None if the client has to get it."""
+    def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
+        """Begin to get a part, as `BeginGet` says."""
         bucket, prefix = self._source
-        if ref.bucket != bucket or not ref.key.startswith(prefix) or not direct_reads.may_get_part():
-            return None
+        is_part = TASK_BYTES < end - start < ref.size_bytes and ref.bucket == bucket and ref.key.startswith(prefix)
+        if not is_part or not direct_reads.may_get_part():
+            return False
         if self._parts_rest.lasts(monotonic()) or not _QUOTED.fullmatch(ref.etag):
-            return None
-        data, path = take(end - start), quoted_key(ref.key[len(prefix) :])
+            return False
+        data, path = self._take(end - start), quoted_key(ref.key[len(prefix) :])
         number = direct_reads.get_part(path.encode(), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
-            return None
-        waiting = self._waiting[number] = _Waiting(trio.lowlevel.current_task())
+            return False
+        self._parts[number] = _Part(data, done, self._gets.begin(ref, start, end), trio.current_time())
+        return True
 
-        def give_up(_: object) -> trio.lowlevel.Abort:
-            del self._waiting[number]  # its thread goes on, with the memory
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(give_up)
-        if not waiting.is_right:
-            self._client.count_left(waiting.status)
-            self._part_failures += 1
-            if self._part_failures >= _MOST_PART_FAILURES:
+    def _end_parts(self) -> None:
+        """Tell of the parts that have ended."""
+        # Those who hear of one may begin another with its number.
+        ended = [(self._parts.pop(end[0]), end) for end in direct_reads.parts()]
+        for part, (_, is_right, status, first_byte_s) in ended:
+            self._gets.end(part.get)
+            if is_right:
                 self._part_failures = 0
-                self._parts_rest.begin(monotonic())
-            return None
-        self._part_failures = 0
-        self._parts_rest.end()
-        self._client.answered_directly(waiting.first_byte_s)
-        return data.toreadonly()
+                self._parts_rest.end()
+                took_s = trio.current_time() - part.began_s
+                self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=None)
+                part.done(part.data.toreadonly())
+            else:
+                self._client.count_left(status)
+                self._part_failures += 1
+                if self._part_failures >= _MOST_PART_FAILURES:
+                    self._part_failures = 0
+                    self._parts_rest.begin(monotonic())
+                part.done(None)
 
     async def arm(self) -> None:
         """Let threads read if that is right now, and not otherwise."""

@@ -91,7 +91,7 @@ cdef extern from "../s3/direct_get.h" nogil:
     void EVP_MD_CTX_free(EVP_MD_CTX *)
 
 cdef enum:
-    _MOST_THREADS = 64  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
+    _MOST_THREADS = 256  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service

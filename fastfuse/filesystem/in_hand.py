@@ -13,7 +13,7 @@ __all__ = ["Read", "ReadsInHand"]
 
 # More than the reads that have a task at once (filesystem/reads.py), and those of threads.
 _SLOTS = 4096
-_THREAD_SLOTS = 64
+_THREAD_SLOTS = 256
 # Inode, offset and size, and a number that grows with each read. A slot whose inode is 0 is free.
 _NUMBERS = 4
 

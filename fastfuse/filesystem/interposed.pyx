@@ -89,6 +89,7 @@ cdef extern from *:
 
     /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
     static int (*taken)(const char *, size_t) = NULL;
+    static int is_drained = 0;
     typedef int receiver(struct fuse_session *, struct fuse_buf *);
 
     __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
@@ -101,13 +102,15 @@ cdef extern from *:
         long long ends_ns = now_ns() + TURN_NS;
         do {
             int result = receive(session, buffer);
+            is_drained = 0;
             if (result <= 0 || !taken || !buffer->mem || buffer->flags & FUSE_BUF_IS_FD)
                 return result;
             switch (taken(buffer->mem, buffer->size)) {
             case LEFT: return result;
             case ANSWERED: fuse_session_process_buf(session, buffer);
             }
-        } while (now_ns() < ends_ns && poll(&device, 1, 0) == 1);
+            is_drained = poll(&device, 1, 0) != 1;
+        } while (!is_drained && now_ns() < ends_ns);
         return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
     }
     """
@@ -138,6 +141,7 @@ cdef extern from *:
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
     int LEFT, BEGUN, ANSWERED
+    bint is_drained
     int (*taken)(const char *, size_t) noexcept
 
     # The kernel's own: <linux/fuse.h>
@@ -262,6 +266,11 @@ def take_reads(take):
     """
     global _take_read
     _take_read = take
+
+
+def has_taken_all():
+    """Return whether the kernel had no further request when the last ones were taken."""
+    return is_drained
 
 
 def found(uint64_t parent, bytes name):

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import trio
 
-from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.fuse import interposed, pyfuse3
 
 __all__ = ["Readable", "RequestWait", "serve", "take_over_waiting"]
 
@@ -70,7 +70,8 @@ class RequestWait:
         self._turn_ends_s = 0.0
 
     def wait_readable(self, fd: int) -> Awaitable[None]:
-        if fd == self._fd and perf_counter() < self._turn_ends_s and self._is_readable():
+        may_be_there = fd == self._fd and not interposed.has_taken_all()
+        if may_be_there and perf_counter() < self._turn_ends_s and self._is_readable():
             return _DONE
         return self._wait(fd)
 

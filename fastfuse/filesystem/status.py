@@ -3,7 +3,6 @@
 import json
 import logging
 import mmap
-import os
 import struct
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
-from fastfuse.cgroup import cpu_limit
+from fastfuse.cgroup import usable_cpus
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
@@ -83,8 +82,7 @@ class Recent:
 
     def _note_limits(self) -> None:
         """Note what others may have changed since."""
-        cpus = min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
-        self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(cpus * 1000))
+        self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(usable_cpus() * 1000))
         if self._device:
             readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
             self.counters.set(readahead_slot, readahead_kib(self._device) << 10)

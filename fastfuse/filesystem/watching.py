@@ -83,15 +83,24 @@ class RecordedReader:
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
-        number, began_s = next(self._numbers), trio.current_time()
-        self._running[number] = began_s, ref.key, start, end
+        number = self.begin(ref, start, end)
         try:
             return await self._reader.get(ref, start, end)
         finally:
-            del self._running[number]
-            now_s = trio.current_time()
-            self._end_period(now_s)
-            self._note(now_s - began_s, ref.key, start, end)
+            self.end(number)
+
+    def begin(self, ref: ObjectRef, start: int, end: int) -> int:
+        """Note the begin of a GET; return a number for `end`."""
+        number = next(self._numbers)
+        self._running[number] = trio.current_time(), ref.key, start, end
+        return number
+
+    def end(self, number: int) -> None:
+        """Note the end of a GET."""
+        began_s, key, start, end = self._running.pop(number)
+        now_s = trio.current_time()
+        self._end_period(now_s)
+        self._note(now_s - began_s, key, start, end)
 
     def note(self, took_s: float, size_bytes: int, inode: int, key: Callable[[int], str]) -> None:
         """Note a GET of all of a small object that was made elsewhere; `key` returns the key of an inode."""

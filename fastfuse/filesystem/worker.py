@@ -135,7 +135,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
         # They read from S3, not from the local tier.
         may_read = cache is None
-        direct_files = DirectFiles(reads, engine, client, gets, task.session_fd, may_read=may_read)
+        direct_files = DirectFiles(reads, engine, client, gets, task.session_fd, buffers.take, may_read=may_read)
         nursery.start_soon(direct_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)

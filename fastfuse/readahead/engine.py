@@ -20,7 +20,7 @@ from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import Stream
-from fastfuse.s3.base import RangeReader
+from fastfuse.s3.base import BeginGet, RangeReader
 
 __all__ = ["ReadEngine", "ReadStatistics"]
 
@@ -74,6 +74,10 @@ class ReadEngine:
         self._prefetcher = Prefetcher(
             listing, self._delivered, self._pool, reader, config, self._fetches, self._own_pace, claims
         )
+
+    def begin_parts_by(self, begin: BeginGet) -> None:
+        """Get parts by `begin` where that can be."""
+        self._fetches.begin = begin
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""

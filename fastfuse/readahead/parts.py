@@ -12,6 +12,7 @@ import trio
 from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
+from fastfuse.s3.base import BeginGet
 
 __all__ = ["Claims", "Fetches", "FileParts", "Files", "Part", "ReadCounts", "Shelf"]
 
@@ -225,6 +226,8 @@ class Fetches:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.counts = ReadCounts()
+        # A way to get a part that takes no task; None where there is none.
+        self.begin: BeginGet | None = None
         # Why the last GET failed that the service did not answer, and when, on trio's clock.
         self._cause, self._failed_s = "", -math.inf
         self._nursery = nursery

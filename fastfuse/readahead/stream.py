@@ -5,6 +5,7 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -226,7 +227,7 @@ class Stream:
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left = not cursor.is_foreseen
-                self._fetches.start(self._fetch, part)
+                self._start(part)
                 offset = part_end
             if is_lost and file.cached.lose(offset - first):
                 self.window.restart_ahead()
@@ -302,25 +303,40 @@ class Stream:
         part = self._pool.try_ahead(self.file, start, end)
         if part is not None:
             self._fetches.counts.ahead_parts += 1
-            self._fetches.start(self._fetch, part)
+            self._start(part)
         return part
 
-    async def _get(self, part: Part) -> Buffer:
-        """Run the GET of `part`, and time it."""
-        began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
-        data = await self._reader.get(self.file.ref, part.start, part.end)
-        took_s = trio.current_time() - began_s
-        self._service.landed(part.size_bytes, took_s, (in_flight + self._pool.parts_in_flight) // 2)
-        return data
+    def _start(self, part: Part) -> None:
+        """Fetch `part` from now on, or from when there is room for it."""
+        if part.room is not None or not self._begin(part):
+            self._fetches.start(self._fetch, part)
+
+    def _begin(self, part: Part) -> bool:
+        """Begin the GET of `part` if that takes no task; return whether it is under way."""
+        if self._fetches.begin is None:
+            return False
+        ended = partial(self._ended, part, trio.current_time(), self._pool.parts_in_flight)
+        try:
+            return self._fetches.begin(self.file.ref, part.start, part.end, ended)
+        except Exception:  # noqa: BLE001 - the client meets it again, and tells it
+            return False
+
+    def _ended(self, part: Part, began_s: float, in_flight: int, data: Buffer | None) -> None:
+        if data is None:
+            self._fetches.start(self._fetch, part)
+        else:
+            self._land(part, data, began_s, in_flight)
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, or fail its readers. Raise nothing but `Cancelled`."""
         try:
             if part.room is not None:
                 await part.room.wait()
-                if part.error is not None:
+                part.room = None
+                if part.error is not None or self._begin(part):
                     return
-            data = await self._get(part)
+            began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
+            data = await self._reader.get(self.file.ref, part.start, part.end)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
@@ -328,6 +344,12 @@ class Stream:
             self._fetches.failed(error)
             self._pool.fail(part, error)
         else:
-            self._pool.land(part, data)
-            if self._cursor is not None:
-                self._read_ahead(self._cursor)
+            self._land(part, data, began_s, in_flight)
+
+    def _land(self, part: Part, data: Buffer, began_s: float, in_flight: int) -> None:
+        """Hold the `data` of `part`, whose GET began at `began_s` beside others `in_flight`, and read on ahead."""
+        took_s = trio.current_time() - began_s
+        self._service.landed(part.size_bytes, took_s, (in_flight + self._pool.parts_in_flight) // 2)
+        self._pool.land(part, data)
+        if self._cursor is not None:
+            self._read_ahead(self._cursor)

@@ -4,19 +4,29 @@ Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`. Below it t
 which has all roles; tests have another in memory.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = ["LIST_DEADLINE_S", "ConnectionConfig", "GetDirect", "ObjectSource", "PageSource", "RangeReader"]
+__all__ = [
+    *("LIST_DEADLINE_S", "BeginGet", "ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"),
+    "enough_connections",
+]
 
 # The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
 LIST_DEADLINE_S = 300.0
 
-# Takes an object, a range of it and what gives memory; returns None if the client has to get it.
-GetDirect = Callable[[ObjectRef, int, int, Callable[[int], memoryview]], Awaitable[Buffer | None]]
+# Begins to get a range of an object, without a task, and calls a function with the bytes, or with None if `get` has to
+# get them. Returns False, and calls nothing, if `get` has to from the beginning.
+BeginGet = Callable[[ObjectRef, int, int, Callable[[Buffer | None], None]], bool]
+
+
+# Hosts with more cores have faster networks. With 16 cores, and 20 ms and 90 MB/s for each connection, 128 bring
+# 3.1 GB/s, 512 bring 8.1: docs/MEASUREMENTS.md.
+_CONNECTIONS_PER_CORE = 32
+_MOST_CONNECTIONS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +53,11 @@ class ConnectionConfig:
     # The peers give up after about 55 s (Mountpoint: 10 attempts, 20 s cap).
     deadline_s: float = 60.0
     connect_timeout_s: float = 5.0
+
+
+def enough_connections(cores: float) -> int:
+    """Return the requests in flight that a host of so many cores can make use of."""
+    return min(max(ConnectionConfig().max_connections, int(cores * _CONNECTIONS_PER_CORE)), _MOST_CONNECTIONS)
 
 
 class RangeReader(Protocol):

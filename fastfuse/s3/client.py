@@ -24,7 +24,7 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
-from fastfuse.s3.base import LIST_DEADLINE_S, GetDirect
+from fastfuse.s3.base import LIST_DEADLINE_S
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments, object_of
 from fastfuse.s3.connection import TASK_BYTES, Connection, StallWatch
@@ -74,8 +74,6 @@ class S3Client:
         self._integrity = Integrity(
             is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
         )
-        # Another way to get a range of a larger object, which is tried first.
-        self.get_direct: GetDirect | None = None
         self._closed = False
 
     @property
@@ -92,11 +90,7 @@ class S3Client:
         check_range_arguments(ref, start, end)
         began_s = trio.current_time()
         try:
-            data: Buffer | None = None
-            if self.get_direct is not None and TASK_BYTES < end - start < ref.size_bytes:
-                data = await self.get_direct(ref, start, end, self._buffers.take)
-            if data is None:
-                data = await self._integrity.get(ref, start, end, began_s)
+            data = await self._integrity.get(ref, start, end, began_s)
         except BaseException as error:
             self._count("cancelled" if isinstance(error, trio.Cancelled) else outcome_of(error))
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
@@ -116,17 +110,14 @@ class S3Client:
         tls = self.session.tls if route.endpoint.scheme == "https" else None
         return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
 
-    def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
-        """Count a GET of an object that was made elsewhere, over a `direct` way."""
+    def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None) -> None:
+        """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""
         self._count("ok", size_bytes)
-        self.answered_directly(first_byte_s)
-        self._saw_end(took_s)
-        self._integrity.count_direct(is_checked=is_checked)
-
-    def answered_directly(self, first_byte_s: float) -> None:
-        """Note that the service has answered a GET that was made elsewhere."""
         self._rate.answered(trio.current_time())
         self._saw_first_byte(first_byte_s)
+        self._saw_end(took_s)
+        if is_checked is not None:
+            self._integrity.count_direct(is_checked=is_checked)
 
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""

@@ -2,7 +2,7 @@
 
 import os
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -10,7 +10,7 @@ import trio
 from fastfuse.filesystem import direct_files as module
 from fastfuse.filesystem.direct_files import DirectFiles
 from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 
 REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
 
@@ -49,6 +49,7 @@ class Threads:
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     threads = Threads()
     monkeypatch.setattr(module, "direct_reads", threads)
+    monkeypatch.setattr(module, "TASK_BYTES", 8)
     return threads
 
 
@@ -57,16 +58,27 @@ class Place:
         self.files, self.left = files, left
 
     async def get(self, ref: ObjectRef = REF) -> bytes | None:
-        data = await self.files.get_part(ref, 8, 24, lambda size_bytes: memoryview(bytearray(size_bytes)))
-        return None if data is None else bytes(data)
+        """Return a part; None if the client has to get it."""
+        got, is_there = list[Buffer | None](), trio.Event()
+
+        def done(data: Buffer | None) -> None:
+            got.append(data)
+            is_there.set()
+
+        if not self.files.begin(ref, 8, 24, done):
+            return None
+        await is_there.wait()
+        return None if got[0] is None else bytes(got[0])
 
 
 @pytest.fixture
 def place(threads: Threads) -> Place:
     left: list[int] = []
-    client = SimpleNamespace(max_connections=8, count_left=left.append, answered_directly=lambda _: None)
-    reads = SimpleNamespace(in_hand=ReadsInHand())
-    files = DirectFiles(cast(Any, reads), cast(Any, None), cast(Any, client), cast(Any, None), -1, may_read=True)
+    client: Any = SimpleNamespace(max_connections=8, count_left=left.append, count_direct=lambda *_, **__: None)
+    reads: Any = SimpleNamespace(in_hand=ReadsInHand())
+    engine: Any = SimpleNamespace(begin_parts_by=lambda _: None)
+    gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
+    files = DirectFiles(reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), may_read=True)
     files._source = "bucket", "p/"
     return Place(files, left)
 

@@ -104,6 +104,35 @@ class ScriptedReader:
         await trio.lowlevel.checkpoint()
 
 
+class BeginningReader:
+    """Begins GETs as `BeginGet` says; `outcome` tells of each what becomes of it.
+
+    That is "right", "in vain", "refused" or "raises". Their bytes count as those of `reader` in flight.
+    """
+
+    def __init__(self, reader: ScriptedReader, nursery: trio.Nursery, outcome: Callable[[], str]) -> None:
+        self._reader, self._nursery, self._outcome = reader, nursery, outcome
+        self.begun: list[tuple[str, int, int]] = []
+
+    def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
+        outcome = self._outcome()
+        if outcome == "raises":
+            raise MemoryError
+        if outcome == "refused":
+            return False
+        self._nursery.start_soon(self._end, end - start, done, content(ref)[start:end] if outcome == "right" else None)
+        self.begun.append((ref.key, start, end))
+        self._reader.in_flight_bytes += end - start
+        return True
+
+    async def _end(self, size_bytes: int, done: Callable[[Buffer | None], None], data: bytes | None) -> None:
+        try:
+            await trio.sleep(0.01)
+        finally:
+            self._reader.in_flight_bytes -= size_bytes
+        done(data)
+
+
 def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, int]]:
     """Ranges that make up a file of about `size_bytes`, in the order in which the keys of a checkpoint are read.
 

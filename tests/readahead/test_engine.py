@@ -1,6 +1,8 @@
 """The engine over many files: identity, fairness, the limit, and the same bytes whatever happens in between."""
 
 import random
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import trio
@@ -12,7 +14,17 @@ from fastfuse.errors import UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, ScriptedReader, content, listed, running, settled
+from tests.readahead.readers import (
+    KIB,
+    MIB,
+    SMALL,
+    BeginningReader,
+    ScriptedReader,
+    content,
+    listed,
+    running,
+    settled,
+)
 
 
 async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
@@ -177,9 +189,14 @@ async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, 
 
 
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 1 << 30), readers=st.integers(1, 12), limit_parts=st.sampled_from([2, 3, 8, 64]))
+@given(
+    seed=st.integers(0, 1 << 30),
+    readers=st.integers(1, 12),
+    limit_parts=st.sampled_from([2, 3, 8, 64]),
+    begins=st.booleans(),
+)
 def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_limit(
-    seed: int, readers: int, limit_parts: int
+    seed: int, readers: int, limit_parts: int, begins: bool
 ) -> None:
     config = ReadaheadConfig(
         part_size_bytes=64 * KIB,
@@ -192,6 +209,9 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
     async def main() -> None:
         async with running(config, delay_s=0.02) as (engine, reader):
             async with trio.open_nursery() as tasks:
+                if begins:
+                    outcome = partial(random.Random(seed).choice, ["right", "right", "in vain", "refused", "raises"])
+                    engine.begin_parts_by(BeginningReader(reader, tasks, outcome).begin)
                 for number in range(readers):
                     tasks.start_soon(
                         random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes
@@ -199,6 +219,32 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
             await trio.sleep(1)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_where_that_fails() -> None:
+    ref = listed("a", 256 * KIB)
+    async with running() as (engine, reader), trio.open_nursery() as nursery:
+        beginning = BeginningReader(reader, nursery, iter(("right", "in vain", "refused", "raises")).__next__)
+        engine.begin_parts_by(beginning.begin)
+        for start in range(0, 256 * KIB, 64 * KIB):
+            assert engine.fetch(1, ref, start, start + 64 * KIB)
+        assert beginning.begun == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
+        assert await engine.read(1, ref, 0, 256 * KIB) == content(ref)
+        assert {start for _, start, _ in reader.gets} == {64 * KIB, 128 * KIB, 192 * KIB}
+        assert len(reader.gets) == 3
+
+
+async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that() -> None:
+    a, b = listed("a", 64 * KIB), listed("b", 64 * KIB)
+    config = replace(SMALL, memory_limit_bytes=2 * 64 * KIB, max_parts_in_flight=1, max_window_bytes=0)
+    async with running(config) as (engine, reader), trio.open_nursery() as nursery:
+        beginning = BeginningReader(reader, nursery, lambda: "right")
+        engine.begin_parts_by(beginning.begin)
+        for inode, ref in enumerate((a, b), 1):
+            nursery.start_soon(engine.read, inode, ref, 4 * KIB, 4 * KIB)
+        await trio.sleep(0.1)
+        assert sorted({key for key, *_ in beginning.begun}) == ["a", "b"]
+        assert not reader.gets
 
 
 async def begun_by(parts: list[Part]) -> list[Part]:
