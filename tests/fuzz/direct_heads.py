@@ -37,11 +37,12 @@ class _Parser:
         if ctypes.CDLL(None).mprotect(ctypes.c_void_p(self._start + _ROOM_BYTES), mmap.PAGESIZE, _PROT_NONE):
             raise OSError("the page behind the heads can be read")
 
-    def headers(self, head: bytes, ref: ObjectRef) -> dict[str, bytes | None] | None:
+    def headers(self, head: bytes, ref: ObjectRef, start: int, end: int) -> dict[str, bytes | None] | None:
         self._memory[_ROOM_BYTES - len(head) : _ROOM_BYTES] = head
         places = (ctypes.c_ssize_t * (2 * len(self.names)))()
         at, size = ctypes.c_void_p(self._start + _ROOM_BYTES - len(head)), ctypes.c_size_t(len(head))
-        if not self._library.accepted(at, size, ref.etag.encode(), ctypes.c_size_t(ref.size_bytes), places):
+        numbers = map(ctypes.c_size_t, (ref.size_bytes, start, end))
+        if not self._library.accepted(at, size, ref.etag.encode(), *numbers, places):
             return None
         found = zip(self.names, places[::2], places[1::2], strict=True)
         return {name: head[start : start + length] if start >= 0 else None for name, start, length in found}
@@ -52,10 +53,12 @@ def _parser() -> _Parser | None:
     return _Parser() if shutil.which("gcc") else None
 
 
-def direct_headers(head: bytes, ref: ObjectRef) -> dict[str, bytes | None] | None:
-    """Return the headers that decide about a reply with all of `ref`, with None for each that is not there.
+def direct_headers(head: bytes, ref: ObjectRef, start: int = 0, end: int = 0) -> dict[str, bytes | None] | None:
+    """Return the headers that decide about a reply with these bytes of `ref`, by default with all of them.
+
+    There is None for each that is not there.
 
     None in their place: the head is not accepted, and left to Python.
     """
     parser = _parser()
-    return parser.headers(head, ref) if parser is not None and len(head) < _ROOM_BYTES else None
+    return parser.headers(head, ref, start, end) if parser is not None and len(head) < _ROOM_BYTES else None
