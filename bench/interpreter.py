@@ -14,12 +14,14 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 from bench.candidates import CANDIDATES, Limits
 from bench.machine import describe
 from bench.mounting import Mounted
-from bench.processes import process_tree
+from bench.processes import process_tree, thread_cpu_seconds
 from bench.server import PROFILES, Server
 from bench.suite import get_ready, read_once
 from bench.workloads import WORKLOADS, Scale
@@ -53,23 +55,34 @@ def _watched(pid: int, looks_path: Path) -> Iterator[None]:
         spy.communicate()
 
 
-def _measure(profile: str, workload_name: str, candidate: str) -> tuple[float, float, float]:
-    """Return the rate, and the seconds of CPU and of the interpreter, of one file or one GB."""
+def _measure(
+    profile: str, workload_name: str, candidate: str, limits: Limits, server_processes: int
+) -> tuple[float, float, float, float]:
+    """Return the rate, and the seconds of CPU, of the interpreter and of the event loop, of one file or one GB.
+
+    The last two are nan for others than fastfuse.
+    """
     workload = WORKLOADS[workload_name]
+    if not workload.is_bulk:
+        limits = replace(limits, raw_requests=workload.readers)
     with tempfile.TemporaryDirectory(prefix="fastfuse-bench-") as place:
         data = workload.data_set(_SCALE, Path(place))
         tasks = workload.share(data, workload.readers, _SCALE)
         with (
-            Server(data.source, profile=PROFILES[profile], workers=2) as server,
-            CANDIDATES[candidate](server, Path(place), Limits()) as mounted,
+            Server(data.source, profile=PROFILES[profile], workers=server_processes) as server,
+            CANDIDATES[candidate](server, Path(place), limits) as target,
         ):
-            assert isinstance(mounted, Mounted)
-            get_ready(workload, mounted, tasks)
-            looks_path = Path(place, "looks")
-            with _watched(process_tree(mounted.pid)[-1], looks_path):
-                run = read_once(mounted, tasks, workload.manner, server)
+            get_ready(workload, target, tasks)
+            if isinstance(target, Mounted) and candidate.startswith("fastfuse"):
+                looks_path, worker = Path(place, "looks"), process_tree(target.pid)[-1]
+                before_s = thread_cpu_seconds(worker)
+                with _watched(worker, looks_path):
+                    run = read_once(target, tasks, workload.manner, server)
+                held_s, loop_s = seconds_held(looks_path.read_text()), thread_cpu_seconds(worker) - before_s
+            else:
+                run, held_s, loop_s = read_once(target, tasks, workload.manner, server), nan, nan
             count = run.gb if workload.is_bulk else run.spans
-            return count / run.elapsed_s, run.cpu_s / count, seconds_held(looks_path.read_text()) / count
+            return count / run.elapsed_s, run.cpu_s / count, held_s / count, loop_s / count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,17 +90,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m bench.interpreter", description=__doc__)
     parser.add_argument("--profile", choices=PROFILES, default="fast")
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=_DEFAULT, metavar="NAME")
-    parser.add_argument("--candidates", nargs="*", default=["fastfuse"], metavar="NAME", help="or fastfuse-hints")
+    parser.add_argument(
+        "--candidates",
+        nargs="*",
+        choices=CANDIDATES,
+        default=["fastfuse"],
+        metavar="NAME",
+        help="raw, rclone, …",
+    )
+    parser.add_argument("--server-processes", type=int, default=2)
+    parser.add_argument("--max-connections", type=int, default=Limits().max_connections)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args(arguments)
     print(", ".join(f"{name} {value}" for name, value in describe().items()))
-    print("\n| medians | a second | CPU, ms | interpreter held, ms |\n|---|---:|---:|---:|")
+    limits = replace(Limits(), max_connections=options.max_connections)
+    print("\n| medians | a second | CPU, ms | interpreter held, ms | event loop, CPU ms |\n|---|---:|---:|---:|---:|")
     for workload in options.workloads:
         for candidate in options.candidates:
-            found = [_measure(options.profile, workload, candidate) for _ in range(options.runs)]
-            rate, cpu_s, held_s = map(statistics.median, zip(*found, strict=True))
+            settings = options.profile, workload, candidate, limits, options.server_processes
+            found = [_measure(*settings) for _ in range(options.runs)]
+            rate, *seconds = map(statistics.median, zip(*found, strict=True))
             unit = "GB" if WORKLOADS[workload].is_bulk else "file"
-            print(f"| {workload}, {candidate}, a {unit} | {rate:,.4g} | {cpu_s * 1e3:.3g} | {held_s * 1e3:.3g} |")
+            shown = " | ".join(f"{one_s * 1e3:.3g}" for one_s in seconds)
+            print(f"| {workload}, {candidate}, a {unit} | {rate:,.4g} | {shown} |")
     return 0
 
 

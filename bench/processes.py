@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "process_tree", "pss_bytes"]
+__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "process_tree", "pss_bytes", "thread_cpu_seconds"]
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -50,13 +50,17 @@ def process_tree(pid: int) -> list[int]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of `pid` and its descendants, those included that have ended and been waited for."""
-    return sum(_ticks(process) for process in process_tree(pid)) / _TICKS_PER_S
+    return sum(sum(_ticks(_PROC / f"{process}/stat")) for process in process_tree(pid)) / _TICKS_PER_S
 
 
-def _ticks(pid: int) -> int:
-    # proc(5): after the command in parentheses, utime, stime, cutime and cstime are the 12th to the 15th field.
-    fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15]))
+def thread_cpu_seconds(thread: int) -> float:
+    """User and system time of one thread; the number of a process is that of its first one."""
+    return sum(_ticks(_PROC / f"{thread}/task/{thread}/stat")[:2]) / _TICKS_PER_S
+
+
+def _ticks(stat: Path) -> list[int]:
+    """Return utime, stime, cutime and cstime, which proc(5) names as fields 14 to 17."""
+    return [*map(int, stat.read_text().rpartition(")")[2].split()[11:15])]
 
 
 def pss_bytes(pid: int) -> int:
