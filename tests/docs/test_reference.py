@@ -22,7 +22,7 @@ OTHERS = {
     *("--nnodes", "--nproc-per-node", "--real"),  # torchrun, bench.fleet
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),
-    *("--throttle", "--outage", "--refusal", "--watched", "--shard-mib"),
+    *("--throttle", "--outage", "--refusal", "--watched", "--shard-mib", "--server-processes"),
     *("--every", "--keep-caches", "--longest", "--only", "--seconds"),  # bench.soak
 }
 
