@@ -10,8 +10,8 @@ from fastfuse.sizes import MIB, format_size
 __all__ = ["Facts", "Finding", "Level", "clock", "findings", "network", "region"]
 
 _RESEND = (6, 9)
-# A descriptor for each connection, and some for the mount itself.
-_LEAST_FILES = 512
+# A descriptor for each connection of the client and of threads, by default 768 at most, and some for the mount itself.
+_LEAST_FILES = 1024
 # A quarter of it is the least memory target, 128 MiB.
 _LEAST_MEMORY_BYTES = 512 * MIB
 # S3 refuses requests that were signed 15 minutes away from its own time (RequestTimeTooSkewed).
