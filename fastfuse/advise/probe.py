@@ -21,6 +21,7 @@ from fastfuse.index.inodes.columns import are_objects, exact_sum
 from fastfuse.index.inodes.selection import archived, readable_rows
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
+from fastfuse.readahead import ReadaheadConfig, opening_ends
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.client import S3Client
@@ -36,6 +37,8 @@ _PARTS = 24
 _AT_ONCE = 64
 # A shorter transfer is lost in the latency.
 _LEAST_BYTES = MIB
+_LIMITS = ReadaheadConfig()
+_OPENING_ENDS = np.array(opening_ends(_LIMITS.first_part_bytes, PART_BYTES, _LIMITS.max_parts_in_flight))
 MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * PART_BYTES
 
 
@@ -144,9 +147,16 @@ def shape_of(table: InodeTable) -> Shape:
         small_objects=int(np.count_nonzero(is_small)),
         small_bytes=exact_sum(sizes[is_small]),
         gets=exact_sum(_ranges(sizes, PART_BYTES)),
+        mounted_gets=exact_sum(np.where(is_small, sizes > 0, _mounted_parts(sizes))),
         random_gets=exact_sum(_ranges(sizes, RANDOM_BYTES)),
         archived_objects=int(np.count_nonzero(archived(table) & is_object)),
     )
+
+
+def _mounted_parts(sizes_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return into about how many parts a mount divides a large file of each size that is read from its begin."""
+    rests_bytes = np.maximum(sizes_bytes - _OPENING_ENDS[-1], 1)
+    return np.asarray(np.searchsorted(_OPENING_ENDS, sizes_bytes) + _ranges(rests_bytes, PART_BYTES), "int64")
 
 
 def _ranges(sizes_bytes: npt.NDArray[np.int64], range_bytes: int) -> npt.NDArray[np.int64]:
