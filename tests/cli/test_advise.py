@@ -81,6 +81,22 @@ def test_an_empty_source_has_nothing_to_read(server: LoopbackServer) -> None:
     assert report["shape"]["objects"] == 0
 
 
+def test_figures_of_the_network_that_are_not_measured_are_called_assumed(server: LoopbackServer) -> None:
+    rates = "90 MB/s a connection, 1,250 MB/s in all"
+
+    def network(source: str, *words: str) -> str:
+        done = run_fastfuse("advise", source, *words, *connection(server))
+        return re.sub(r"\s+", " ", done.stdout).partition(" network ")[2].partition(" recommended ")[0]
+
+    assert network(URI, "--no-probe") == f"assumed: 20.0 ms, {rates} nothing is measured"
+    assert re.fullmatch(
+        rf"[\d.]+ ms, [\d,]+ GETs/s; assumed: {rates} the rates of bytes are not measured: all objects are small",
+        network(f"{URI}/small"),
+    )
+    assert re.fullmatch(r"[\d.]+ ms, [\d,]+ GETs/s, [\d,]+ MB/s a connection, [\d,]+ MB/s in all", network(URI))
+    assert found(server, f"{URI}/small")["network"]["measured"] == ["latency_s", "requests_per_s"]
+
+
 @pytest.mark.fuse
 def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files() -> None:
     buckets = {f"of-{mib}-mib": SyntheticObjects(count=1, size_bytes=mib << 20) for mib in (1, 10, 100)}
