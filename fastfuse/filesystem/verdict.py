@@ -32,6 +32,8 @@ _READAHEAD_REQUEST_BYTES = 256 << 10
 _SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
+# The page cache surely has this share of the memory; scripts and the mount take the rest.
+_PAGE_CACHE_SHARE = 0.5
 # Readers that wait at the same time, of those that wait at all: while one waits, the kernel asks for what comes next.
 _ALONE = 2.0
 # Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
@@ -84,6 +86,8 @@ class Figures:
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
+    # What the host, or the control group of the mount, has; 0 if unknown.
+    memory_bytes: int = _counted("fastfuse_memory_limit_bytes")
     # 0 without a local tier.
     cache_size_bytes: int = _counted("fastfuse_cache_size_bytes")
     # The kernel's readahead for this mount; 0 if unknown.
@@ -186,6 +190,10 @@ def _is_fetched_again(it: Figures) -> bool:
     return 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes)
 
 
+def _fits_page_cache(it: Figures) -> bool:
+    return it.total_bytes <= _PAGE_CACHE_SHARE * it.memory_bytes
+
+
 def _read_again(it: Figures) -> str:
     return f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: later epochs came from S3 again"
 
@@ -267,7 +275,7 @@ RULES: Final = (
     ),
     Rule(
         "page cache too small",
-        _is_fetched_again,
+        lambda it: _is_fetched_again(it) and not _fits_page_cache(it),
         _read_again,
         "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
     ),

@@ -16,7 +16,8 @@ WELL = Figures(
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0,
-    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, cache_size_bytes=0,
+    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
+    cache_size_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
 # The same, waiting half of the time.
@@ -86,6 +87,13 @@ def test_a_source_that_fits_into_the_memory_is_not_short_of_it() -> None:
     assert judge(fitting).name == "network limit"
     assert judge(replace(fitting, memory_target_bytes=3 * GB)).name == "memory target too small"
     assert judge(replace(fitting, memory_target_bytes=0)).name == "memory target too small"  # unknown
+
+
+def test_a_source_that_fits_into_the_page_cache_was_dropped_from_it_by_somebody() -> None:
+    again = FAULTS["page cache too small"]
+    assert judge(replace(again, memory_bytes=200 * GB)).name == "network limit"
+    assert judge(replace(again, memory_bytes=199 * GB)).name == "page cache too small"
+    assert judge(replace(again, memory_bytes=0)).name == "page cache too small"  # unknown
 
 
 def test_files_of_which_little_is_read_are_read_here_and_there() -> None:
