@@ -24,6 +24,8 @@ _BUSY = 0.9
 _MOSTLY_DEMANDED = 0.5
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
+# A host's CPU takes at most 4,600 GETs a second (ADVICE.md): those of smaller files do not fill 10 Gbit/s.
+_TINY_BYTES = 256 << 10
 _KERNEL_READAHEAD_KIB = 128
 # The kernel asks for less than this at a time only where a program does.
 _READAHEAD_REQUEST_BYTES = 256 << 10
@@ -186,6 +188,10 @@ def _asked_s(it: Figures) -> float:
     return max(it.active_s, it.stalled_s)
 
 
+def _waited_in_s(it: Figures) -> float:
+    return max(it.in_use_s, it.stalled_s, 1e-9)
+
+
 def _is_fetched_again(it: Figures) -> bool:
     return 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes)
 
@@ -295,13 +301,22 @@ RULES: Final = (
         "use more DataLoader workers",
     ),
     Rule(
+        "request limit",
+        lambda it: 0 < it.mean_file_bytes <= _TINY_BYTES,
+        lambda it: (
+            f"files of {format_size(int(it.mean_file_bytes))} take a GET each, "
+            f"{three_digits(it.gets / _waited_in_s(it))} a second on average"
+        ),
+        "put many into one shard; compare with fastfuse advise",
+    ),
+    Rule(
         "network limit",
         lambda _: True,
         lambda it: (
             # A download and a stream count no readers.
             f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
             f"for what S3 and the network deliver, "
-            f"{three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
+            f"{three_digits(it.fetched_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; a larger instance has a faster network",
     ),
@@ -309,7 +324,9 @@ RULES: Final = (
 
 # A stream and a download are fetched in their order, by as many GETs at a time as the network bears; what is wrong then
 # is not how the files are read.
-_OF_CHANNELS: Final = {"too little to judge", "not waiting", "throttled", "requests failed", "network limit"}
+_OF_CHANNELS: Final = {
+    *("too little to judge", "not waiting", "throttled", "requests failed", "request limit", "network limit")
+}
 
 
 def judge(figures: Figures, mode: str = "") -> Verdict:

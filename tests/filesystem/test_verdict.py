@@ -36,6 +36,7 @@ FAULTS = {
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
     "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
     "too few readers": replace(SLOW, blocked_s=1900),
+    "request limit": SMALL,
     "network limit": SLOW,
 }
 
@@ -59,8 +60,17 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
 
 
 def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
-    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "network limit"
-    assert judge(SMALL).name == "network limit"
+    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "request limit"
+    assert judge(SMALL).name == "request limit"
+
+
+@pytest.mark.parametrize("mode", ["", "File", "Pipe"])
+def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
+    small = replace(SMALL, gets=900_000)
+    assert judge(small, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
+    assert judge(replace(small, total_bytes=(256 << 10) * small.files), mode).name == "request limit"
+    assert judge(replace(small, total_bytes=(257 << 10) * small.files), mode).name == "network limit"
+    assert judge(replace(small, files=0), mode).name == "network limit"  # unknown
 
 
 def test_cpus_limit_a_mount_that_has_no_more_of_them() -> None:
@@ -118,8 +128,9 @@ def test_refused_gets_cost_nothing_and_are_told() -> None:
 @pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     names = {name: judge(figures, mode).name for name, figures in FAULTS.items()}
-    kept = {"not waiting", "too little to judge", "throttled", "requests failed"}
-    assert names == {name: name if name in kept else "network limit" for name in FAULTS}
+    kept = {"not waiting", "too little to judge", "throttled", "requests failed", "request limit"}
+    small = {"small files without hints": "request limit"}
+    assert names == {name: name if name in kept else small.get(name, "network limit") for name in FAULTS}
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
     assert lines[0].startswith("100 files, 93.1 GiB: fetched 74.5 GiB in ")
     assert " s in use; a GET's first byte 20 ms" in lines[1]
