@@ -4,10 +4,16 @@ import os
 from math import inf
 from pathlib import Path, PurePosixPath
 
-__all__ = ["cpu_limit", "memory_limit_bytes", "usable_cpus"]
+__all__ = ["available_memory_bytes", "cpu_limit", "memory_limit_bytes", "usable_cpus"]
 
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
+
+
+def available_memory_bytes() -> int:
+    """Return the memory of this machine, or what our control group may have of it."""
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(ram_bytes, memory_limit_bytes() or ram_bytes)
 
 
 def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> int | None:

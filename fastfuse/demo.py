@@ -82,7 +82,7 @@ def run(settings: DemoSettings) -> int:
     Raises:
         FastfuseError: the mount could not be started.
     """
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
     try:
         with _interruptible(), ExitStack() as stack:
             return _show(settings, console, stack)

@@ -161,6 +161,11 @@ METRICS = (
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
     Counter("fastfuse_loop_cpu_seconds", "Seconds of CPU that workers' event loops have used.", unit=1e-6),
     Counter("fastfuse_cpu_limit", "CPUs that the mount may use at the same time.", is_gauge=True, unit=1e-3),
+    Counter(
+        "fastfuse_memory_limit_bytes",
+        "Bytes of memory of the host, or of its control group if that has less.",
+        is_gauge=True,
+    ),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed; grows while a listing is made."),
     Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),

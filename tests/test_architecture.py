@@ -32,7 +32,7 @@ FLOORS: Mapping[str, set[str]] = {
         "demo_server": "",
         "deploy": "errors version",
         "doctor": f"advise index filesystem s3 {LEAVES}",
-        "advise": f"index s3 {LEAVES}",
+        "advise": f"index readahead s3 {LEAVES}",
         "report": f"filesystem {LEAVES}",
         "sagemaker": f"cache filesystem index readahead s3 {LEAVES}",
         "filesystem": f"cache index readahead s3 {LEAVES}",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.cgroup import cpu_limit, memory_limit_bytes
+from fastfuse import cgroup
+from fastfuse.cgroup import available_memory_bytes, cpu_limit, memory_limit_bytes
 
 
 class Machine:
@@ -93,3 +94,11 @@ def test_a_group_may_have_any_name(tmp_path: Path) -> None:
 def test_the_limit_on_cpus(machine: Machine, memberships: str, files: dict[str, str], limit: float | None) -> None:
     machine.limit(memberships, files)
     assert cpu_limit(machine.memberships, machine.hierarchies) == limit
+
+
+def test_the_limit_of_memory_counts_where_it_is_less_than_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1 << 30
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": gib // 1024, "SC_PAGE_SIZE": 4096}.__getitem__)
+    for limit_bytes, available_bytes in ((None, 4 * gib), (gib, gib), (8 * gib, 4 * gib)):
+        monkeypatch.setattr(cgroup, "memory_limit_bytes", lambda limit_bytes=limit_bytes: limit_bytes)
+        assert available_memory_bytes() == available_bytes

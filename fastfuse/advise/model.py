@@ -61,8 +61,9 @@ class Shape:
     # Those of at most a part, which one GET brings.
     small_objects: int
     small_bytes: int
-    # GETs of all objects that are read whole, and of all objects in random ranges.
+    # GETs of all objects: in whole parts, by readers of a mount (its first parts are smaller), and in random ranges.
     gets: int
+    mounted_gets: int
     random_gets: int
     # Nobody can read these until they are restored.
     archived_objects: int
@@ -221,7 +222,8 @@ def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
         later_s = _WARM.seconds(shape)
     elif mode is Mode.TIERED:
         later_s = _tier_s(shape, job)
-    epoch_gets = shape.random_gets if job.access is Access.RANDOM else shape.gets
+    read_gets = shape.gets if mode is Mode.PIPE else shape.mounted_gets
+    epoch_gets = shape.random_gets if job.access is Access.RANDOM else read_gets
     return _estimate(
         mode,
         shape,

@@ -8,7 +8,7 @@ are small, keeps the model's default.
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 import numpy as np
@@ -21,6 +21,7 @@ from fastfuse.index.inodes.columns import are_objects, exact_sum
 from fastfuse.index.inodes.selection import archived, readable_rows
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
+from fastfuse.readahead import ReadaheadConfig, opening_ends
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.client import S3Client
@@ -36,15 +37,18 @@ _PARTS = 24
 _AT_ONCE = 64
 # A shorter transfer is lost in the latency.
 _LEAST_BYTES = MIB
+_LIMITS = ReadaheadConfig()
+_OPENING_ENDS = np.array(opening_ends(_LIMITS.first_part_bytes, PART_BYTES, _LIMITS.max_parts_in_flight))
 MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The network, and what is not measured of it: empty if all is."""
+    """The network, why not all of it is measured (empty if all is), and which of its figures are."""
 
     network: Network
     note: str = ""
+    measured: frozenset[str] = frozenset()
 
 
 def probe(table: InodeTable, connection: ConnectionConfig) -> Probe:
@@ -60,30 +64,31 @@ async def _probe(connection: ConnectionConfig, largest: Sequence[ObjectRef], spr
 
 async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
     """Measure by GETs of parts of `largest`, and of the first bytes of `spread`."""
-    network = Network()
+    found: dict[str, float] = {}
+    note = ""
     try:
         with trio.move_on_after(_PATIENCE_S) as patience:
             # The first GET finds address and credentials.
             await objects.get(spread[0], 0, 1)
             times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
-            network = replace(network, latency_s=statistics.median(times_s))
+            found["latency_s"] = latency_s = statistics.median(times_s)
             await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
             firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(spread), _SMALL_GETS)]
-            network = replace(network, requests_per_s=len(firsts) / await _seconds(objects, firsts))
+            found["requests_per_s"] = len(firsts) / await _seconds(objects, firsts)
             parts = list(islice(_parts(largest), 1 + _PARTS))
             size_bytes = _bytes_of(parts[:1])
             if size_bytes < _LEAST_BYTES:
-                return Probe(network, "the rates of bytes are not measured: all objects are small")
-            one_s = await _seconds(objects, parts[:1]) - network.latency_s
-            one = size_bytes / max(one_s, 1e-6)
-            network = replace(network, connection_bytes_per_s=one)
-            many_s = await _seconds(objects, parts[1:] or parts)
-            network = replace(network, total_bytes_per_s=max(_bytes_of(parts[1:] or parts) / many_s, one))
+                note = "the rates of bytes are not measured: all objects are small"
+            else:
+                one = size_bytes / max(await _seconds(objects, parts[:1]) - latency_s, 1e-6)
+                found["connection_bytes_per_s"] = one
+                many_s = await _seconds(objects, parts[1:] or parts)
+                found["total_bytes_per_s"] = max(_bytes_of(parts[1:] or parts) / many_s, one)
     except FastfuseError as error:
-        return Probe(network, f"the network is not measured: {error}")
+        note = f"the network is not measured: {error}"
     if patience.cancelled_caught:
-        return Probe(network, f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s")
-    return Probe(network)
+        note = f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s"
+    return Probe(Network(**found), note, frozenset(found))
 
 
 async def _seconds(objects: RangeReader, ranges: Sequence[tuple[ObjectRef, int, int]]) -> float:
@@ -144,9 +149,16 @@ def shape_of(table: InodeTable) -> Shape:
         small_objects=int(np.count_nonzero(is_small)),
         small_bytes=exact_sum(sizes[is_small]),
         gets=exact_sum(_ranges(sizes, PART_BYTES)),
+        mounted_gets=exact_sum(np.where(is_small, sizes > 0, _mounted_parts(sizes))),
         random_gets=exact_sum(_ranges(sizes, RANDOM_BYTES)),
         archived_objects=int(np.count_nonzero(archived(table) & is_object)),
     )
+
+
+def _mounted_parts(sizes_bytes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return into about how many parts a mount divides a large file of each size that is read from its begin."""
+    rests_bytes = np.maximum(sizes_bytes - _OPENING_ENDS[-1], 1)
+    return np.asarray(np.searchsorted(_OPENING_ENDS, sizes_bytes) + _ranges(rests_bytes, PART_BYTES), "int64")
 
 
 def _ranges(sizes_bytes: npt.NDArray[np.int64], range_bytes: int) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cgroup import memory_limit_bytes
+from fastfuse.cgroup import available_memory_bytes
 from fastfuse.cli.index_options import origin
 from fastfuse.cli.options import (
     MEMORY_PANEL,
@@ -37,7 +37,6 @@ from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
 __all__ = [
     *(
-        "available_memory_bytes",
         "channel_mountpoint",
         "job_memory_bytes",
         "memory_target_bytes",
@@ -62,12 +61,6 @@ MINIMUM_PART_BYTES: Final = MIB
 MAXIMUM_PART_BYTES: Final = 64 * MIB
 # Parts meet at page borders, so that a page comes from one part.
 PAGE_BYTES: Final = 4 * KIB
-
-
-def available_memory_bytes() -> int:
-    """Return the memory of this machine, or what its control group may have of it."""
-    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(ram_bytes, memory_limit_bytes() or ram_bytes)
 
 
 def memory_target_bytes(text: str | None, available_bytes: int) -> int:

@@ -15,8 +15,8 @@ import typer
 from fastfuse import log
 from fastfuse.advise.model import Access, Job
 from fastfuse.cache.settings import CacheSettings
+from fastfuse.cgroup import available_memory_bytes
 from fastfuse.cli import index_options, options
-from fastfuse.cli.config import available_memory_bytes
 from fastfuse.cli.messages import INTERRUPTED, say
 from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import asdict
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def _path(table: InodeTable, row: int) -> str:
     return path if path.isprintable() else repr(path)[1:-1]
 
 
-_NO_PROBE = "the network is not measured: 20 ms, 90 MB/s a connection and 10 Gbit/s are assumed"
+_NO_PROBE = "nothing is measured"
 
 
 def _short_advice(table: InodeTable) -> str:
@@ -205,7 +206,7 @@ def _as_json(
     return {
         "source": str(source),
         "shape": asdict(shape),
-        "network": network | {"note": probed.note},
+        "network": network | {"note": probed.note, "measured": sorted(probed.measured)},
         "job": asdict(job),
         "estimates": [asdict(estimate) for estimate in found],
         "recommended": advice.mode,
@@ -214,20 +215,32 @@ def _as_json(
 
 
 def _print(console: Console, source: S3Uri, shape: Shape, probed: Probe, found: list[Estimate], advice: Advice) -> None:
-    network = probed.network
-    one, many = (f"{rate / 1e6:,.0f} MB/s" for rate in (network.connection_bytes_per_s, network.total_bytes_per_s))
     facts = Table(box=None, show_header=False)
     for name, value in (
         ("source", str(source)),
         ("objects", f"{shape.objects:,} in {shape.directories:,} directories, {format_size(shape.total_bytes)}"),
         ("sizes", f"median {format_size(shape.median_bytes)}, largest {format_size(shape.largest_bytes)}"),
-        ("network", f"{network.latency_s * 1000:.1f} ms, {one} a connection, {many} in all"),
+        ("network", _network(probed)),
         *([("", probed.note)] if probed.note else []),
         ("recommended", advice.mode or "nothing"),
         *(("", reason) for reason in advice.reasons),
     ):
         facts.add_row(name, Text(value))
     console.print(Group(_estimate_table(shape, found), "", facts))
+
+
+def _network(probed: Probe) -> str:
+    """Return the figures of the network, first those that are measured."""
+    it = probed.network
+    texts = {
+        "latency_s": f"{it.latency_s * 1000:.1f} ms",
+        "requests_per_s": f"{it.requests_per_s:,.0f} GETs/s" if isfinite(it.requests_per_s) else "",
+        "connection_bytes_per_s": f"{it.connection_bytes_per_s / 1e6:,.0f} MB/s a connection",
+        "total_bytes_per_s": f"{it.total_bytes_per_s / 1e6:,.0f} MB/s in all",
+    }
+    measured = ", ".join(text for name, text in texts.items() if text and name in probed.measured)
+    assumed = ", ".join(text for name, text in texts.items() if text and name not in probed.measured)
+    return "; ".join(filter(None, (measured, assumed and f"assumed: {assumed}")))
 
 
 def _estimate_table(shape: Shape, found: list[Estimate]) -> Table:

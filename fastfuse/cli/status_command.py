@@ -35,6 +35,7 @@ _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  M
 # As many lines as fit on a small terminal.
 _HEAD_EVERY = 20
 _NOT_OK = 1
+_DEAD = "dead"
 _NOT_YOURS = "not yours"
 # A worker hands out what is asked between two requests of the kernel.
 _TASKS_WITHIN_S = 3.0
@@ -46,9 +47,9 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
     Return 0 if all of this user's mounts are ok (of root's: all mounts), otherwise 1.
 
     Raises:
-        MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount does not answer.
+        MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount is another user's.
     """
-    found = [_asked(entry) for entry in _entries()] if mountpoint is None else [ask_status(entry_of(mountpoint))]
+    found = [_asked(entry) for entry in _entries()] if mountpoint is None else [_asked_alone(entry_of(mountpoint))]
     if as_json:
         say(json.dumps({"mounts": found}))
     elif not found:
@@ -118,15 +119,23 @@ def _asked(entry: MountEntry) -> dict[str, Any]:
     try:
         return ask_status(entry)
     except FastfuseError as error:
-        states: dict[type[FastfuseError], str] = {DeadMountError: "dead", ForeignMountError: _NOT_YOURS}
+        states: dict[type[FastfuseError], str] = {DeadMountError: _DEAD, ForeignMountError: _NOT_YOURS}
         told = {"state": states.get(type(error), "no answer"), "reason": str(error), "hint": error.hint}
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
+
+
+def _asked_alone(entry: MountEntry) -> dict[str, Any]:
+    """Return the status of a mount, as `_asked` does; a mount of another user has none to show and raises."""
+    one = _asked(entry)
+    if one["state"] == _NOT_YOURS:
+        raise ForeignMountError(one["reason"], hint=one["hint"])
+    return one
 
 
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
-        yield f"  state     {one['state']}"
+        yield f"  state     {'dead: no process serves it' if one['state'] == _DEAD else one['state']}"
         # The reason repeats the mountpoint.
         yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return

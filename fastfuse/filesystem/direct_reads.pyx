@@ -23,7 +23,7 @@ from libc.string cimport memcpy, memset
 from fastfuse.filesystem.replies cimport write_reply
 from fastfuse.filesystem.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.threads cimport (
-    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
+    PR_SET_NAME, prctl, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
 __all__ = [
@@ -37,10 +37,6 @@ cdef extern from "<semaphore.h>" nogil:
     int sem_init(sem_t *, int, unsigned int)
     int sem_post(sem_t *)
     int sem_wait(sem_t *)
-
-cdef extern from "<sys/prctl.h>" nogil:
-    int PR_SET_NAME
-    int prctl(int, const char *)
 
 cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR

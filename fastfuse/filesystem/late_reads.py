@@ -1,4 +1,4 @@
-"""Remembers reads that waited for their deadline in vain, so that no reader waits for a second one.
+"""Remembers reads that failed: no reader waits for a second deadline, and no failure is told twice.
 
 The kernel asks again, at once, for the page that a reader wants of what its readahead did not get.
 """
@@ -9,7 +9,7 @@ from typing import Final
 
 from fastfuse.filesystem.in_hand import Read
 
-__all__ = ["LateReads"]
+__all__ = ["LateReads", "ToldReads"]
 
 # The kernel asks again within milliseconds, and a program that tries again is to find a service that is back.
 _REMEMBERED_S: Final = 1.0
@@ -43,3 +43,21 @@ class LateReads:
         while self._reads and self._reads[0][0] < now_s - _REMEMBERED_S:
             self._reads.popleft()
         return next((number for _, late, number in self._reads if late.overlaps(read)), 0)
+
+
+class ToldReads:
+    """The failures of the last second for which the kernel has not asked again. Pure, as `LateReads`."""
+
+    def __init__(self) -> None:
+        # Each by its inode and errno, oldest first.
+        self._told: dict[tuple[int, int], tuple[float, Read]] = {}
+
+    def is_repeated(self, read: Read, number: int, now_s: float) -> bool:
+        """Return whether `read`, which failed with the errno `number`, is the first that repeats a failure."""
+        told = self._told.pop((read.inode, number), None)
+        if told is not None and now_s <= told[0] + _REMEMBERED_S and told[1].overlaps(read):
+            return True
+        if len(self._told) >= _MOST_READS:
+            del self._told[next(iter(self._told))]
+        self._told[read.inode, number] = now_s, read
+        return False

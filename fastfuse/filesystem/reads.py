@@ -16,7 +16,7 @@ import trio
 from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError, errno_for
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.late_reads import LateReads
+from fastfuse.filesystem.late_reads import LateReads, ToldReads
 from fastfuse.filesystem.outcomes import Outcomes, answered
 from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.inodes.table import InodeTable
@@ -100,7 +100,7 @@ class Reads:
         self._in_hand = in_hand
         self._nursery = nursery
         self._late = LateReads(read_deadline_s)
-        self._failures = RepeatedFailures(_log)
+        self._failures, self._told = RepeatedFailures(_log), ToldReads()
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
         # tells what to fetch ahead.
         self._task_count = 0
@@ -194,7 +194,8 @@ class Reads:
         except ReadError as error:
             now_s = perf_counter()
             self._late.failed(read, errno_for(error), took_s=now_s - began_s, now_s=now_s)
-            self._tell(error, inode, offset, now_s - began_s)
+            if not self._told.is_repeated(read, error.errno, now_s):
+                self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
             in_hand.put_back(slot)

@@ -14,6 +14,7 @@ from libc.errno cimport ECONNABORTED, EIO, ENODEV, ENOENT, ENOTCONN, errno
 from libc.stdint cimport uint32_t, uint64_t
 
 from fastfuse.filesystem.threads cimport (
+    PR_SET_NAME, prctl,
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_wait,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
@@ -22,10 +23,6 @@ __all__ = ["answer", "are_moving", "finish", "not_taken", "refuse", "start", "th
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void *) noexcept, void *) nogil
-
-cdef extern from "<sys/prctl.h>" nogil:
-    int PR_SET_NAME
-    int prctl(int, const char *)
 
 cdef extern from "<sys/uio.h>" nogil:
     struct iovec:

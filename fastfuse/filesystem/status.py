@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final
 
-from fastfuse.cgroup import usable_cpus
+from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.filesystem.kernel_readahead import readahead_kib
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
@@ -83,6 +83,7 @@ class Recent:
     def _note_limits(self) -> None:
         """Note what others may have changed since."""
         self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(usable_cpus() * 1000))
+        self.counters.set(self.counters.slot("fastfuse_memory_limit_bytes"), available_memory_bytes())
         if self._device:
             readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
             self.counters.set(readahead_slot, readahead_kib(self._device) << 10)

@@ -1,4 +1,4 @@
-# The part of <pthread.h> that the compiled modules use, and how their threads are started.
+# The part of <pthread.h> that the compiled modules use, and how their threads are started and named.
 
 
 cdef extern from "<pthread.h>" nogil:
@@ -28,6 +28,10 @@ cdef extern from "<signal.h>" nogil:
     int SIG_SETMASK
     int sigfillset(sigset_t *)
     int pthread_sigmask(int, const sigset_t *, sigset_t *)
+
+cdef extern from "<sys/prctl.h>" nogil:
+    int PR_SET_NAME
+    int prctl(int, const char *)
 
 cdef enum:
     _STACK_BYTES = 256 << 10

@@ -24,6 +24,8 @@ _BUSY = 0.9
 _MOSTLY_DEMANDED = 0.5
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
+# A host's CPU takes at most 4,600 GETs a second (ADVICE.md): those of smaller files do not fill 10 Gbit/s.
+_TINY_BYTES = 256 << 10
 _KERNEL_READAHEAD_KIB = 128
 # The kernel asks for less than this at a time only where a program does.
 _READAHEAD_REQUEST_BYTES = 256 << 10
@@ -32,6 +34,8 @@ _READAHEAD_REQUEST_BYTES = 256 << 10
 _SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
+# The page cache surely has this share of the memory; scripts and the mount take the rest.
+_PAGE_CACHE_SHARE = 0.5
 # Readers that wait at the same time, of those that wait at all: while one waits, the kernel asks for what comes next.
 _ALONE = 2.0
 # Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
@@ -84,6 +88,8 @@ class Figures:
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
+    # What the host, or the control group of the mount, has; 0 if unknown.
+    memory_bytes: int = _counted("fastfuse_memory_limit_bytes")
     # 0 without a local tier.
     cache_size_bytes: int = _counted("fastfuse_cache_size_bytes")
     # The kernel's readahead for this mount; 0 if unknown.
@@ -182,8 +188,16 @@ def _asked_s(it: Figures) -> float:
     return max(it.active_s, it.stalled_s)
 
 
+def _waited_in_s(it: Figures) -> float:
+    return max(it.in_use_s, it.stalled_s, 1e-9)
+
+
 def _is_fetched_again(it: Figures) -> bool:
     return 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes)
+
+
+def _fits_page_cache(it: Figures) -> bool:
+    return it.total_bytes <= _PAGE_CACHE_SHARE * it.memory_bytes
 
 
 def _read_again(it: Figures) -> str:
@@ -267,7 +281,7 @@ RULES: Final = (
     ),
     Rule(
         "page cache too small",
-        _is_fetched_again,
+        lambda it: _is_fetched_again(it) and not _fits_page_cache(it),
         _read_again,
         "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
     ),
@@ -287,13 +301,22 @@ RULES: Final = (
         "use more DataLoader workers",
     ),
     Rule(
+        "request limit",
+        lambda it: 0 < it.mean_file_bytes <= _TINY_BYTES,
+        lambda it: (
+            f"files of {format_size(int(it.mean_file_bytes))} take a GET each, "
+            f"{three_digits(it.gets / _waited_in_s(it))} a second on average"
+        ),
+        "put many into one shard; compare with fastfuse advise",
+    ),
+    Rule(
         "network limit",
         lambda _: True,
         lambda it: (
             # A download and a stream count no readers.
             f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
             f"for what S3 and the network deliver, "
-            f"{three_digits(it.fetched_bytes / max(it.in_use_s, it.stalled_s, 1e-9) / 1e6)} MB/s on average"
+            f"{three_digits(it.fetched_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; a larger instance has a faster network",
     ),
@@ -301,7 +324,9 @@ RULES: Final = (
 
 # A stream and a download are fetched in their order, by as many GETs at a time as the network bears; what is wrong then
 # is not how the files are read.
-_OF_CHANNELS: Final = {"too little to judge", "not waiting", "throttled", "requests failed", "network limit"}
+_OF_CHANNELS: Final = {
+    *("too little to judge", "not waiting", "throttled", "requests failed", "request limit", "network limit")
+}
 
 
 def judge(figures: Figures, mode: str = "") -> Verdict:

@@ -51,6 +51,9 @@ _SHOWN = 64
 _KEPT_GETS = 8
 _PERIOD_S = 30.0
 
+# The processes that read last, whose names are remembered when they have ended.
+_MOST_NAMES = 1024
+
 # The reads that have not ended, by a number: inode, process, and begin on the clock of `perf_counter`.
 InHand = dict[int, tuple[int, int, float]]
 
@@ -141,6 +144,25 @@ class RecordedReader:
             self._period_ends_s = now_s + _PERIOD_S
 
 
+class _Names:
+    """The names of processes, also of some that have ended since they read."""
+
+    def __init__(self) -> None:
+        # By the time of the first read, oldest first.
+        self._names: dict[int, str] = {}
+
+    def see(self, pid: int) -> None:
+        """Remember the name of a process that reads now."""
+        if pid not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                del self._names[next(iter(self._names))]
+            self._names[pid] = process_name(pid)
+
+    def of(self, pid: int) -> str:
+        """Return the name that a process has now, or else had; "" if it is not known."""
+        return process_name(pid) or self._names.get(pid, "")
+
+
 class Serving(Protocol):
     """The part of `filesystem.reads` that is used here."""
 
@@ -161,6 +183,7 @@ class WatchedReads:
         self._numbers = count()
         # The reads that have not ended, while somebody watches.
         self._in_hand: InHand = {}
+        self._names = _Names()
 
     async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
         """Return what `read` does, and tell the watchers of it."""
@@ -177,7 +200,9 @@ class WatchedReads:
             self.note(Access(at, pid, inode, offset, size_bytes, found, perf_counter() - began_s, failed))
 
     def note(self, access: Access) -> None:
-        """Tell the watchers of a read that was answered elsewhere."""
+        """Tell the watchers of a read that ends now, or was answered elsewhere."""
+        # A read that ends now is not answered yet, so its process waits.
+        self._names.see(access.pid)
         for watcher in self._watchers:
             watcher.note(access)
 
@@ -212,8 +237,8 @@ class WatchedReads:
         if type(sample) is not int or sample < 1 or type(every_s) not in {int, float} or not 0.1 <= every_s <= 3600:
             return None
         if asked["request"] == TOP:
-            return StreamView(self._engine, self._gets, self._path, self._in_hand, every_s=every_s)
-        return Trace(self._path, sample)
+            return StreamView(self._engine, self._gets, self._path, self._names.of, self._in_hand, every_s=every_s)
+        return Trace(self._path, self._names.of, sample)
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
         try:
@@ -231,9 +256,12 @@ class WatchedReads:
 class Trace:
     """The reads that wait to be shown to one watcher, and how many were lost."""
 
-    def __init__(self, path: Callable[[int], str], sample: int, *, most_pending: int = _MOST_PENDING) -> None:
-        """Show one of `sample` reads; `path` returns the path of an inode."""
+    def __init__(
+        self, path: Callable[[int], str], name: Callable[[int], str], sample: int, *, most_pending: int = _MOST_PENDING
+    ) -> None:
+        """Show one of `sample` reads; `path` returns the path of an inode, `name` that of a process."""
         self._path = path
+        self._name = name
         self._sample = sample
         self._most_pending = most_pending
         self._pending: deque[Access] = deque()
@@ -268,7 +296,7 @@ class Trace:
         for _ in range(min(_BATCH_LINES, len(self._pending))):
             access = self._pending.popleft()
             if access.pid not in names:
-                names[access.pid] = process_name(access.pid)
+                names[access.pid] = self._name(access.pid)
             shown = {
                 "at": access.at,
                 "pid": access.pid,
@@ -303,6 +331,7 @@ class StreamView:
         engine: ReadEngine,
         gets: RecordedReader,
         path: Callable[[int], str],
+        name: Callable[[int], str],
         in_hand: InHand,
         *,
         every_s: float,
@@ -310,6 +339,7 @@ class StreamView:
         self._engine = engine
         self._gets = gets
         self._path = path
+        self._name = name
         self._in_hand = in_hand
         self._every_s = every_s
         self._streams: dict[int, _Stream] = {}
@@ -360,7 +390,7 @@ class StreamView:
             "path": self._path(inode),
             "position": stream.position,
             "pid": stream.pid,
-            "process": process_name(stream.pid),
+            "process": self._name(stream.pid),
             "pattern": pattern,
             "window": window_bytes,
             "reads": stream.reads,

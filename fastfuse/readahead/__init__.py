@@ -7,6 +7,6 @@ files that are not begun yet. `pool` owns the memory.
 
 from fastfuse.readahead.engine import ReadEngine, ReadStatistics
 from fastfuse.readahead.limits import ReadaheadConfig
-from fastfuse.readahead.ranges import part_ranges
+from fastfuse.readahead.ranges import opening_ends, part_ranges
 
-__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "part_ranges"]
+__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "opening_ends", "part_ranges"]

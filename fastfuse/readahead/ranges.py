@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "part_ranges"]
+__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "opening_ends", "part_ranges"]
 
 # GETs of the first MiB of a large file, side by side, as its reader waits for it.
 OPENING_PARTS = 4
@@ -25,6 +25,21 @@ def grown_part_bytes(run_bytes: int, ahead_bytes: int, parts_in_flight: int, fir
     share_bytes = 2 * run_bytes // max(parts_in_flight, _LEAST_PARTS_IN_FLIGHT)
     step_bytes = max(share_bytes, first_bytes + ahead_bytes // _GROWTH_DIVISOR)
     return min(most_bytes, max(first_bytes, 1 << (step_bytes.bit_length() - 1)))
+
+
+def opening_ends(first_bytes: int, most_bytes: int, parts_in_flight: int) -> list[int]:
+    """Return where the parts end of a large file that is read alone from its begin, until they have `most_bytes`.
+
+    Its window is twice the run, so two thirds of what lies before a part are still to be read when it is fetched. In
+    most reads `pace` makes the window a little larger or smaller: the parts are about these.
+    """
+    ends = [first_bytes * number // OPENING_PARTS for number in range(1, OPENING_PARTS + 1)]
+    part_bytes = first_bytes
+    while part_bytes < most_bytes:
+        part_bytes = grown_part_bytes(ends[-1], ends[-1] * 2 // 3, parts_in_flight, first_bytes, most_bytes)
+        end = ends[-1] + part_bytes
+        ends.append(end - end % part_bytes)
+    return ends
 
 
 def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: int) -> int:

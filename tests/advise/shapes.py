@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Shape
+from fastfuse.readahead import opening_ends
 
 __all__ = ["shape_of_sizes"]
 
@@ -19,6 +20,15 @@ def shape_of_sizes(sizes: Sequence[int]) -> Shape:
         small_objects=len(small),
         small_bytes=sum(small),
         gets=sum(-(-size // PART_BYTES) for size in sizes),
+        mounted_gets=sum(map(_mounted_gets, sizes)),
         random_gets=sum(-(-size // RANDOM_BYTES) for size in sizes),
         archived_objects=0,
     )
+
+
+def _mounted_gets(size_bytes: int) -> int:
+    if size_bytes <= PART_BYTES:
+        return int(size_bytes > 0)
+    *ends, last = opening_ends(1 << 20, PART_BYTES, 64)
+    grown = -(-max(size_bytes - last, 0) // PART_BYTES)
+    return 1 + sum(end < size_bytes for end in ends) + grown

@@ -36,7 +36,7 @@ def by_mode(shape: Shape, network: Network, job: Job) -> dict[Mode, Estimate]:
 
 def many(count: int, size_bytes: int) -> Shape:
     one = shape_of_sizes([size_bytes])
-    counted = {"objects", "total_bytes", "small_objects", "small_bytes", "gets", "random_gets"}
+    counted = {"objects", "total_bytes", "small_objects", "small_bytes", "gets", "mounted_gets", "random_gets"}
     return replace(one, **{name: count * getattr(one, name) for name in counted})
 
 
@@ -72,8 +72,10 @@ def test_every_figure_is_finite_and_a_job_costs_its_parts(sizes: list[int], netw
 def test_requests_are_those_of_every_host_and_epoch(sizes: list[int], job: Job) -> None:
     found = by_mode(shape_of_sizes(sizes), Network(), job)
     shape = shape_of_sizes(sizes)
-    asked = shape.random_gets if job.access is Access.RANDOM else shape.gets
+    asked = shape.random_gets if job.access is Access.RANDOM else shape.mounted_gets
     assert found[Mode.FAST_FILE].job_gets == job.hosts * job.epochs * asked
+    if Mode.PIPE in found:
+        assert found[Mode.PIPE].epoch_gets == job.hosts * shape.gets
     assert found[Mode.FILE].job_gets == job.hosts * shape.gets
     assert found[Mode.FSX].job_gets == found[Mode.EFS].job_gets == shape.gets
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
-from tests.mounting import run_fastfuse
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, SyntheticObjects
+from tests.mounting import mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen
 
 OBJECTS = {f"train/small/{at}": b"x" * 1000 for at in range(100)} | {"train/large": bytes(3 << 20)}
@@ -79,6 +79,42 @@ def test_an_empty_source_has_nothing_to_read(server: LoopbackServer) -> None:
     report = found(server, "s3://bucket/none/", "--allow-empty")
     assert report["recommended"] is None
     assert report["shape"]["objects"] == 0
+
+
+def test_figures_of_the_network_that_are_not_measured_are_called_assumed(server: LoopbackServer) -> None:
+    rates = "90 MB/s a connection, 1,250 MB/s in all"
+
+    def network(source: str, *words: str) -> str:
+        done = run_fastfuse("advise", source, *words, *connection(server))
+        return re.sub(r"\s+", " ", done.stdout).partition(" network ")[2].partition(" recommended ")[0]
+
+    assert network(URI, "--no-probe") == f"assumed: 20.0 ms, {rates} nothing is measured"
+    assert re.fullmatch(
+        rf"[\d.]+ ms, [\d,]+ GETs/s; assumed: {rates} the rates of bytes are not measured: all objects are small",
+        network(f"{URI}/small"),
+    )
+    assert re.fullmatch(r"[\d.]+ ms, [\d,]+ GETs/s, [\d,]+ MB/s a connection, [\d,]+ MB/s in all", network(URI))
+    assert found(server, f"{URI}/small")["network"]["measured"] == ["latency_s", "requests_per_s"]
+
+
+@pytest.mark.fuse
+def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files() -> None:
+    buckets = {f"of-{mib}-mib": SyntheticObjects(count=1, size_bytes=mib << 20) for mib in (1, 10, 100)}
+    with LoopbackServer(buckets) as server:
+        for bucket in buckets:
+            (estimate,) = (
+                each
+                for each in found(server, f"s3://{bucket}", "--no-probe")["estimates"]
+                if each["mode"] == "FastFile"
+            )
+            with mounted(f"s3://{bucket}", server.endpoint_url) as mount:
+                before = operations(server).count("GetObject")
+                (path,) = mount.path.iterdir()
+                with path.open("rb") as file:
+                    while file.read(1 << 20):
+                        pass
+            gets = operations(server).count("GetObject") - before
+            assert estimate["epoch_gets"] == pytest.approx(gets, rel=0.15)
 
 
 @pytest.mark.parametrize(

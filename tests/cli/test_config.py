@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.cli import config
 from fastfuse.cli.config import (
-    available_memory_bytes,
     channel_mountpoint,
     memory_target_bytes,
     mount_settings,
@@ -46,14 +44,6 @@ class TestMemoryTarget:
     )
     def test_it_is_taken_as_a_size_or_as_a_percentage(self, text: str, expected_bytes: int) -> None:
         assert memory_target_bytes(text, 8 * GIB) == expected_bytes
-
-    def test_the_control_groups_limit_counts_where_it_is_less_than_the_ram(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for limit_bytes, available_bytes in ((None, 4 * GIB), (GIB, GIB), (8 * GIB, 4 * GIB)):
-            monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": GIB // 1024, "SC_PAGE_SIZE": 4096}.__getitem__)
-            monkeypatch.setattr(config, "memory_limit_bytes", lambda limit_bytes=limit_bytes: limit_bytes)
-            assert available_memory_bytes() == available_bytes
 
     @pytest.mark.parametrize("text", ["127MiB", "0%", "1%", "0"])
     def test_less_than_the_minimum_is_refused_and_the_minimum_named(self, text: str) -> None:

@@ -228,8 +228,14 @@ def test_a_mount_whose_processes_were_killed_is_dead_and_can_be_taken_away(serve
         mount.process.kill()
         mount.wait()
         wait_for_end(worker)
-        shown = run_fastfuse("status").stdout
-        assert f"{mount.path}  s3://bucket/data\n  state     dead\n  hint      fastfuse unmount {mount.path}\n" in shown
+        row = (
+            f"{mount.path}  s3://bucket/data\n  state     dead: no process serves it\n"
+            f"  hint      fastfuse unmount {mount.path}\n"
+        )
+        assert row in run_fastfuse("status").stdout
+        done = run_fastfuse("status", str(mount.path))
+        assert (done.returncode, done.stdout, done.stderr) == (1, row, "")
+        assert status_of(mount)["state"] == "dead"
         done = run_fastfuse("stats", str(mount.path))
         assert (done.returncode, done.stdout) == (5, "")
         assert f"the mount at {mount.path} is dead: no process serves it\nhint: fastfuse unmount" in done.stderr

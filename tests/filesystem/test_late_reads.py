@@ -3,7 +3,7 @@ import errno
 import pytest
 
 from fastfuse.filesystem.in_hand import Read
-from fastfuse.filesystem.late_reads import LateReads
+from fastfuse.filesystem.late_reads import LateReads, ToldReads
 
 
 def late_read() -> LateReads:
@@ -41,3 +41,22 @@ def test_no_more_are_kept_than_may_fail_at_once(count: int) -> None:
         late.failed(Read(inode, 0, 1), errno.EIO, took_s=1.0, now_s=0.0)
     kept = [inode for inode in range(1, count + 1) if late.errno_of(Read(inode, 0, 1), 0.5)]
     assert kept == list(range(max(1, count - 2047), count + 1))
+
+
+def test_a_failure_is_repeated_once_within_a_second_by_the_same_errno() -> None:
+    told, whole, page = ToldReads(), Read(7, 0, 1 << 20), Read(7, 8192, 4096)
+    assert not told.is_repeated(whole, errno.EIO, 100.0)
+    assert not told.is_repeated(page, errno.EACCES, 100.1)
+    assert told.is_repeated(page, errno.EIO, 100.9)
+    assert not told.is_repeated(page, errno.EIO, 100.9)
+    assert not told.is_repeated(Read(7, 0, 4096), errno.EIO, 100.9)  # another page
+    assert not told.is_repeated(Read(7, 0, 4096), errno.EIO, 102.0)
+    assert not told.is_repeated(Read(8, 0, 4096), errno.EIO, 102.0)
+
+
+def test_no_more_failures_are_remembered_than_may_come_at_once() -> None:
+    told = ToldReads()
+    for inode in range(3000):
+        assert not told.is_repeated(Read(inode, 0, 1), errno.EIO, 0.0)
+    repeated = [inode for inode in range(2999, -1, -1) if told.is_repeated(Read(inode, 0, 1), errno.EIO, 0.5)]
+    assert repeated == list(range(2999, 951, -1))

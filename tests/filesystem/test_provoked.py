@@ -170,27 +170,39 @@ def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
 
 
 def test_a_second_epoch_that_comes_from_s3_again(place: Place) -> None:
-    with place.gives("page cache too small"), place.faulty(Delay(0.05)):
-        for paths in (place.files, place.files[: FILES // 2]):
-            forget_pages(paths)
-            at_once(in_order, paths, readers=6)
+    with limited(place.mount.process.pid, "memory") as limit:
+        limit(str(FILES * FILE_BYTES * 3 // 2))  # more than half of it is a source that does not fit
+        with place.gives("page cache too small"), place.faulty(Delay(0.05)):
+            for paths in (place.files, place.files[: FILES // 2]):
+                forget_pages(paths)
+                at_once(in_order, paths, readers=6)
+        limit("")
+
+
+# The files of version 1 and 2 that limit, with what follows on a number in version 2, and no limit.
+_LIMITS = {
+    "cpu": ("cpu.cfs_quota_us", "-1", "cpu.max", " 100000", "max"),
+    "memory": ("memory.limit_in_bytes", "-1", "memory.max", "", "max"),
+}
 
 
 @contextmanager
-def limited(pid: int) -> Iterator[Callable[[str], object]]:
-    """Give a process and its children a control group with a limit of CPU, which what is yielded sets."""
-    name = f"fastfuse-test-{pid}"
-    if (first := Path("/sys/fs/cgroup/cpu")).is_dir():  # version 1
-        group, limit, period, none = first / name, "cpu.cfs_quota_us", "", "-1"
+def limited(pid: int, controller: str) -> Iterator[Callable[[str], object]]:
+    """Give a process and its children a control group with a limit, which what is yielded sets; "" is none."""
+    name, period = f"fastfuse-test-{pid}", ""
+    limit, none, *second = _LIMITS[controller]
+    if (first := Path("/sys/fs/cgroup", controller)).is_dir():  # version 1
+        group = first / name
     else:
-        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text("+cpu")
-        group, limit, period, none = Path("/sys/fs/cgroup", name), "cpu.max", " 100000", "max"
+        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text(f"+{controller}")
+        group, (limit, period, none) = Path("/sys/fs/cgroup", name), second
     group.mkdir()
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for member in (str(pid), *children):
-        (group / "cgroup.procs").write_text(member)
+        with suppress(ProcessLookupError):  # it has ended
+            (group / "cgroup.procs").write_text(member)
     try:
-        yield lambda quota_us: (group / limit).write_text(f"{quota_us or none}{period}")
+        yield lambda number: (group / limit).write_text(f"{number or none}{period}")
     finally:
         wait_until(lambda: _is_removed(group))
 
@@ -207,7 +219,7 @@ def _is_removed(group: Path) -> bool:
 
 def test_a_mount_that_gets_little_of_a_cpu(place: Place) -> None:
     forget_pages(place.files)
-    with limited(place.mount.process.pid) as limit:
+    with limited(place.mount.process.pid, "cpu") as limit:
         limit("10000")  # a tenth of a CPU
         with place.gives("CPU limit"):
             at_once(in_order, place.files[12:], readers=4)

@@ -16,7 +16,8 @@ WELL = Figures(
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0,
-    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, cache_size_bytes=0,
+    files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
+    cache_size_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
 # The same, waiting half of the time.
@@ -35,6 +36,7 @@ FAULTS = {
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
     "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
     "too few readers": replace(SLOW, blocked_s=1900),
+    "request limit": SMALL,
     "network limit": SLOW,
 }
 
@@ -58,8 +60,17 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
 
 
 def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
-    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "network limit"
-    assert judge(SMALL).name == "network limit"
+    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "request limit"
+    assert judge(SMALL).name == "request limit"
+
+
+@pytest.mark.parametrize("mode", ["", "File", "Pipe"])
+def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
+    small = replace(SMALL, gets=900_000)
+    assert judge(small, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
+    assert judge(replace(small, total_bytes=(256 << 10) * small.files), mode).name == "request limit"
+    assert judge(replace(small, total_bytes=(257 << 10) * small.files), mode).name == "network limit"
+    assert judge(replace(small, files=0), mode).name == "network limit"  # unknown
 
 
 def test_cpus_limit_a_mount_that_has_no_more_of_them() -> None:
@@ -88,6 +99,13 @@ def test_a_source_that_fits_into_the_memory_is_not_short_of_it() -> None:
     assert judge(replace(fitting, memory_target_bytes=0)).name == "memory target too small"  # unknown
 
 
+def test_a_source_that_fits_into_the_page_cache_was_dropped_from_it_by_somebody() -> None:
+    again = FAULTS["page cache too small"]
+    assert judge(replace(again, memory_bytes=200 * GB)).name == "network limit"
+    assert judge(replace(again, memory_bytes=199 * GB)).name == "page cache too small"
+    assert judge(replace(again, memory_bytes=0)).name == "page cache too small"  # unknown
+
+
 def test_files_of_which_little_is_read_are_read_here_and_there() -> None:
     assert judge(replace(SLOW, fetched_bytes=160 * GB, wasted_bytes=80 * GB)).name == "random reads"
 
@@ -110,8 +128,9 @@ def test_refused_gets_cost_nothing_and_are_told() -> None:
 @pytest.mark.parametrize("mode", ["File", "Pipe"])
 def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     names = {name: judge(figures, mode).name for name, figures in FAULTS.items()}
-    kept = {"not waiting", "too little to judge", "throttled", "requests failed"}
-    assert names == {name: name if name in kept else "network limit" for name in FAULTS}
+    kept = {"not waiting", "too little to judge", "throttled", "requests failed", "request limit"}
+    small = {"small files without hints": "request limit"}
+    assert names == {name: name if name in kept else small.get(name, "network limit") for name in FAULTS}
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
     assert lines[0].startswith("100 files, 93.1 GiB: fetched 74.5 GiB in ")
     assert " s in use; a GET's first byte 20 ms" in lines[1]

@@ -2,7 +2,8 @@
 
 import json
 import socket
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,6 +18,7 @@ from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.filesystem.in_hand import Read
 from fastfuse.filesystem.watching import Access, RecordedReader, Trace, WatchedReads, process_name
 from fastfuse.objects import ObjectRef
+from tests.filesystem.waiting import wait_until
 
 FAILS_AT = 1 << 40
 INODE, PID = 7, 4711
@@ -88,6 +90,27 @@ async def test_each_read_is_shown_with_what_became_of_it() -> None:
     assert (second["offset"], second["found"], second["errno"]) == (FAILS_AT, "hit", "EIO")
 
 
+@pytest.fixture
+def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        wait_until(lambda: process_name(process.pid) == "sleep")
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("asked", ["trace", "top"])
+async def test_a_process_that_has_ended_since_it_read_has_its_name(
+    asked: str, sleeper: "subprocess.Popen[bytes]", autojump_clock: MockClock
+) -> None:
+    async with watched(serving(), request=asked) as (reads, client):
+        await lines_of(client, 1)
+        await reads.read(Read(INODE, 0, 3), sleeper.pid, read)
+        sleeper.kill()
+        sleeper.wait()
+        (line,) = await lines_of(client, 1)
+    assert line.get("streams", [line])[0]["process"] == "sleep"
+
+
 async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
     count = 20_000
     operations = serving("a" * 1000)
@@ -106,14 +129,14 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
 
 
 async def test_one_of_so_many_is_shown() -> None:
-    trace = Trace(str, sample=3)
+    trace = Trace(str, str, sample=3)
     for offset in range(10):
         trace.note(access(offset))
     assert [json.loads(line)["offset"] for line in (await trace.next_lines()).splitlines()] == [2, 5, 8]
 
 
 async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out() -> None:
-    trace = Trace(str, sample=2, most_pending=1)
+    trace = Trace(str, str, sample=2, most_pending=1)
     for offset in range(6):
         trace.note(access(offset))
     _, lost = (json.loads(line) for line in (await trace.next_lines()).splitlines())

@@ -1,7 +1,9 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.ranges import grown_part_bytes, known_part_end, part_ranges
+from fastfuse.readahead.ranges import grown_part_bytes, known_part_end, opening_ends, part_ranges
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -54,6 +56,16 @@ def test_the_first_mib_comes_in_four_and_what_is_far_in_the_largest_parts() -> N
     assert max(sizes) == 8 * MIB
     assert len(sizes) == 40
     assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
+
+
+def test_a_file_read_alone_is_opened_in_parts_that_double() -> None:
+    ends = opening_ends(MIB, 8 * MIB, 64)
+    sizes = [end - start for start, end in pairwise([0, *ends])]
+    assert sizes[:5] == [256 * KIB] * 4 + [MIB]
+    assert sizes == sorted(sizes)
+    assert set(sizes[4:-1]) == {MIB, 2 * MIB, 4 * MIB}
+    # The window is twice the run: 84 MiB are ahead where a twelfth of them makes parts of 8 MiB.
+    assert (sizes[-1], ends[-2]) == (8 * MIB, 128 * MIB)
 
 
 def test_a_part_that_begins_anywhere_is_no_fragment() -> None:

@@ -87,6 +87,7 @@ NOT_EXACT = {
         "cpu_seconds",
         "loop_cpu_seconds",
         "cpu_limit",
+        "memory_limit_bytes",
         "requests",
     ),
     *(
