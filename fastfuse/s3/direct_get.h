@@ -42,6 +42,7 @@
    so much has come (SO_RCVLOWAT): s3/connection.py. */
 #define DIRECT_FIRST_BYTES 4096
 #define DIRECT_WAKING_BYTES (256 << 10)
+#define DIRECT_TLS_WAKING_BYTES (64 << 10) /* OpenSSL asks for no more at once: tls.pyx */
 
 /* As many as S3 names at once. */
 #define DIRECT_MOST_ADDRESSES 8
@@ -421,15 +422,20 @@ static int direct_send(direct_connection *connection, const char *data, size_t b
 /* Receive `bytes` into `target`, and return whether they came until `ends_ns`. */
 static int direct_fill(direct_connection *connection, char *target, size_t bytes, int64_t ends_ns)
 {
+    int was_waking = 0, most = connection->tls ? DIRECT_TLS_WAKING_BYTES : DIRECT_WAKING_BYTES;
+    /* As many may lie in OpenSSL's buffer, and do not come any more. */
+    size_t held = connection->tls ? DIRECT_TLS_WAKING_BYTES : 0;
     while (bytes) {
         size_t count = 0;
+        /* Nothing follows the last bytes, so they alone have to wake the thread. */
+        int waking = bytes > most + held ? most : 1;
+        if (waking != was_waking)
+            setsockopt(connection->fd, SOL_SOCKET, SO_RCVLOWAT, &waking, sizeof waking);
+        was_waking = waking;
         if (connection->tls) {
             if (!SSL_read_ex(connection->tls, target, bytes, &count))
                 return 0;
         } else {
-            /* Nothing follows the last bytes, so they alone have to wake the thread. */
-            int waking = bytes > DIRECT_WAKING_BYTES ? DIRECT_WAKING_BYTES : 1;
-            setsockopt(connection->fd, SOL_SOCKET, SO_RCVLOWAT, &waking, sizeof waking);
             ssize_t received = recv(connection->fd, target, bytes - (waking > 1 ? waking : 0), MSG_WAITALL);
             if (received <= 0)
                 return 0;

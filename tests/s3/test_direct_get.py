@@ -156,22 +156,27 @@ async def test_what_a_hostile_server_sends_is_right_or_left_to_the_client(
     assert taken
 
 
+@pytest.mark.parametrize("transport", ["plain", "tls"])
 @pytest.mark.parametrize("first_bytes", [1, 4000, 250_000])
 async def test_a_part_comes_whole_however_it_is_cut_up(
-    program: Path, first_bytes: int, monkeypatch: pytest.MonkeyPatch
+    program: Path, first_bytes: int, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
+    certificates = create_certificates(tmp_path) if transport == "tls" else None
 
     async def answer(peer: Peer, request: Request) -> None:
         reply = good_reply(request).encode()
         await peer.send(reply[:first_bytes])
         await peer.send(reply[first_bytes:])
 
-    async with serving() as server, getting(program, server) as getter:
+    spans = [(0, 299_999), (1, 300_000), (7, 8), (100, 262_244), (100, 262_245)]
+    # Around what a thread waits for at once, and twice as much.
+    spans += [(0, (times << 16) + more) for times in (1, 2, 3, 4) for more in (-1, 0, 1, 5000)]
+    async with serving(certificates) as server, getting(program, server) as getter:
         server.misbehave(answer, accept=None, context="good")
-        for span in ((0, 299_999), (1, 300_000), (7, 8), (100, 262_244), (100, 262_245)):
-            assert await getter.get(span=span) == (True, False, DATA[slice(*span)])
-        assert server.hostile_replies == len(server.peers) + 4  # over one connection
+        for span in spans:
+            assert await getter.get(span=span) == (True, False, DATA[slice(*span)]), span
+        assert server.hostile_replies == len(server.peers) + len(spans) - 1  # over one connection
 
 
 async def test_a_dead_address_is_followed_by_the_next(program: Path) -> None:
