@@ -160,8 +160,10 @@ class DirectFiles:
     def _end_parts(self) -> None:
         """Tell of the parts that have ended."""
         # Those who hear of one may begin another with its number.
-        ended = [(self._parts.pop(end[0]), end) for end in direct_reads.parts()]
+        ended = [(self._parts.pop(end[0], None), end) for end in direct_reads.parts()]
         for part, (_, is_right, status, first_byte_s) in ended:
+            if part is None:
+                continue  # no memory was left to note it, and the client got it
             self._gets.end(part.get)
             if is_right:
                 self._part_failures = 0
@@ -171,11 +173,16 @@ class DirectFiles:
                 part.done(part.data.toreadonly())
             else:
                 self._client.count_left(status)
-                self._part_failures += 1
-                if self._part_failures >= _MOST_PART_FAILURES:
-                    self._part_failures = 0
-                    self._parts_rest.begin(monotonic())
+                self._part_failed(monotonic())
                 part.done(None)
+
+    def _part_failed(self, now_s: float) -> None:
+        if self._parts_rest.lasts(now_s):
+            return  # it was under way when the rest began
+        self._part_failures += 1
+        if self._part_failures >= _MOST_PART_FAILURES:
+            self._part_failures = 0
+            self._parts_rest.begin(now_s)
 
     async def arm(self) -> None:
         """Let threads read if that is right now, and not otherwise."""

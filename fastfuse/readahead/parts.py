@@ -233,6 +233,11 @@ class Fetches:
         self._nursery = nursery
         self._next: deque[tuple[Callable[[Part], Awaitable[None]], Part]] = deque()
 
+    @property
+    def are_queued(self) -> bool:
+        """True if tasks were started that have not begun: what is begun at once would overtake them."""
+        return bool(self._next)
+
     def start(self, fetch: Callable[[Part], Awaitable[None]], part: Part) -> None:
         """Call `fetch`, which must raise nothing, with `part` in a task of its own."""
         self._next.append((fetch, part))

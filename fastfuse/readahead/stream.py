@@ -307,8 +307,9 @@ class Stream:
         return part
 
     def _start(self, part: Part) -> None:
-        """Fetch `part` from now on, or from when there is room for it."""
-        if part.room is not None or not self._begin(part):
+        """Fetch `part` from now on, or from when there is room for it; if it is ahead, after those started before."""
+        has_to_wait = part.room is not None or (self._fetches.are_queued and not part.is_demanded)
+        if has_to_wait or not self._begin(part):
             self._fetches.start(self._fetch, part)
 
     def _begin(self, part: Part) -> bool:
@@ -323,18 +324,17 @@ class Stream:
 
     def _ended(self, part: Part, began_s: float, in_flight: int, data: Buffer | None) -> None:
         if data is None:
-            self._fetches.start(self._fetch, part)
+            self._fetches.start(partial(self._fetch, may_begin=False), part)
         else:
             self._land(part, data, began_s, in_flight)
 
-    async def _fetch(self, part: Part) -> None:
+    async def _fetch(self, part: Part, *, may_begin: bool = True) -> None:
         """Fetch `part`, or fail its readers. Raise nothing but `Cancelled`."""
         try:
             if part.room is not None:
                 await part.room.wait()
-                part.room = None
-                if part.error is not None or self._begin(part):
-                    return
+            if part.error is not None or (may_begin and self._begin(part)):
+                return
             began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
             data = await self._reader.get(self.file.ref, part.start, part.end)
         except trio.Cancelled:

@@ -1,6 +1,8 @@
 """Parts that threads get, or leave to the client."""
 
 import os
+from collections.abc import Iterator
+from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ class Threads:
     def __init__(self) -> None:
         self.begun: list[bytes] = []
         self.outcome = True, 206
+        self.numbers: Iterator[int] = repeat(7)
         self._ended: list[tuple[int, bool, int, float]] = []
         self.fd = -1
 
@@ -33,9 +36,10 @@ class Threads:
     def get_part(self, path: bytes, _etag: bytes, _size: int, _start: int, data: memoryview) -> int:
         self.begun.append(path)
         data[:] = b"x" * len(data)
-        self._ended.append((7, *self.outcome, 0.01))
+        number = next(self.numbers)
+        self._ended.append((number, *self.outcome, 0.01))
         os.eventfd_write(self.fd, 1)
-        return 7
+        return number
 
     def parts(self) -> list[tuple[int, bool, int, float]]:
         ended, self._ended = self._ended, []
@@ -120,3 +124,36 @@ async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_gr
         threads.outcome = True, 206
         assert await place.get() is not None
         nursery.cancel_scope.cancel()
+
+
+async def test_parts_that_fail_together_make_one_rest(
+    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, ended = 100.0, list[Buffer | None]()
+    monkeypatch.setattr(module, "monotonic", lambda: now_s)
+    threads.outcome, threads.numbers = (False, 0), iter(range(100))
+    for _ in range(48):
+        assert place.files.begin(REF, 8, 24, ended.append)
+    place.files._end_parts()
+    assert ended == [None] * 48
+    assert not place.files.begin(REF, 8, 24, ended.append)
+    now_s += 5
+    assert place.files.begin(REF, 8, 24, ended.append)
+
+
+async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(
+    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[Buffer | None]()
+
+    def no_memory(*_: object) -> int:
+        raise MemoryError
+
+    threads.numbers = iter((1, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(place.files._gets, "begin", no_memory)
+        with pytest.raises(MemoryError):
+            place.files.begin(REF, 8, 24, ended.append)
+    assert place.files.begin(REF, 8, 24, ended.append)
+    place.files._end_parts()
+    assert len(ended) == 1

@@ -234,6 +234,21 @@ async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_
         assert len(reader.gets) == 3
 
 
+async def test_what_is_begun_ahead_without_a_task_does_not_overtake_the_part_that_a_reader_waits_for() -> None:
+    ref, before, config = listed("a", MIB), list[int](), replace(SMALL, first_window_bytes=256 * KIB)
+    async with running(config) as (engine, reader), trio.open_nursery() as nursery:
+
+        def outcome() -> str:
+            before.append(len(reader.gets))
+            return "refused" if len(reader.gets) == 0 else "right"
+
+        engine.begin_parts_by(BeginningReader(reader, nursery, outcome).begin)
+        assert await engine.read(1, ref, 0, 4 * KIB) == content(ref)[: 4 * KIB]
+        assert reader.gets[0][1] == 0
+        assert len(before) > 4
+        assert 0 not in before[2:]  # it is offered twice
+
+
 async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that() -> None:
     a, b = listed("a", 64 * KIB), listed("b", 64 * KIB)
     config = replace(SMALL, memory_limit_bytes=2 * 64 * KIB, max_parts_in_flight=1, max_window_bytes=0)
