@@ -91,6 +91,7 @@ class DirectFiles:
         session_fd: int,
         take: Callable[[int], memoryview],
         *,
+        most_threads: int,
         may_read: bool,
     ) -> None:
         """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table.
@@ -119,7 +120,7 @@ class DirectFiles:
         self._parts_rest = _Rest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
-        direct_reads.start(session_fd, self._returned, client.max_connections, in_hand.thread_slots)
+        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         interposed.tell_of_reads(self.tell)

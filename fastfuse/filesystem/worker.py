@@ -66,6 +66,8 @@ SWAPPED = b"swapped"
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
+# A thread that GETs has 264 KiB of buffer, and 256 of stack.
+_BYTES_PER_THREAD = 2 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,10 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
         # They read from S3, not from the local tier.
         may_read = cache is None
-        direct_files = DirectFiles(reads, engine, client, gets, task.session_fd, buffers.take, may_read=may_read)
+        most_threads = min(client.max_connections, limit_bytes // _BYTES_PER_THREAD)
+        direct_files = DirectFiles(
+            reads, engine, client, gets, task.session_fd, buffers.take, most_threads=most_threads, may_read=may_read
+        )
         nursery.start_soon(direct_files.run)
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)

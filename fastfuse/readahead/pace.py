@@ -65,6 +65,9 @@ _AS_GOOD = 0.95
 _NEEDED_RATIO = 1.25
 # No fewer GETs than these: they cost little, and their times vary too much to judge by.
 _LEAST = 4
+# No more are begun ahead than deliver within this time at the rate of the last ones. On a slow link a part that a
+# reader waits for takes as long as all that is on its way beside it, and fails if that is longer than a read may take.
+_LONGEST_S = 5.0
 
 
 class Load:
@@ -193,6 +196,8 @@ class ServicePace:
         # By octave of the size.
         self._times: dict[int, _Time] = {}
         self._load = Load()
+        # The bytes per second that all GETs together brought lately, once they began to deliver.
+        self._rate = 0.0
         # Whether a reader has waited since a GET landed last.
         self._has_waited = False
         # What readers needed lately, and how many files in a row they read to the end.
@@ -228,6 +233,11 @@ class ServicePace:
         size = size_bytes.bit_length()
         self._times.setdefault(size, _Time()).add(took_s)
         slowness = took_s / min(took_s, self._alone_s(size)) if took_s > 0 else 1.0
+        # The shortest GETs tell how long it takes until one delivers.
+        delivery_s = took_s - min(time.least_s for time in self._times.values())
+        if 0 < delivery_s < took_s:
+            rate = in_flight * size_bytes / delivery_s
+            self._rate += (_WEIGHT if self._rate else 1.0) * (rate - self._rate)
         self._load.landed(size_bytes, took_s, in_flight, slowness, is_awaited=self._has_waited)
         self._has_waited = False
 
@@ -277,10 +287,11 @@ class ServicePace:
         rounds = [get_s * max(1.0, size_bytes / (size * in_flight)) for get_s, size in times_s if get_s is not None]
         return min(rounds, default=float("inf"))
 
-    def is_full(self, in_flight: int) -> bool:
-        """Return whether one more GET than these would only make the others take longer."""
+    def is_full(self, in_flight: int, size_bytes: int) -> bool:
+        """Return whether a GET of so many bytes more than these would only make the others take longer, or too long."""
         limit = self._load.limit
-        return limit is not None and in_flight >= limit
+        is_slow = 0 < _LONGEST_S * self._rate < (in_flight + 1) * size_bytes
+        return (limit is not None and in_flight >= limit) or (is_slow and in_flight >= _LEAST)
 
 
 def _more_s(size: int, first: tuple[int, float], second: tuple[int, float]) -> float:

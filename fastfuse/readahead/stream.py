@@ -295,9 +295,10 @@ class Stream:
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""
-        if self._service.is_full(self._pool.parts_in_flight):
+        end = min(end, self.file.gap(start)[1])
+        if self._service.is_full(self._pool.parts_in_flight, end - start):
             return None
-        return self._try_ahead(start, min(end, self.file.gap(start)[1]))
+        return self._try_ahead(start, end)
 
     def _try_ahead(self, start: int, end: int) -> Part | None:
         part = self._pool.try_ahead(self.file, start, end)

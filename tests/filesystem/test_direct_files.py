@@ -82,7 +82,9 @@ def place(threads: Threads) -> Place:
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
     engine: Any = SimpleNamespace(begin_parts_by=lambda _: None)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
-    files = DirectFiles(reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), may_read=True)
+    files = DirectFiles(
+        reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, may_read=True
+    )
     files._source = "bucket", "p/"
     return Place(files, left)
 

@@ -32,6 +32,7 @@ class SimulatedService:
     late_factor: float = 1.0
     gets: list[tuple[str, int, int]] = field(default_factory=list)
     in_flight: int = 0
+    longest_get_s: float = 0.0
     chances: random.Random = field(default_factory=lambda: random.Random(1))
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
@@ -40,7 +41,9 @@ class SimulatedService:
         late = self.late_factor if self.chances.random() < self.late_chance else 1.0
         alone_s = self.first_byte_s * late + (end - start) / self.connection_bytes_per_s
         try:
-            await trio.sleep(max(alone_s, self.in_flight * (end - start) / self.link_bytes_per_s))
+            took_s = max(alone_s, self.in_flight * (end - start) / self.link_bytes_per_s)
+            self.longest_get_s = max(self.longest_get_s, took_s)
+            await trio.sleep(took_s)
         finally:
             self.in_flight -= 1
         return _ZEROS[: end - start]

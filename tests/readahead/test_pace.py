@@ -202,8 +202,8 @@ def test_a_full_service_refuses_what_is_above_its_limit_only() -> None:
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.9, 32)
-    assert known.is_full(32)
-    assert not known.is_full(3)
+    assert known.is_full(32, PART)
+    assert not known.is_full(3, PART)
 
 
 def test_parts_that_were_never_seen_alone_are_known_to_be_slow_by_smaller_ones() -> None:
@@ -214,7 +214,7 @@ def test_parts_that_were_never_seen_alone_are_known_to_be_slow_by_smaller_ones()
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.3, 32)
-    assert known.is_full(32)
+    assert known.is_full(32, PART)
 
 
 def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
@@ -226,7 +226,23 @@ def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.113, 32)
-    assert not known.is_full(1000)
+    assert not known.is_full(1000, PART)
+
+
+def test_no_more_is_begun_than_a_slow_link_delivers_in_five_seconds() -> None:
+    known = ServicePace()
+    for _ in range(8):
+        known.landed(256 * KIB, 0.12, 4)
+    for _ in range(32):
+        known.landed(PART, 4.12, 5)  # 10 MiB/s
+    assert not known.is_full(5, PART)
+    assert known.is_full(6, PART)
+    assert not known.is_full(6, MIB)
+    slow_to_begin = ServicePace()
+    for _ in range(32):
+        slow_to_begin.landed(256 * KIB, 4.0, 4)
+        slow_to_begin.landed(PART, 4.093, 5)
+    assert not slow_to_begin.is_full(128, PART)
 
 
 def test_a_reader_that_takes_a_part_in_next_to_no_time_is_expected_to_take_more_than_any_window() -> None:

@@ -86,6 +86,25 @@ async def test_a_full_link_is_used_in_full_with_few_more_gets_than_fill_it(
     assert usage.mean_in_flight < 30
 
 
+@pytest.mark.parametrize("link_bytes_per_s", [10e6, 50e6])
+@pytest.mark.parametrize("readers", [1, 16])
+async def test_a_slow_link_is_used_in_full_and_no_get_takes_as_long_as_a_read_may(
+    autojump_clock: MockClock, readers: int, link_bytes_per_s: float
+) -> None:
+    config = ReadaheadConfig.within(8 * GIB, part_size_bytes=8 * MIB, max_parts_in_flight=512)
+    service = SimulatedService(link_bytes_per_s=link_bytes_per_s)
+    reading = [Reader(size_bytes=GIB, bytes_per_s=2e9) for _ in range(readers)]
+    await read_through(service, reading, config)
+    assert total_bytes_per_s(reading) > 0.9 * link_bytes_per_s
+    assert service.longest_get_s < 20
+
+
+async def test_a_service_that_begins_late_gets_as_many_requests_at_once_as_any(autojump_clock: MockClock) -> None:
+    service, reader = SimulatedService(first_byte_s=2.0), Reader(size_bytes=GIB, bytes_per_s=2e9)
+    usage = await read_through(service, [reader], PLENTY)
+    assert max(usage.in_flight) > 48
+
+
 @pytest.mark.parametrize(("chance", "factor"), [(0.02, 10.0), (0.1, 4.0)])
 async def test_gets_that_are_late_now_and_then_cost_a_reader_little(
     autojump_clock: MockClock, chance: float, factor: float
