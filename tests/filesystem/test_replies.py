@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,10 +44,17 @@ def threads(count: int, connection: Connection, most_waiting: int = 8) -> Iterat
     try:
         yield
     except BaseException:
-        kernel.close()  # or who is stuck would be for ever
+        # Who is stuck would be for ever; and if nobody could take an answer, the process would end, and say nothing.
+        threading.Thread(target=_take_all, args=(kernel,), daemon=True).start()
         raise
     finally:
         replies.finish()
+
+
+def _take_all(kernel: socket.socket) -> None:
+    with suppress(OSError):
+        while kernel.recv(1 << 20):
+            pass
 
 
 def filled(session: socket.socket) -> int:
@@ -128,10 +136,10 @@ def test_what_is_more_than_may_wait_for_the_threads_is_written_without_them(conn
 def stuck() -> list[str]:
     """Return the names of this process's threads that wait in a write to a socket."""
     found = []
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/comm") as comm, open(f"/proc/self/task/{task}/wchan") as wchan:
-            if wchan.read().startswith("sock_alloc_send"):
-                found.append(comm.read().strip())
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            if (task / "wchan").read_text().startswith("sock_alloc_send"):
+                found.append((task / "comm").read_text().strip())
     return found
 
 
