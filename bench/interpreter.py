@@ -90,14 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m bench.interpreter", description=__doc__)
     parser.add_argument("--profile", choices=PROFILES, default="fast")
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=_DEFAULT, metavar="NAME")
-    parser.add_argument(
-        "--candidates",
-        nargs="*",
-        choices=CANDIDATES,
-        default=["fastfuse"],
-        metavar="NAME",
-        help="raw, rclone, …",
-    )
+    parser.add_argument("--candidates", nargs="*", choices=CANDIDATES, default=["fastfuse"], metavar="NAME")
     parser.add_argument("--server-processes", type=int, default=2)
     parser.add_argument("--max-connections", type=int, default=Limits().max_connections)
     parser.add_argument("--runs", type=int, default=3)

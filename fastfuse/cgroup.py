@@ -41,7 +41,7 @@ def cpu_limit(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path 
 
 
 def usable_cpus() -> float:
-    """How many CPUs this process may use at once."""
+    """Return how many CPUs this process may use at once."""
     return min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
 
 

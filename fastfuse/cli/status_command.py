@@ -49,7 +49,10 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
     Raises:
         MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount is another user's.
     """
-    found = [_asked(entry) for entry in _entries()] if mountpoint is None else [_asked_alone(entry_of(mountpoint))]
+    if mountpoint is None:
+        found = [_asked(entry) for entry in _entries()]
+    else:
+        found = [_asked(entry_of(mountpoint), raises=(ForeignMountError,))]
     if as_json:
         say(json.dumps({"mounts": found}))
     elif not found:
@@ -114,22 +117,16 @@ def _entries() -> Iterator[MountEntry]:
             yield entry_of(path)
 
 
-def _asked(entry: MountEntry) -> dict[str, Any]:
-    """Return the status of a mount, or one that says why there is none."""
+def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -> dict[str, Any]:
+    """Return the status of a mount, or one that says why there is none, unless that is an error of `raises`."""
     try:
         return ask_status(entry)
+    except raises:
+        raise
     except FastfuseError as error:
         states: dict[type[FastfuseError], str] = {DeadMountError: _DEAD, ForeignMountError: _NOT_YOURS}
         told = {"state": states.get(type(error), "no answer"), "reason": str(error), "hint": error.hint}
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
-
-
-def _asked_alone(entry: MountEntry) -> dict[str, Any]:
-    """Return the status of a mount, as `_asked` does; a mount of another user has none to show and raises."""
-    one = _asked(entry)
-    if one["state"] == _NOT_YOURS:
-        raise ForeignMountError(one["reason"], hint=one["hint"])
-    return one
 
 
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:

@@ -89,7 +89,7 @@ class Figures:
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
-    # What the host, or the control group of the mount, has; 0 if unknown.
+    # The host, or the control group of the mount, has so much; 0 if unknown.
     memory_bytes: int = _counted("fastfuse_memory_limit_bytes")
     # 0 without a local tier.
     cache_size_bytes: int = _counted("fastfuse_cache_size_bytes")

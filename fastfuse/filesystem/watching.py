@@ -148,7 +148,7 @@ class _Names:
     """The names of processes, also of some that have ended since they read."""
 
     def __init__(self) -> None:
-        # By the time of the first read, oldest first.
+        # They are in the order of the first reads, oldest first.
         self._names: dict[int, str] = {}
 
     def see(self, pid: int) -> None:

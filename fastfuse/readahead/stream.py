@@ -309,8 +309,9 @@ class Stream:
 
     def _start(self, part: Part) -> None:
         """Fetch `part` from now on, or from when there is room for it; if it is ahead, after those started before."""
-        has_to_wait = part.room is not None or (self._fetches.are_queued and not part.is_demanded)
-        if has_to_wait or not self._begin(part):
+        if part.room is not None or (self._fetches.are_queued and not part.is_demanded):
+            self._fetches.start(partial(self._fetch, may_begin=True), part)
+        elif not self._begin(part):
             self._fetches.start(self._fetch, part)
 
     def _begin(self, part: Part) -> bool:
@@ -325,12 +326,15 @@ class Stream:
 
     def _ended(self, part: Part, began_s: float, in_flight: int, data: Buffer | None) -> None:
         if data is None:
-            self._fetches.start(partial(self._fetch, may_begin=False), part)
+            self._fetches.start(self._fetch, part)
         else:
             self._land(part, data, began_s, in_flight)
 
-    async def _fetch(self, part: Part, *, may_begin: bool = True) -> None:
-        """Fetch `part`, or fail its readers. Raise nothing but `Cancelled`."""
+    async def _fetch(self, part: Part, *, may_begin: bool = False) -> None:
+        """Fetch `part`, once there is room for it, or fail its readers. Raise nothing but `Cancelled`.
+
+        It `may_begin` without this task if that was not tried.
+        """
         try:
             if part.room is not None:
                 await part.room.wait()

@@ -22,9 +22,8 @@ LIST_DEADLINE_S = 300.0
 # get them. Returns False, and calls nothing, if `get` has to from the beginning.
 BeginGet = Callable[[ObjectRef, int, int, Callable[[Buffer | None], None]], bool]
 
-
 # Hosts with more cores have faster networks. With 16 cores, and 20 ms and 90 MB/s for each connection, 128 bring
-# 3.1 GB/s, 512 bring 8.1: docs/MEASUREMENTS.md.
+# 3.2 GB/s, 512 bring 9.0: docs/MEASUREMENTS.md.
 _CONNECTIONS_PER_CORE = 32
 _MOST_CONNECTIONS = 512
 

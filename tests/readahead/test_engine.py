@@ -224,7 +224,8 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
 async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_where_that_fails() -> None:
     ref = listed("a", 256 * KIB)
     async with running() as (engine, reader), trio.open_nursery() as nursery:
-        beginning = BeginningReader(reader, nursery, iter(("right", "in vain", "refused", "raises")).__next__)
+        outcomes = ["right", "in vain", "refused", "raises", "asked once too often"]
+        beginning = BeginningReader(reader, nursery, lambda: outcomes.pop(0))
         engine.begin_parts_by(beginning.begin)
         for start in range(0, 256 * KIB, 64 * KIB):
             assert engine.fetch(1, ref, start, start + 64 * KIB)
@@ -232,6 +233,7 @@ async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_
         assert await engine.read(1, ref, 0, 256 * KIB) == content(ref)
         assert {start for _, start, _ in reader.gets} == {64 * KIB, 128 * KIB, 192 * KIB}
         assert len(reader.gets) == 3
+        assert len(outcomes) == 1
 
 
 async def test_what_is_begun_ahead_without_a_task_does_not_overtake_the_part_that_a_reader_waits_for() -> None:
@@ -255,9 +257,9 @@ async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that()
     async with running(config) as (engine, reader), trio.open_nursery() as nursery:
         beginning = BeginningReader(reader, nursery, lambda: "right")
         engine.begin_parts_by(beginning.begin)
-        for inode, ref in enumerate((a, b), 1):
-            nursery.start_soon(engine.read, inode, ref, 4 * KIB, 4 * KIB)
-        await trio.sleep(0.1)
+        async with trio.open_nursery() as reads:
+            for inode, ref in enumerate((a, b), 1):
+                reads.start_soon(engine.read, inode, ref, 4 * KIB, 4 * KIB)
         assert sorted({key for key, *_ in beginning.begun}) == ["a", "b"]
         assert not reader.gets
 
