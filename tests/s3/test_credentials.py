@@ -526,7 +526,7 @@ async def test_who_comes_within_a_second_of_a_vain_search_for_others_tries_again
 async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
     error: FastfuseError, has_refused: bool
 ) -> None:
-    async with client_with(Failing(error, 1000), has_refused=has_refused, deadline_s=0.5) as client:
+    async with client_with(Failing(error, 1000), has_refused=has_refused, deadline_s=2.0) as client:
         with pytest.raises(UnavailableError, match=str(error).rstrip(".")) as caught:
             await client.get(REF, 0, 4)
         assert caught.value.errno == errno.EIO
