@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -93,6 +93,9 @@ class _Client:
         self.budget = RetryBudget()
         self.is_troubled = False
         self.waiting = 0
+        # The requests that wait for a turn, by number, the first of which has it, and when that comes.
+        self.turns: deque[int] = deque()
+        self.turn_s = 0.0
 
     def failed(self, now_s: float, failures: int) -> None:
         self.rate.throttled(now_s)
@@ -213,7 +216,7 @@ class _Simulation:
         """Return what `act` finds at the service once it answers the request."""
         for failures in count():
             if operation == "GetObject" and client.rate.is_limited:
-                yield client.rate.turn_s(self._now_s) - self._now_s
+                yield from self._take_turn(client)
             self.outcome.requests[operation] += 1
             self.outcome.in_second[int(self._now_s)] += 1
             is_allowed = self._is_allowed()
@@ -226,6 +229,15 @@ class _Simulation:
             client.failed(self._now_s, failures + 1)
             yield max(self._random.random() * longest_pause_s(failures + 1), client.budget.wait_s(self._now_s))
         raise AssertionError
+
+    def _take_turn(self, client: _Client) -> Steps[None]:
+        number = next(self._number)
+        client.turns.append(number)
+        while client.turns[0] != number:
+            yield client.turn_s - self._now_s
+        client.turn_s = client.rate.turn_s(self._now_s)
+        yield client.turn_s - self._now_s
+        client.turns.popleft()
 
     def _is_allowed(self) -> bool:
         per_s = self._fleet.allowed_per_s

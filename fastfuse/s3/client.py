@@ -67,7 +67,7 @@ class S3Client:
         self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
         self._routes = Routes(session, self._read_watch, self._ask_region)
         self._retries = retries or Retries(counters)
-        self._rate = RequestRate()
+        self._rate, self._turn = RequestRate(), trio.Lock()
         self._credentials: Credentials | None = None  # those that signed last
         self._has_met_s3 = False  # whether an S3 service has answered
         head = partial(self._head, is_read=True)
@@ -251,10 +251,11 @@ class S3Client:
                 raise read_failure(error, ref) from error
 
     async def _wait_for_turn(self, ref: ObjectRef) -> None:
-        turn_s = self._rate.turn_s(trio.current_time())
-        if turn_s >= trio.current_effective_deadline():
+        ahead = self._turn.statistics().tasks_waiting
+        if trio.current_time() + self._rate.wait_s(ahead) >= trio.current_effective_deadline():
             raise UnavailableError(f"{ref.key!r} could not be read in time: the service throttles.")
-        await trio.sleep_until(turn_s)
+        async with self._turn:
+            await trio.sleep_until(self._rate.turn_s(trio.current_time()))
 
     async def _receive(
         self,

@@ -1,28 +1,27 @@
 """Finds the rate of requests that a service bears while it throttles, and keeps to it.
 
-After https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html ("adaptive"), with the rate that was
-answered in the place of a share of the rate that was sent. The figures are those of the simulation in
-tests/s3/test_rate.py: at least 0.9 of what a service allows, and at most one request in 20 in vain.
+Each refusal takes a fixed number of requests a second off the rate, and it grows by its root, as
+https://www.rfc-editor.org/rfc/rfc5681 does with a fixed number for each round trip: so hosts that share what a service
+allows come to equal rates. The figures are those of the simulation in tests/s3/test_rate.py and of `bench.fleet`.
 """
 
-from math import exp, inf
+from math import inf, sqrt
 
 __all__ = ["RequestRate"]
 
 # A lone refusal is no limit: S3 refuses a few while it moves load about.
 _LEAST_REFUSED = 3
 _LEAST_SHARE = 0.02
-# If the share is this high, the answers of a shorter time count.
-_HIGH_SHARE = 0.3
-_FIRST_WINDOW_S = 0.2
-_SHORT_WINDOW_S = 0.4
-_WINDOW_S = 1.0
-_LONGEST_WINDOW_S = 5.0
-# The rate as a share of what was answered, and how it grows from there: by 5 % in 4 s, 35 % in 10 s, 230 % in 20 s.
+_LEAST_WINDOW_S, _LONGEST_WINDOW_S = 0.2, 5.0
+# The first rate, as a share of what was answered.
 _BACK_OFF = 0.95
-_GROWTH_PER_S2 = 0.003
+# What a refusal takes, requests a second. All in so short a time take a share of the rate at most, and so much is the
+# most that a second adds: some services refuse everything until a second is over, and a burst was sent at no rate yet.
+_STEP_PER_S = 8.0
+_MOST_STEP = 1 / 8
+_BURST_S = 0.05
 _LEAST_PER_S = 1.0
-# After this time the rate is 49,000 times what it was.
+# Without a refusal for so long, there is no limit.
 _ENDS_AFTER_S = 60.0
 
 
@@ -34,9 +33,10 @@ class RequestRate:
 
     def __init__(self) -> None:
         self._per_s = inf
-        self._set_s = -inf
-        self._next_s = -inf
-        # What came since the window began.
+        self._grown_s = self._refused_s = self._next_s = -inf
+        # When the refusals of this burst began, and what they leave of the rate.
+        self._burst_s, self._left_per_s = -inf, 0.0
+        # What came since the window began; there is none while there is a rate.
         self._window_began_s = -inf
         self._answered = 0
         self._refused = 0
@@ -45,42 +45,58 @@ class RequestRate:
     def is_limited(self) -> bool:
         return self._per_s < inf
 
+    def wait_s(self, requests: int) -> float:
+        """Return how long so many requests take their turns at today's rate."""
+        return requests / self._per_s
+
     def turn_s(self, now_s: float) -> float:
-        """Return when the next request may be sent, and count on its being sent then."""
-        if now_s > self._set_s + _ENDS_AFTER_S:
+        """Return when the next request may be sent, and count on its being sent then.
+
+        Ask for one turn at a time, and for the next one when it has come: so it is of the rate of that time.
+        """
+        if now_s > self._refused_s + _ENDS_AFTER_S:
             self._per_s = inf
         if not self.is_limited:
             return now_s
-        per_s = self._per_s * exp(_GROWTH_PER_S2 * (now_s - self._set_s) ** 2)
+        self._grow(now_s)
         turn_s = max(self._next_s, now_s)
-        self._next_s = turn_s + 1 / per_s
+        self._next_s = turn_s + 1 / self._per_s
         return turn_s
 
     def answered(self, now_s: float) -> None:
         """Note that the service answered a request."""
-        self._begin_window(now_s)
-        self._answered += 1
+        if not self.is_limited:
+            self._begin_window(now_s)
+            self._answered += 1
 
     def throttled(self, now_s: float) -> None:
         """Note that the service refused a request because there are too many."""
-        self._begin_window(now_s)
-        self._refused += 1
+        if not self.is_limited:
+            self._begin_window(now_s)
+            self._refused += 1
+            self._set_first(now_s)
+            return
+        self._grow(now_s)
+        self._refused_s = now_s
+        if now_s > self._burst_s + _BURST_S:
+            self._burst_s, self._left_per_s = now_s, max(_LEAST_PER_S, (1 - _MOST_STEP) * self._per_s)
+        self._per_s = max(self._left_per_s, self._per_s - _STEP_PER_S)
+
+    def _set_first(self, now_s: float) -> None:
         if not self._answered:
             return  # a service that answers nothing is out of order, and bears any rate once it is not
         share = self._refused / (self._answered + self._refused)
         window_s = now_s - self._window_began_s
-        if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < self._least_window_s(share):
+        if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < _LEAST_WINDOW_S:
             return
-        rate = _BACK_OFF * self._answered / window_s
-        # Some services refuse everything until a second is over, which tells nothing about the rate.
-        self._per_s = max(_LEAST_PER_S, max(rate, self._per_s / 2) if self.is_limited else rate)
-        self._set_s = now_s
-        self._window_began_s = -inf
+        self._per_s = max(_LEAST_PER_S, _BACK_OFF * self._answered / window_s)
+        self._grown_s = self._refused_s = now_s
+        self._window_began_s, self._burst_s = -inf, now_s
+        self._left_per_s = self._per_s
 
-    def _least_window_s(self, share: float) -> float:
-        if not self.is_limited:
-            return _FIRST_WINDOW_S
-        return _SHORT_WINDOW_S if share >= _HIGH_SHARE else _WINDOW_S
+    def _grow(self, now_s: float) -> None:
+        self._per_s += min(sqrt(self._per_s), _MOST_STEP * self._per_s) * (now_s - self._grown_s)
+        self._grown_s = now_s
 
     def _begin_window(self, now_s: float) -> None:
         if now_s > self._window_began_s + _LONGEST_WINDOW_S:

@@ -1,7 +1,7 @@
 """The rate under throttling, against models of services that throttle, and what the client tells it."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -54,18 +54,21 @@ def each_second(per_s: float, _: float) -> Service:
     return is_answered
 
 
-async def counts(service: Service, *, clients: int, seconds: float, rate: RequestRate | None = None) -> tuple[int, int]:
+async def counts(
+    service: Service, *, clients: int, seconds: float, rate: RequestRate | None = None, seed: int = 1
+) -> tuple[int, int]:
     """Return how many requests are answered and refused while `clients` ask without a pause."""
-    rate = rate or RequestRate()
+    rate, turn = rate or RequestRate(), trio.Lock()
     answered = refused = 0
     ends_s = trio.current_time() + seconds
-    chance = random.Random(1)
+    chance = random.Random(seed)
 
     async def ask() -> None:
         nonlocal answered, refused
         failed = 0
-        while (now_s := trio.current_time()) < ends_s:
-            await trio.sleep_until(rate.turn_s(now_s))
+        while trio.current_time() < ends_s:
+            async with turn:
+                await trio.sleep_until(rate.turn_s(trio.current_time()))
             await trio.sleep(chance.uniform(0.01, 0.03))
             now_s = trio.current_time()
             if service(now_s):
@@ -140,6 +143,28 @@ async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.t
     await trio.sleep(60)
     rate.turn_s(trio.current_time())
     assert not rate.is_limited
+
+
+async def test_hosts_that_share_a_service_come_to_equal_rates(autojump_clock: trio.testing.MockClock) -> None:
+    service, rates = token_bucket(240, 240), [RequestRate() for _ in range(8)]
+    await shares(service, rates, seconds=20)
+    answered = await shares(service, rates, seconds=40)
+    assert min(answered) >= 0.7 * sum(answered) / len(answered), answered
+    # When half of the hosts are done, the others take their place.
+    assert sum(await shares(service, rates[:4], seconds=10)) >= 0.8 * 240 * 10
+
+
+async def shares(service: Service, rates: Sequence[RequestRate], *, seconds: float) -> list[int]:
+    """Return how many requests of each host are answered, of which each has 16 clients."""
+    answered = [0] * len(rates)
+
+    async def host(number: int, rate: RequestRate) -> None:
+        answered[number], _ = await counts(service, clients=16, seconds=seconds, rate=rate, seed=number)
+
+    async with trio.open_nursery() as nursery:
+        for number, rate in enumerate(rates):
+            nursery.start_soon(host, number, rate)
+    return answered
 
 
 # --- what the client tells it
