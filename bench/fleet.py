@@ -35,6 +35,8 @@ from fastfuse.s3.retry_policy import RetryBudget, longest_pause_s
 
 __all__ = ["Fleet", "Outcome", "main", "measure", "simulate"]
 
+# Between two looks of a request whether its turn has come.
+_LOOK_S = 0.001
 T = TypeVar("T")
 # A host at work: it yields the seconds until it goes on.
 Steps = Generator[float, None, T]
@@ -234,7 +236,7 @@ class _Simulation:
         number = next(self._number)
         client.turns.append(number)
         while client.turns[0] != number:
-            yield client.turn_s - self._now_s
+            yield max(client.turn_s - self._now_s, _LOOK_S)
         client.turn_s = client.rate.turn_s(self._now_s)
         yield client.turn_s - self._now_s
         client.turns.popleft()
