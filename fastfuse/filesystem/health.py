@@ -36,7 +36,7 @@ class Heartbeat:
         self.restart(0.0)
 
     def restart(self, now_s: float) -> None:
-        """Watch a worker that has just begun to serve."""
+        """Watch a worker that has just begun to start, or to serve."""
         self._beats = -1
         self._looked_s = now_s
         self.silent_s = 0.0

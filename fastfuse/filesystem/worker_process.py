@@ -71,10 +71,10 @@ class WorkerProcess:
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
                 self.pid, self.has_hung = fork(theirs, writing_fd), False
-            self._watch()
+            self._heartbeat.restart(time.monotonic())
             if self._comes(reading_fd):
                 if pipe.read() == READY:
-                    self._watch()
+                    self._heartbeat.restart(time.monotonic())
                     return
                 self.has_exited(self.pid, wait_child(self.pid))
         raise ServiceError(f"the worker did not come to serve: {self.end}", hint="see the log")
@@ -150,10 +150,6 @@ class WorkerProcess:
             if self._has_hung() or time.monotonic() >= until_s:
                 return False
         return True
-
-    def _watch(self) -> None:
-        """Watch a worker that has just begun to start, or to serve."""
-        self._heartbeat.restart(time.monotonic())
 
     def _has_hung(self) -> bool:
         """Kill the worker if it hangs, and return whether it did.
