@@ -230,14 +230,11 @@ def watching(
     """
     for connection in _connections(entry, asked, within_s=within_s):
         with connection.makefile("rb") as told:
-            try:
+            first = b""
+            with suppress(OSError):
                 first = told.readline()
-                found = bool(first) and heard(first)["fastfuse"] == PROTOCOL
-            except OSError:
-                continue
-            except (ValueError, TypeError, KeyError, RecursionError):
-                found = False
-            if found:
+            if first:
+                answer_of(first, asked["request"])
                 connection.settimeout(None)
                 yield told
                 return
