@@ -19,7 +19,7 @@ from fastfuse import log
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem.children import is_over_within, wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
-from fastfuse.filesystem.health import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
+from fastfuse.filesystem.health import BEAT_EVERY_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
 from fastfuse.filesystem.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
 from fastfuse.metrics import Counters
@@ -35,13 +35,11 @@ _SWAP_S = 10.0
 class WorkerProcess:
     """One worker after the other."""
 
-    def __init__(
-        self, counters: Counters, is_alive: Callable[[], None], *, hangs_after_s: float = HANGS_AFTER_S
-    ) -> None:
+    def __init__(self, counters: Counters, is_alive: Callable[[], None]) -> None:
         """`is_alive` is called every second while a worker is waited for."""
         self._counters = counters
         self._beats_slot = counters.slot("fastfuse_worker_beats")
-        self._heartbeat = Heartbeat(hangs_after_s)
+        self._heartbeat = Heartbeat()
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
