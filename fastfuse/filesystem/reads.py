@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError, errno_for
+from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.late_reads import LateReads, ToldReads
+from fastfuse.filesystem.late_reads import FailedReads
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.outcomes import answered
 from fastfuse.filesystem.watching import WatchedReads
@@ -72,8 +72,7 @@ class Reads:
         self._counters = counters
         self.in_hand = in_hand
         self._nursery = nursery
-        self._late = LateReads(read_deadline_s)
-        self._failures, self._told = RepeatedFailures(_log), ToldReads()
+        self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
         # tells what to fetch ahead.
         self._task_count = 0
@@ -147,18 +146,17 @@ class Reads:
         began_s = perf_counter()
         read, in_hand, slot = Read(inode, offset, size_bytes), self.in_hand, -1
         try:
-            if number := self._late.errno_of(read, began_s):
+            if number := self._failed_reads.errno_of(read, began_s):
                 raise pyfuse3.FUSEError(number)
             ref = self.table.ref(inode)
             if in_hand.suspects or in_hand.poisoned:
                 await self._take_suspect(read, ref)
             slot = in_hand.take(inode, offset, size_bytes)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
-            self._late.answered()
+            self._failed_reads.answered()
         except ReadError as error:
             now_s = perf_counter()
-            self._late.failed(read, errno_for(error), took_s=now_s - began_s, now_s=now_s)
-            if not self._told.is_repeated(read, error.errno, now_s):
+            if not self._failed_reads.note(read, error.errno, took_s=now_s - began_s, now_s=now_s):
                 self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
@@ -200,7 +198,7 @@ class Reads:
         finally:
             in_hand.put_back(slot)
         if data is not None:
-            self._late.answered()
+            self._failed_reads.answered()
             self.count(len(data), perf_counter() - began_s)
         return data
 
