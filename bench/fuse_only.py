@@ -24,6 +24,7 @@ from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 
@@ -31,7 +32,10 @@ from fastfuse.s3.base import ConnectionConfig
 _BLOCK = memoryview(os.urandom(1 << 20))
 
 
-class _MemoryEngine:
+class _MemoryEngine(ReadEngine):
+    def __init__(self) -> None:
+        """Need nothing of it."""
+
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 

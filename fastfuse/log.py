@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Final, TextIO
+from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
@@ -138,8 +138,8 @@ def command_text(message: str, *, hint: str, exit_code: int = 0, json: bool) -> 
     return "\n".join(_redact(_escape_controls(line)) for line in lines)
 
 
-def configure(config: LogConfig, *, stream: TextIO | None = None, syslog: Path | None = None) -> bool:
-    """Send every record to one sink: `config.file`, or `syslog` where that is given, or `stream` (stderr).
+def configure(config: LogConfig, *, syslog: Path | None = None) -> bool:
+    """Send every record to one sink: `config.file`, or `syslog` where that is given, or stderr.
 
     An exception that nobody catches goes there too. The root stays at WARNING whatever `verbose` says: the S3 and
     HTTP clients write request headers at DEBUG.
@@ -153,7 +153,7 @@ def configure(config: LogConfig, *, stream: TextIO | None = None, syslog: Path |
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    root.addHandler(_sink(config, stream=stream, syslog=syslog))
+    root.addHandler(_sink(config, syslog))
     root.setLevel(logging.WARNING)
     logging.getLogger(_OWN).setLevel(logging.DEBUG if config.verbose else logging.INFO)
     sys.excepthook = _log_uncaught
@@ -170,7 +170,7 @@ def set_level(name: str) -> None:
     logging.getLogger(_OWN).setLevel(name.upper())
 
 
-def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> logging.Handler:
+def _sink(config: LogConfig, syslog: Path | None) -> logging.Handler:
     handler: logging.Handler
     if config.file is not None:
         try:
@@ -181,13 +181,13 @@ def _sink(config: LogConfig, *, stream: TextIO | None, syslog: Path | None) -> l
                 f"--log-file {str(config.file)!r} cannot be written: {error.strerror}",
                 hint="name a file in a directory that exists and is writable",
             ) from error
-        handler.setFormatter(formatter(config))
     elif syslog is not None:
-        handler = _syslog(syslog)
-        handler.setFormatter(formatter(config, timed=False))
+        # It connects when it has something to send, and again after syslog was restarted.
+        handler = logging.handlers.SysLogHandler(str(syslog), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+        handler.ident = "fastfuse: "
     else:
-        handler = logging.StreamHandler(stream or sys.stderr)
-        handler.setFormatter(formatter(config))
+        handler = logging.StreamHandler()
+    handler.setFormatter(formatter(config, timed=config.file is not None or syslog is None))
     return handler
 
 
@@ -252,13 +252,6 @@ def _open_log(path: str, flags: int) -> int:
     with suppress(OSError):  # a file system without modes; elsewhere, the umask may have taken the group's right
         os.fchmod(fd, _LOG_MODE)
     return fd
-
-
-def _syslog(socket: Path) -> logging.Handler:
-    # It connects when it has something to send, and again after syslog was restarted.
-    handler = logging.handlers.SysLogHandler(str(socket), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
-    handler.ident = "fastfuse: "
-    return handler
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -1,6 +1,5 @@
 """What log lines look like and where they go."""
 
-import io
 import json
 import logging
 import os
@@ -95,34 +94,32 @@ def test_a_control_character_in_a_key_neither_starts_a_line_nor_reaches_the_term
     assert all(character.isprintable() for line in lines for character in line)
 
 
-def test_only_our_own_loggers_become_verbose() -> None:
-    stream = io.StringIO()
-    configure(LogConfig(verbose=True), stream=stream)
+def test_only_our_own_loggers_become_verbose(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(verbose=True))
     logging.getLogger("fastfuse.x").debug("ours")
     logging.getLogger("botocore.auth").debug("theirs")
     logging.getLogger("httpx").info("theirs")
     logging.getLogger("botocore.auth").warning("worth knowing")
-    assert [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()] == [
+    assert [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()] == [
         "DEBUG fastfuse.x: ours",
         "WARNING botocore.auth: worth knowing",
     ]
 
 
-def test_without_verbose_there_are_no_details() -> None:
-    stream = io.StringIO()
-    configure(LogConfig(), stream=stream)
+def test_without_verbose_there_are_no_details(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig())
     logging.getLogger("fastfuse.x").debug("detail")
     logging.getLogger("fastfuse.x").info("event")
-    assert stream.getvalue().endswith(" INFO fastfuse.x: event\n")
-    assert "detail" not in stream.getvalue()
+    line, end, rest = capsys.readouterr().err.partition("\n")
+    assert line.endswith(" INFO fastfuse.x: event")
+    assert (end, rest) == ("\n", "")
 
 
-def test_configuring_twice_writes_each_line_once() -> None:
-    stream = io.StringIO()
-    configure(LogConfig(), stream=stream)
-    configure(LogConfig(), stream=stream)
+def test_configuring_twice_writes_each_line_once(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig())
+    configure(LogConfig())
     logging.getLogger("fastfuse").info("event")
-    assert len(stream.getvalue().splitlines()) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("syslog", [None, Path("/absent")])
@@ -157,12 +154,11 @@ def test_a_daemon_on_a_machine_without_syslog_is_told_that_nobody_hears_it(tmp_p
     logging.getLogger("fastfuse.x").info("mounted")
 
 
-def test_an_exception_that_nobody_catches_goes_where_the_lines_go() -> None:
-    stream = io.StringIO()
-    configure(LogConfig(json=True), stream=stream)
+def test_an_exception_that_nobody_catches_goes_where_the_lines_go(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig(json=True))
     error = RuntimeError("unforeseen")
     sys.excepthook(RuntimeError, error, None)
-    fields = json.loads(stream.getvalue())
+    fields = json.loads(capsys.readouterr().err)
     assert (fields["level"], fields["message"]) == ("critical", "this is a bug in fastfuse: unforeseen")
     assert "RuntimeError: unforeseen" in fields["exception"]
 

@@ -119,16 +119,11 @@ class ControlSocket:
                 hint = "ask with the fastfuse that mounted it"
                 send_answer(connection, error_message(MountError("the mount does not know this request", hint=hint)))
 
-    def close_in_child(self) -> None:
-        """Close what a copy of would keep clients from seeing the end."""
+    def close(self) -> None:
+        """Hang up on every client, or in a child let go of copies that would keep clients from seeing their end."""
         self._listener.close()
         for connection, _ in self._silent:
             connection.close()
-
-    def close(self) -> None:
-        """Hang up on every client."""
-        self.close_in_child()
-        self._silent.clear()
 
     def _accept(self) -> None:
         while True:
@@ -235,14 +230,11 @@ def watching(
     """
     for connection in _connections(entry, asked, within_s=within_s):
         with connection.makefile("rb") as told:
-            try:
+            first = b""
+            with suppress(OSError):
                 first = told.readline()
-                found = bool(first) and heard(first)["fastfuse"] == PROTOCOL
-            except OSError:
-                continue
-            except (ValueError, TypeError, KeyError, RecursionError):
-                found = False
-            if found:
+            if first:
+                answer_of(first, asked["request"])
                 connection.settimeout(None)
                 yield told
                 return
@@ -278,7 +270,7 @@ def _is_plain(value: object) -> bool:
 
 def _no_answer(entry: MountEntry) -> MountError:
     # A mount that hangs has a socket, and is not asked by statvfs, which would take its whole patience.
-    if not any(True for _ in addresses(control_prefix(entry.device))) and is_dead(entry.path):
+    if not addresses(control_prefix(entry.device)) and is_dead(entry.path):
         return DeadMountError(
             f"the mount at {entry.path} is dead: no process serves it", hint=f"fastfuse unmount {entry.path}"
         )

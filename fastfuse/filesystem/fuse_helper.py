@@ -76,16 +76,17 @@ def listen_at(path: Path, uid: int) -> socket.socket:
 
 def serve(mountpoint: Path, listener: socket.socket, uid: int) -> None:
     """Mount at `mountpoint` for one process of the user `uid` (or of root) after the other, until SIGTERM or SIGINT."""
-    with _listening(listener), _told_to_stop() as stop:
-        while True:
-            if stop in _readable(stop, listener):
-                Helper(mountpoint, uid).close()  # of a process that outlived the helper before this one
-                return
-            connection, _ = listener.accept()
-            with connection:
-                connection.settimeout(_ANSWER_WITHIN_S)
-                if peer_uid(connection) in {0, uid}:
-                    _serve_one(Helper(mountpoint, peer_uid(connection)), connection, listener, stop)
+    with listener, _told_to_stop() as stop:
+        try:
+            while stop not in _readable(stop, listener):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.settimeout(_ANSWER_WITHIN_S)
+                    if peer_uid(connection) in {0, uid}:
+                        _serve_one(Helper(mountpoint, peer_uid(connection)), connection, listener, stop)
+            Helper(mountpoint, uid).close()  # of a process that outlived the helper before this one
+        finally:
+            Path(listener.getsockname()).unlink(missing_ok=True)
 
 
 def _serve_one(helper: "Helper", connection: socket.socket, listener: socket.socket, stop: int) -> None:
@@ -235,15 +236,6 @@ def _request_of(packet: bytes) -> dict[str, Any]:
     if not is_known or asked["request"] not in {"mount", "raise_readahead", "is_mounted", "unmount", "abort"}:
         raise MountError("the helper was asked what is no request of its version", hint="use one version of fastfuse")
     return dict(asked)
-
-
-@contextmanager
-def _listening(listener: socket.socket) -> Iterator[None]:
-    with listener:
-        try:
-            yield
-        finally:
-            Path(listener.getsockname()).unlink(missing_ok=True)
 
 
 @contextmanager

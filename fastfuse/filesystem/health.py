@@ -30,13 +30,12 @@ _LOOK_BACK_S = 10.0
 class Heartbeat:
     """Watches one worker after the other."""
 
-    def __init__(self, hangs_after_s: float = HANGS_AFTER_S) -> None:
-        self._hangs_after_s = hangs_after_s
+    def __init__(self) -> None:
         self._cpu_s = 0.0
         self.restart(0.0)
 
     def restart(self, now_s: float) -> None:
-        """Watch a worker that has just begun to serve."""
+        """Watch a worker that has just begun to start, or to serve."""
         self._beats = -1
         self._looked_s = now_s
         self.silent_s = 0.0
@@ -53,7 +52,7 @@ class Heartbeat:
         self.silent_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
         self._looked_s = now_s
         is_starved = wants_cpu and cpu_s - self._cpu_s < self.silent_s / 4
-        return self.silent_s >= self._hangs_after_s and not is_starved
+        return self.silent_s >= HANGS_AFTER_S and not is_starved
 
 
 class DeathRecord:

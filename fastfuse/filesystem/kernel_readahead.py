@@ -15,14 +15,14 @@ _BDI = Path("/sys/class/bdi")
 READ_AHEAD_KIB = 1024
 
 
-def raise_readahead(device: str, *, directory: Path = _BDI) -> bool:
+def raise_readahead(device: str, *, directory: Path = _BDI) -> None:
     """Set the kernel's readahead of the mount with the bdi `device` (``major:minor``).
 
-    Return False and warn if that is not permitted. Who made the mount for us may have set it.
+    Warn if that is not permitted. Who made the mount for us may have set it.
     """
     setting = directory / device / "read_ahead_kb"
     if readahead_kib(device, directory=directory) == READ_AHEAD_KIB:
-        return True
+        return
     try:
         setting.write_text(str(READ_AHEAD_KIB))
     except OSError as error:
@@ -33,8 +33,6 @@ def raise_readahead(device: str, *, directory: Path = _BDI) -> bool:
             error.strerror,
             READ_AHEAD_KIB,
         )
-        return False
-    return True
 
 
 def readahead_kib(device: str, *, directory: Path = _BDI) -> int:

@@ -59,7 +59,8 @@ class Place:
         abort(self.mountpoint, device)
 
     def raise_readahead(self, device: str) -> None:
-        raise_readahead(device)
+        if device:
+            raise_readahead(device)
 
     def close(self) -> None:
         """Let go of it; a helper takes its mount away with the last process that does."""
@@ -181,10 +182,6 @@ class GivenPlace(Place):
 
     def abort(self, device: str) -> None:
         """Leave it, too: the connection ends with the processes that hold the descriptor."""
-
-    def raise_readahead(self, device: str) -> None:
-        if device:
-            raise_readahead(device)
 
 
 def place_for(settings: MountSettings) -> Place:

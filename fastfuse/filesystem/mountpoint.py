@@ -140,7 +140,8 @@ def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
     if entry is not None:
         _clear_dead_mount(entry)
     try:
-        is_empty = _is_empty(path)
+        with os.scandir(path) as entries:
+            is_empty = next(entries, None) is None
     except FileNotFoundError:
         _create(path, parents=create_parents)
         is_empty = True
@@ -172,12 +173,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         )
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
-    if (
-        lazy
-        and device is None
-        and not addresses(control_prefix(entry.device))
-        and _errno_of_statvfs(entry.path) is None
-    ):
+    if lazy and device is None and not _is_served(entry) and _errno_of_statvfs(entry.path) is None:
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return
@@ -185,12 +181,6 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
-
-
-def _is_empty(path: Path) -> bool:
-    """Return whether the directory has no entry."""
-    with os.scandir(path) as entries:
-        return next(entries, None) is None
 
 
 def _create(path: Path, *, parents: bool) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from fastfuse.filesystem.fuse import direct_reads, interposed, pyfuse3
 from fastfuse.filesystem.outcomes import Outcomes, answered
@@ -19,8 +19,9 @@ from fastfuse.filesystem.session import InitialisedOperations
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
+from fastfuse.readahead import ReadEngine
 
-__all__ = ["Forgetting", "MountOperations", "unread_classes"]
+__all__ = ["MountOperations", "unread_classes"]
 
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
 # no "for ever".
@@ -40,18 +41,6 @@ _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
 _CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
-
-
-class Forgetting(Protocol):
-    """The part of `fastfuse.readahead` that hears of inodes that go."""
-
-    def forget(self, inode: int) -> None:
-        """Keep nothing of the file: no process has it open, and the page cache has nothing of it."""
-        ...
-
-    def refreshed(self) -> None:
-        """Keep nothing of files that the new table does not have."""
-        ...
 
 
 class MountOperations(InitialisedOperations):
@@ -76,12 +65,7 @@ class MountOperations(InitialisedOperations):
         self._file_mode = _FILE_MODE & ~umask
         self.outcomes = Outcomes(counters)
 
-    @property
-    def table(self) -> InodeTable:
-        """The table that answers now."""
-        return self._table
-
-    def serve(self, table: InodeTable, engine: Forgetting) -> None:
+    def serve(self, table: InodeTable, engine: ReadEngine) -> None:
         """Answer from `table` from now on, and tell `engine` of what goes; a worker's first step."""
         self._engine = engine
         self._answer_from(table)
@@ -93,7 +77,8 @@ class MountOperations(InitialisedOperations):
         self._engine.refreshed()
 
     def _answer_from(self, table: InodeTable) -> None:
-        self._table = table
+        # The one that answers now.
+        self.table = table
         direct_reads.cover(table.next_inode)
         interposed.answer_from(
             table.columns,
@@ -112,14 +97,14 @@ class MountOperations(InitialisedOperations):
     # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
     @answered
     async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        inode = self._table.lookup(parent_inode, name)
+        inode = self.table.lookup(parent_inode, name)
         if inode is None:
             return _absent()
-        return self._entry(self._table.attributes(inode))
+        return self._entry(self.table.attributes(inode))
 
     @answered
     async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(self._table.attributes(inode))
+        return self._entry(self.table.attributes(inode))
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for inode, _ in inode_list:
@@ -131,7 +116,7 @@ class MountOperations(InitialisedOperations):
             raise pyfuse3.FUSEError(errno.ENOSYS)
         if flags & _CHANGING_FLAGS:
             raise pyfuse3.FUSEError(errno.EROFS)
-        self._table.attributes(inode)  # or ESTALE
+        self.table.attributes(inode)  # or ESTALE
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @answered
@@ -147,7 +132,7 @@ class MountOperations(InitialisedOperations):
     @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory = fh & _INODE_MASK
-        table = self._table
+        table = self.table
         position = table.position_after(directory, start_id - _DOTS) if start_id > _DOTS else 0
         entry = pyfuse3.EntryAttributes()  # readdir_reply copies it, so one serves for all
         for offset, name, inode in ((1, b".", directory), (2, b"..", table.parent(directory))):
@@ -166,12 +151,12 @@ class MountOperations(InitialisedOperations):
 
     @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
-        metadata = self._table.metadata
+        metadata = self.table.metadata
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = _STATFS_BLOCK_BYTES
         data.f_blocks = min(-(-metadata.total_bytes // _STATFS_BLOCK_BYTES), _STATFS_MAX_BLOCKS)
         data.f_bfree = data.f_bavail = 0
-        data.f_files = len(self._table)
+        data.f_files = len(self.table)
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_MAX
         return data
@@ -212,7 +197,7 @@ class MountOperations(InitialisedOperations):
         entry.entry_timeout = entry.attr_timeout = _FOREVER_S
 
     def _xattrs(self, inode: int) -> dict[bytes, bytes]:
-        table = self._table
+        table = self.table
         if table.is_made(inode):
             return {}
         bucket, key = table.bucket_and_key(inode)

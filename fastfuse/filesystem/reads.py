@@ -9,22 +9,24 @@ from collections import deque
 from functools import partial
 from math import inf
 from time import perf_counter, time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError, errno_for
+from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.late_reads import LateReads, ToldReads
-from fastfuse.filesystem.outcomes import Outcomes, answered
+from fastfuse.filesystem.late_reads import FailedReads
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.outcomes import answered
 from fastfuse.filesystem.watching import WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadEngine
 from fastfuse.repeats import RepeatedFailures
 
-__all__ = ["ReadEngine", "Reads", "Request"]
+__all__ = ["Reads", "Request"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,36 +44,6 @@ _LAST_ERRORS = 8
 _REFRESH_HINT = "'fastfuse refresh' shows what is there now."
 
 
-class ReadEngine(Protocol):
-    """The part of `fastfuse.readahead` that answers reads."""
-
-    def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
-        """Return what `read` would without waiting, or None."""
-        ...
-
-    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
-        """Return whether to refuse a request that fills the page cache, so that the kernel asks for less."""
-        ...
-
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
-        """Return exactly the bytes asked for, fewer only at the end of the file, or raise `ReadError`."""
-        ...
-
-    def began(self, reader: int) -> None:
-        """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
-        ...
-
-
-class Serving(Protocol):
-    """The part of `MountOperations` that is used here."""
-
-    @property
-    def table(self) -> InodeTable: ...
-
-    @property
-    def outcomes(self) -> Outcomes: ...
-
-
 class Request(NamedTuple):
     """A READ of the kernel, by its number, and the thread that asks."""
 
@@ -87,20 +59,20 @@ class Reads:
 
     def __init__(
         self,
-        serving: Serving,
+        operations: MountOperations,
         engine: ReadEngine,
         counters: Counters,
         in_hand: ReadsInHand,
         nursery: trio.Nursery,
         read_deadline_s: float = inf,
     ) -> None:
-        self._serving = serving
+        self._operations = operations
+        self.outcomes = operations.outcomes
         self._engine = engine
         self._counters = counters
-        self._in_hand = in_hand
+        self.in_hand = in_hand
         self._nursery = nursery
-        self._late = LateReads(read_deadline_s)
-        self._failures, self._told = RepeatedFailures(_log), ToldReads()
+        self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
         # tells what to fetch ahead.
         self._task_count = 0
@@ -123,16 +95,7 @@ class Reads:
     @property
     def table(self) -> InodeTable:
         """The table that answers now."""
-        return self._serving.table
-
-    @property
-    def outcomes(self) -> Outcomes:
-        return self._serving.outcomes
-
-    @property
-    def in_hand(self) -> ReadsInHand:
-        """The reads that this worker has in hand."""
-        return self._in_hand
+        return self._operations.table
 
     def take(self, number: int, inode: int, offset: int, size_bytes: int, process: int, is_direct: bool) -> None:
         """Answer a request, or begin to; raise nothing. The numbers are those of a `Request`.
@@ -181,20 +144,19 @@ class Reads:
                 raise pyfuse3.FUSEError(errno.ESHUTDOWN)
             direct_reads.begin_wait()
         began_s = perf_counter()
-        read, in_hand, slot = Read(inode, offset, size_bytes), self._in_hand, -1
+        read, in_hand, slot = Read(inode, offset, size_bytes), self.in_hand, -1
         try:
-            if number := self._late.errno_of(read, began_s):
+            if number := self._failed_reads.errno_of(read, began_s):
                 raise pyfuse3.FUSEError(number)
             ref = self.table.ref(inode)
             if in_hand.suspects or in_hand.poisoned:
                 await self._take_suspect(read, ref)
             slot = in_hand.take(inode, offset, size_bytes)
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
-            self._late.answered()
+            self._failed_reads.answered()
         except ReadError as error:
             now_s = perf_counter()
-            self._late.failed(read, errno_for(error), took_s=now_s - began_s, now_s=now_s)
-            if not self._told.is_repeated(read, error.errno, now_s):
+            if not self._failed_reads.note(read, error.errno, took_s=now_s - began_s, now_s=now_s):
                 self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
@@ -224,7 +186,7 @@ class Reads:
 
     def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:
         """Return what is answered at once; None if `read` has to wait, or to decide."""
-        in_hand = self._in_hand
+        in_hand = self.in_hand
         if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._counters.read(self._draining_slot):
             return None
         began_s = perf_counter()
@@ -236,7 +198,7 @@ class Reads:
         finally:
             in_hand.put_back(slot)
         if data is not None:
-            self._late.answered()
+            self._failed_reads.answered()
             self.count(len(data), perf_counter() - began_s)
         return data
 
@@ -248,12 +210,12 @@ class Reads:
 
     async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
         """Let a read begin that was in hand when a worker died, unless workers die of it."""
-        if self._in_hand.is_poisoned(read):
+        if self.in_hand.is_poisoned(read):
             raise PoisonedReadError(f"{ref.key!r} is not read: workers died of it.")
-        if read in self._in_hand.suspects:
+        if read in self.in_hand.suspects:
             async with self._suspects_turn:
                 # One that takes long may wait for the service, which may not answer: then the next one begins.
-                with trio.move_on_after(_SUSPECT_ALONE_S * 10.0 ** (self._in_hand.most_deaths - 1)):
+                with trio.move_on_after(_SUSPECT_ALONE_S * 10.0 ** (self.in_hand.most_deaths - 1)):
                     while self._suspects_begun:
                         await next(iter(self._suspects_begun.values())).wait()
                 self._suspects_begun[read] = trio.Event()

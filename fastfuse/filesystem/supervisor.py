@@ -197,7 +197,7 @@ class Supervisor:
 
         def without_sockets() -> None:
             if self._control is not None:
-                self._control.close_in_child()
+                self._control.close()
             for ours in (self._worker.tables, self._hints, self._keys.end):
                 if ours is not None and ours is not kept:
                     ours.close()

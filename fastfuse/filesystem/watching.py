@@ -256,14 +256,11 @@ class WatchedReads:
 class Trace:
     """The reads that wait to be shown to one watcher, and how many were lost."""
 
-    def __init__(
-        self, path: Callable[[int], str], name: Callable[[int], str], sample: int, *, most_pending: int = _MOST_PENDING
-    ) -> None:
+    def __init__(self, path: Callable[[int], str], name: Callable[[int], str], sample: int) -> None:
         """Show one of `sample` reads; `path` returns the path of an inode, `name` that of a process."""
         self._path = path
         self._name = name
         self._sample = sample
-        self._most_pending = most_pending
         self._pending: deque[Access] = deque()
         self._seen = self._lost = 0
         self._some = trio.Event()
@@ -273,7 +270,7 @@ class Trace:
         self._seen += 1
         if self._seen % self._sample:
             return
-        if len(self._pending) >= self._most_pending:
+        if len(self._pending) >= _MOST_PENDING:
             self._lost += 1
             return
         self._pending.append(access)
@@ -286,13 +283,13 @@ class Trace:
             await self._some.wait()
             await trio.sleep(_GATHER_S)
         lost, self._lost = self._lost, 0
-        names: dict[int, str] = {}
-        lines = list(self._lines(names))
+        lines = list(self._lines())
         if lost:
             lines.append(json.dumps({"lost": lost * self._sample}))
         return "".join(f"{line}\n" for line in lines).encode()
 
-    def _lines(self, names: dict[int, str]) -> Iterator[str]:
+    def _lines(self) -> Iterator[str]:
+        names: dict[int, str] = {}
         for _ in range(min(_BATCH_LINES, len(self._pending))):
             access = self._pending.popleft()
             if access.pid not in names:

@@ -19,7 +19,7 @@ from fastfuse import log
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem.children import is_over_within, wait_child
 from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
-from fastfuse.filesystem.health import BEAT_EVERY_S, HANGS_AFTER_S, Heartbeat
+from fastfuse.filesystem.health import BEAT_EVERY_S, Heartbeat
 from fastfuse.filesystem.sockets import raise_no_sigio
 from fastfuse.filesystem.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
 from fastfuse.metrics import Counters
@@ -35,13 +35,11 @@ _SWAP_S = 10.0
 class WorkerProcess:
     """One worker after the other."""
 
-    def __init__(
-        self, counters: Counters, is_alive: Callable[[], None], *, hangs_after_s: float = HANGS_AFTER_S
-    ) -> None:
+    def __init__(self, counters: Counters, is_alive: Callable[[], None]) -> None:
         """`is_alive` is called every second while a worker is waited for."""
         self._counters = counters
         self._beats_slot = counters.slot("fastfuse_worker_beats")
-        self._heartbeat = Heartbeat(hangs_after_s)
+        self._heartbeat = Heartbeat()
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
@@ -71,10 +69,10 @@ class WorkerProcess:
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
                 self.pid, self.has_hung = fork(theirs, writing_fd), False
-            self._watch()
+            self._heartbeat.restart(time.monotonic())
             if self._comes(reading_fd):
                 if pipe.read() == READY:
-                    self._watch()
+                    self._heartbeat.restart(time.monotonic())
                     return
                 self.has_exited(self.pid, wait_child(self.pid))
         raise ServiceError(f"the worker did not come to serve: {self.end}", hint="see the log")
@@ -150,10 +148,6 @@ class WorkerProcess:
             if self._has_hung() or time.monotonic() >= until_s:
                 return False
         return True
-
-    def _watch(self) -> None:
-        """Watch a worker that has just begun to start, or to serve."""
-        self._heartbeat.restart(time.monotonic())
 
     def _has_hung(self) -> bool:
         """Kill the worker if it hangs, and return whether it did.

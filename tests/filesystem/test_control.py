@@ -211,6 +211,9 @@ def test_a_failure_is_raised_as_it_was_told(mountpoint: Path, told: bytes) -> No
 
 
 @pytest.mark.parametrize("told", [b'{"fastfuse": 2}', b"[]", b"{", b'{"error": 1}'])
-def test_an_answer_that_is_no_status_is_told(mountpoint: Path, told: bytes) -> None:
+def test_an_answer_of_another_version_is_told(mountpoint: Path, told: bytes) -> None:
     with answering(told), pytest.raises(MountError, match="answered what is no status"):
         ask_status(entry_of(mountpoint))
+    watched = control.watching(entry_of(mountpoint), {"request": "trace"})
+    with answering(told + b"\n"), pytest.raises(MountError, match="answered what is no trace"), watched:
+        pass

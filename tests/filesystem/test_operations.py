@@ -28,12 +28,13 @@ from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadEngine
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
 ETAG = '"0123456789abcdef0123456789abcdef"'
 
 
-class FakeEngine:
+class FakeEngine(ReadEngine):
     """Serves the letter x, or fails with `error`; remembers what it was asked."""
 
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ from fastfuse.filesystem.outcomes import Outcomes
 from fastfuse.filesystem.reads import Reads
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead import ReadEngine
 
 HEAD = struct.Struct("=IiQ")  # <linux/fuse.h>: fuse_out_header
 REF = ObjectRef("bucket", "key", 100, '"etag"')
@@ -27,7 +28,7 @@ AT_HAND, FETCHED, FAILING, STALE = 1, 2, 3, 4
 FAILS = 666  # a process whose reads the engine cannot bear
 
 
-class Engine:
+class Engine(ReadEngine):
     """Has the bytes of `AT_HAND`, fetches those of `FETCHED` when it is told to, and fails for `FAILING`."""
 
     def __init__(self) -> None:

@@ -135,8 +135,9 @@ async def test_one_of_so_many_is_shown() -> None:
     assert [json.loads(line)["offset"] for line in (await trace.next_lines()).splitlines()] == [2, 5, 8]
 
 
-async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out() -> None:
-    trace = Trace(str, str, sample=2, most_pending=1)
+async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastfuse.filesystem.watching._MOST_PENDING", 1)
+    trace = Trace(str, str, sample=2)
     for offset in range(6):
         trace.note(access(offset))
     _, lost = (json.loads(line) for line in (await trace.next_lines()).splitlines())

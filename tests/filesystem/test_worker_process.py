@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fastfuse.errors import ServiceError
+from fastfuse.filesystem import health
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.filesystem.worker import READY
 from fastfuse.filesystem.worker_process import WorkerProcess
@@ -21,7 +22,7 @@ class Place:
 
     def __init__(self) -> None:
         self.said_alive = 0
-        self.worker = WorkerProcess(Counters(), self._is_alive, hangs_after_s=1.0)
+        self.worker = WorkerProcess(Counters(), self._is_alive)
         self.pids: list[int] = []
 
     def start(self, life: Life) -> None:
@@ -52,7 +53,8 @@ def serve_and_hang_up(tables: socket.socket, ready_fd: int) -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(health, "HANGS_AFTER_S", 1.0)
     place = Place()
     yield place
     place.worker.close()
