@@ -10,7 +10,9 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
-from fastfuse.errors import ConfigurationError
+import pygal
+from pygal.style import Style
+
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, judge
 from fastfuse.metrics import Counters
@@ -18,7 +20,7 @@ from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record
 from fastfuse.sizes import MIB, format_duration, format_size, three_digits
 
-__all__ = ["Line", "chart", "check_installed", "page"]
+__all__ = ["Line", "chart", "page"]
 
 # A shorter phase has no room for its name on a phone; the table has it.
 _LABELLED: Final = 0.2
@@ -216,29 +218,12 @@ _FONT_PX = 14
 _OF_SCRIPTS = ("overlay", "text-overlay", "tooltip-overlay")
 
 
-def check_installed() -> None:
-    """Import the library that draws.
-
-    Raises:
-        ConfigurationError: the library that draws is not installed.
-    """
-    try:
-        import pygal  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "a report takes pygal, which is not installed", hint="pip install 'fastfuse[report]'"
-        ) from None
-
-
 def chart(title: str, unit: str, lines: Sequence[Line]) -> str:
     """Return a chart twice, for wide and for narrow screens, of which the style sheet shows one."""
     return "".join(_svg(size, title, unit, lines) for size in _SIZES)
 
 
 def _svg(size: str, title: str, unit: str, lines: Sequence[Line]) -> str:
-    import pygal
-    from pygal.style import Style
-
     width, height, most_labels = _SIZES[size]
     times = [at for _, points in lines for at, _ in points]
     fonts = dict.fromkeys(("label_font_size", "major_label_font_size"), _FONT_PX)
