@@ -48,11 +48,9 @@ def variables_of(group: TyperGroup) -> dict[str, str]:
     }
 
 
-def warn_of_unknown_variables(
-    known: Mapping[str, str], words: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> None:
+def warn_of_unknown_variables(known: Mapping[str, str], words: Sequence[str]) -> None:
     """Warn of each variable that looks like one of ours and is none of those `known`."""
-    ours = {name for name in environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
+    ours = {name for name in os.environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
     for name in sorted(ours - known.keys()):
         from difflib import get_close_matches  # most environments have no such variable
 
