@@ -44,7 +44,7 @@ def variables_of(group: TyperGroup) -> dict[str, str]:
         for command in group.commands.values()
         if isinstance(command, TyperCommand)
         for parameter in command.params
-        for variable in _as_list(parameter.envvar)
+        for variable in ([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ())
     }
 
 
@@ -88,10 +88,6 @@ def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Ite
                 yield variable, option
         elif repr(value) in message and value not in words:
             yield variable, option.upper()
-
-
-def _as_list(envvar: str | Sequence[str] | None) -> Sequence[str]:
-    return [envvar] if isinstance(envvar, str) else envvar or []
 
 
 def _wants_json(words: Sequence[str]) -> bool:
