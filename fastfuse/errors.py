@@ -2,7 +2,7 @@
 
 Two families share the root: errors that stop a command (`exit_code`, shown to the user as one sentence and a hint)
 and errors of one read (`errno`, answered to the kernel). Foreign exceptions are translated at the edge
-(`s3/*` for S3, `mount/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
+(`s3/*` for S3, `filesystem/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
 """
 
 import errno as _errno
