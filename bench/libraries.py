@@ -33,10 +33,9 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from bench.candidates import Limits, rclone
+from bench.candidates import Limits, fastfuse_mount, rclone
 from bench.machine import memory_directory
-from bench.mount_process import MountProcess
-from bench.mounting import ENVIRONMENT, make_mountpoint
+from bench.mounting import ENVIRONMENT
 from bench.server import PROFILES, Server
 
 _TENSORS = 30
@@ -354,17 +353,12 @@ def _offered(candidate: str, server: Server, place: Path) -> Iterator[str]:
         with rclone(server, place, Limits(), "--no-checksum") as mounted:
             yield str(mounted.root)
         return
-    root = make_mountpoint(place)
-    arguments = ["--endpoint-url", server.endpoint_url]
-    if candidate.endswith("MiB"):
-        arguments += ["--memory-target", candidate]
-    with MountProcess(
-        f"s3://{server.bucket}", root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments
-    ):
+    options = ["--memory-target", candidate] if candidate.endswith("MiB") else []
+    with fastfuse_mount(server, place, Limits(), *options) as mounted:
         if candidate.isdecimal():
-            device = root.stat().st_dev
+            device = mounted.root.stat().st_dev
             Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb").write_text(candidate)
-        yield str(root)
+        yield str(mounted.root)
 
 
 def _row(name: str, candidates: list[str], runs: int, server: Server, data: Path) -> Iterator[str]:

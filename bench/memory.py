@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.candidates import Limits, fastfuse_mount
 from bench.machine import describe, touch_memory
-from bench.mount_process import MountProcess
 from bench.mounting import ENVIRONMENT
 from bench.processes import pss_bytes
 from bench.server import Server
@@ -27,17 +27,13 @@ from fastfuse.s3.base import ConnectionConfig
 
 def _served_bytes(server: Server) -> int:
     """PSS of a mount that has answered its first questions."""
-    arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-    arguments += ["--memory-target", "128MiB", "--no-index-cache"]
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        root = place / "mount"
-        root.mkdir()
-        uri = f"s3://{server.bucket}"
-        with MountProcess(uri, root, log_path=place / "log", environment=ENVIRONMENT, arguments=arguments) as mount:
-            first, *_ = os.listdir(root)
-            os.listdir(root / first)
-            return pss_bytes(mount.pid)
+    with (
+        tempfile.TemporaryDirectory() as place,
+        fastfuse_mount(server, Path(place), Limits(), "--memory-target", "128MiB") as mounted,
+    ):
+        first, *_ = os.listdir(mounted.root)
+        os.listdir(mounted.root / first)
+        return pss_bytes(mounted.pid)
 
 
 def main() -> None:

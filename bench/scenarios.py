@@ -17,6 +17,7 @@ from typing import Any
 from bench import machine
 from bench.modes.figures import Figures
 from bench.modes.job import channel, run_job
+from bench.mounting import ENVIRONMENT
 from bench.server import PROFILES, Server
 from fastfuse.advise.model import Estimate, Job, Mode, Network, Shape, estimates, recommend
 from fastfuse.advise.probe import probe, shape_of
@@ -119,8 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.scenarios", description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
-    # Any keys will do for the loopback server, and the user's own stay at home.
-    os.environ |= {"AWS_ACCESS_KEY_ID": "AKIABENCHBENCHBENCH0", "AWS_SECRET_ACCESS_KEY": "x" * 40}
+    os.environ |= ENVIRONMENT
     print("Seconds until the last record was read: estimated, and the median of", options.runs, "runs\n")
     print(f"| scenario | {' | '.join(_MODES)} | recommended; fastest |\n|---|{'---:|' * len(_MODES)}---|", flush=True)
     for name, scenario in SCENARIOS.items():

@@ -1,6 +1,8 @@
 """The control group that this process runs in and its limits, cgroup v1 and v2."""
 
 import os
+import re
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path, PurePosixPath
 
@@ -45,22 +47,15 @@ def usable_cpus() -> float:
     return min(cpu_limit() or inf, len(os.sched_getaffinity(0)))
 
 
-def _groups(memberships: Path, hierarchies: Path, controller: str) -> list[Path]:
-    """Return the folders of our groups and of their ancestors that may limit what `controller` shares out."""
-    return [folder for line in _text(memberships).splitlines() for folder in _folders(line, hierarchies, controller)]
-
-
-def _folders(line: str, hierarchies: Path, controller: str) -> list[Path]:
-    """The folders for one line ``hierarchy:controllers:path``; version 2 has no controllers there."""
-    _, _, rest = line.partition(":")
-    controllers, _, group = rest.partition(":")
-    path = PurePosixPath(group)
-    if not path.is_absolute() or ".." in path.parts:
-        return []  # `/../x`: a group outside our cgroup namespace, of which only the root can be seen from here
-    if controllers and controller not in controllers.split(","):
-        return []
-    mount = hierarchies / controller if controllers else hierarchies
-    return [mount / folder.relative_to("/") for folder in (path, *path.parents)]
+def _groups(memberships: Path, hierarchies: Path, controller: str) -> Iterator[Path]:
+    """Yield the folders of our groups and of their ancestors that may limit what `controller` shares out."""
+    # Of ``hierarchy:controllers:path``; version 2 has no controllers there.
+    for controllers, group in re.findall(r"^[^:\n]*:([^:\n]*):(/.*)$", _text(memberships), re.MULTILINE):
+        path = PurePosixPath(group)
+        # `/../x` is a group outside our cgroup namespace, of which only the root can be seen from here.
+        if ".." not in path.parts and (not controllers or controller in controllers.split(",")):
+            mount = hierarchies / controller if controllers else hierarchies
+            yield from (mount / folder.relative_to("/") for folder in (path, *path.parents))
 
 
 def _text(file: Path) -> str:

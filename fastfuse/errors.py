@@ -2,7 +2,7 @@
 
 Two families share the root: errors that stop a command (`exit_code`, shown to the user as one sentence and a hint)
 and errors of one read (`errno`, answered to the kernel). Foreign exceptions are translated at the edge
-(`s3/*` for S3, `mount/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
+(`s3/*` for S3, `filesystem/*` for FUSE) with ``raise ... from``; nothing above the edge sees them.
 """
 
 import errno as _errno
@@ -11,7 +11,7 @@ __all__ = [
     *("AccessError", "BadReplyError", "ConditionsUnsupportedError", "ConfigurationError", "DeadlineError"),
     *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
     *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
-    *("OutputError", "PoisonedReadError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
+    *("OutputError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
     *("StaleInodeError", "UnavailableError", "WriteConflictError", "errno_for", "first_of"),
 ]
 
@@ -127,10 +127,6 @@ class UnavailableError(ReadError):
 
 class DeadlineError(ReadError):
     """The read's deadline passed: a reader blocked in the kernel must always get an answer."""
-
-
-class PoisonedReadError(ReadError):
-    """Workers died of this read, so another one does not try it."""
 
 
 class BadReplyError(ReadError):

@@ -177,7 +177,7 @@ class _Epoch(Generic[_Sample]):
     def __init__(self, paths: _Paths[_Sample], mountpoint: Path) -> None:
         # None at its end.
         self._unsent: SimpleQueue[tuple[_Sample] | None] = SimpleQueue()
-        self._sender = _Sender(_paths_of(self._unsent, paths), mountpoint)
+        self._sender = _Sender((paths[sample] for (sample,) in iter(self._unsent.get, None)), mountpoint)
         self._sender.start()
 
     def announce(self, samples: Iterable[_Sample]) -> None:
@@ -192,11 +192,6 @@ class _Epoch(Generic[_Sample]):
     def withdraw(self) -> None:
         self.end()
         self._sender.close()
-
-
-def _paths_of(samples: "SimpleQueue[tuple[_Sample] | None]", paths: _Paths[_Sample]) -> Iterator[AnyPath]:
-    while (taken := samples.get()) is not None:
-        yield paths[taken[0]]
 
 
 class _Sender:

@@ -1,7 +1,6 @@
 """The prices of us-east-1 in one table, each with its source and the time at which the source named it. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -18,39 +17,24 @@ class Item(StrEnum):
 
     GET = "S3 GET or HEAD request"
     LIST = "S3 LIST request"
-    S3 = "S3 Standard, GB-month"
     EBS = "EBS gp3, GB-month"
-    ML_STORAGE = "SageMaker instance storage, GB-month"
     EFS = "EFS Standard, GB-month"
     FSX = "FSx for Lustre scratch SSD, GB-month"
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Dollars in us-east-1 for one unit."""
-
-    dollars: float
-    as_of: str
-    source: str
-
-
-_ARTICLE = (
-    "https://aws.amazon.com/blogs/machine-learning/choose-the-best-data-source-for-your-amazon-sagemaker-training-job/"
-)
-
-PRICES: Final[Mapping[Item, Price]] = {
-    Item.GET: Price(0.0004 / 1000, "2025", "https://aws.amazon.com/s3/pricing/"),
-    Item.LIST: Price(0.005 / 1000, "2025", "https://aws.amazon.com/s3/pricing/"),
-    Item.S3: Price(0.023, "2022-02", _ARTICLE),
-    Item.EBS: Price(0.08, "2025", "https://aws.amazon.com/ebs/pricing/"),
-    # $0.02 for 100 GB in an hour, rounded there.
-    Item.ML_STORAGE: Price(0.14, "2022-02", _ARTICLE),
-    Item.EFS: Price(0.30, "2025", "https://aws.amazon.com/efs/pricing/"),
-    Item.FSX: Price(0.14, "2022-02", _ARTICLE),
+# Dollars for one unit, the time at which the source named them, and the source.
+PRICES: Final[Mapping[Item, float]] = {
+    Item.GET: 0.0004 / 1000,  # 2025, https://aws.amazon.com/s3/pricing/
+    Item.LIST: 0.005 / 1000,  # 2025, the same
+    Item.EBS: 0.08,  # 2025, https://aws.amazon.com/ebs/pricing/
+    Item.EFS: 0.30,  # 2025, https://aws.amazon.com/efs/pricing/
+    # 2022-02,
+    # https://aws.amazon.com/blogs/machine-learning/choose-the-best-data-source-for-your-amazon-sagemaker-training-job/
+    Item.FSX: 0.14,
 }
 
 
 def dollars(item: Item, quantity: float, *, hours: float = HOURS_PER_MONTH) -> float:
     """Return the price of `quantity` requests, or of so many GB that are kept for `hours`."""
     share = 1.0 if item in (Item.GET, Item.LIST) else hours / HOURS_PER_MONTH
-    return PRICES[item].dollars * quantity * share
+    return PRICES[item] * quantity * share

@@ -15,7 +15,7 @@ EXIT_CODES = {
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,
     "ObjectArchivedError": errno.EACCES, "UnavailableError": errno.EIO, "DeadlineError": errno.EIO,
-    "IntegrityError": errno.EIO, "PoisonedReadError": errno.EIO, "BadReplyError": errno.EIO,
+    "IntegrityError": errno.EIO, "BadReplyError": errno.EIO,
     "StaleInodeError": errno.ESTALE,
 }  # fmt: skip
 

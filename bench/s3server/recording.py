@@ -27,7 +27,6 @@ class RequestRecord:
     query: Mapping[str, str]
     range: tuple[int, int] | None
     if_match: str
-    user_agent: str
     status: int
     sent_bytes: int
 
@@ -39,7 +38,6 @@ class Statistics:
     requests: dict[str, int] = field(default_factory=dict)
     sent_bytes: int = 0
     in_flight: int = 0
-    peak_in_flight: int = 0
     connections: int = 0
     open_connections: int = 0
 
@@ -77,7 +75,6 @@ class RequestLog:
             now.requests[record.operation] = now.requests.get(record.operation, 0) + 1
             now.sent_bytes += record.sent_bytes
             now.in_flight += 1
-            now.peak_in_flight = max(now.peak_in_flight, now.in_flight)
             self._records[self._last_number] = record
             self._records.pop(self._last_number - self._limit, None)
             self._changed.notify_all()

@@ -68,7 +68,6 @@ def _record(connection: int, call: Call, reply: Reply, planned_bytes: int, *, is
         query={name: value.decode(errors="surrogateescape") for name, value in call.request.query.items()},
         range=(reply.start, reply.end) if "Content-Range" in reply.headers else None,
         if_match=headers.get("if-match", ""),
-        user_agent=headers.get("user-agent", ""),
         status=0 if is_refused else reply.status,
         sent_bytes=planned_bytes,
     )

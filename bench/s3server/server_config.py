@@ -42,13 +42,11 @@ class ServerConfig:
     # does (301 PermanentRedirect) or as the global one (400 AuthorizationHeaderMalformed).
     regions: Mapping[str, str] = field(default_factory=dict)
     wrong_region: Literal["redirect", "malformed"] = "redirect"
-    allow_anonymous: bool = True
     # The only access key that is known; empty accepts any. Signatures are not verified.
     access_key_id: str = ""
     page_keys_max: int = 1000
-    # The reply to a valid range: as S3's, the whole object (a server without ranges), or the right bytes and
-    # Content-Range under status 200 (as `rclone serve s3`).
-    range_reply: Literal["206", "200-whole", "200-part"] = "206"
+    # False: every range is answered with the whole object.
+    honour_ranges: bool = True
     # If-Match and If-Unmodified-Since.
     honour_conditions: bool = True
     # PUT of whole objects into `MemoryObjects`, with or without If-Match and If-None-Match. "creating" refuses each

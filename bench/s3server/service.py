@@ -247,8 +247,6 @@ class Service:
 
     def _check_access(self, call: Call) -> None:
         credential = _CREDENTIAL.search(call.request.headers.get("authorization", ""))
-        if credential is None and not self._config.allow_anonymous:
-            raise _S3Error(403, "AccessDenied", "Access Denied")
         if credential and self._config.access_key_id not in ("", credential[1]):
             raise _S3Error(
                 403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
@@ -349,14 +347,13 @@ class Service:
         if number and stored.parts:
             return self._part_reply(stored, headers, int(number), tells_checksums=tells_checksums, is_head=is_head)
         wanted = _parse_range(call.request.headers.get("range", ""), stored.size_bytes)
-        if wanted is None or self._config.range_reply == "200-whole":
+        if wanted is None or not self._config.honour_ranges:
             if tells_checksums:
                 headers.update(stored.checksums)
             return Reply(status=200, headers=headers, content=stored.content, end=stored.size_bytes, is_head=is_head)
         start, end = wanted
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{stored.size_bytes}"
-        status = 206 if self._config.range_reply == "206" else 200
-        return Reply(status=status, headers=headers, content=stored.content, start=start, end=end, is_head=is_head)
+        return Reply(status=206, headers=headers, content=stored.content, start=start, end=end, is_head=is_head)
 
     def _part_reply(
         self, stored: StoredObject, headers: dict[str, str], number: int, *, tells_checksums: bool, is_head: bool

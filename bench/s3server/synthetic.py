@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.s3server.buckets import DEFAULT_MODIFIED_S, FileSpan, ObjectView, StoredObject, key_bytes
-from bench.s3server.xml import contents_element, text
+from bench.s3server.xml import contents_element
 from fastfuse.errors import ConfigurationError
 from fastfuse.sizes import parse_size
 
@@ -103,14 +103,13 @@ class SyntheticObjects:
     """`count` objects of `size_bytes` each.
 
     Layouts: ``flat`` is ``00000042``, ``dirs`` is ``0007/00000042`` over `directories` folders of equal size,
-    ``hex`` is 16 hexadecimal digits that look random and ascend. `prefix` and `suffix` stand round each.
+    ``hex`` is 16 hexadecimal digits that look random and ascend. `suffix` stands behind each.
     """
 
     count: int
     size_bytes: int
     layout: Layout = "flat"
     directories: int = 1
-    prefix: str = ""
     suffix: str = ""
 
     def __post_init__(self) -> None:
@@ -142,18 +141,14 @@ class SyntheticObjects:
     def _hex_step(self) -> int:
         return _MASK // self.count
 
-    @cached_property
-    def _affixes(self) -> tuple[bytes, bytes]:
-        return self.prefix.encode(), self.suffix.encode()
-
     def key_at(self, index: int) -> bytes:
-        prefix, suffix = self._affixes
+        suffix = self.suffix.encode()
         if self.layout == "hex":
-            return b"%b%016x%b" % (prefix, index * self._hex_step + _mix(index) % self._hex_step, suffix)
+            return b"%016x%b" % (index * self._hex_step + _mix(index) % self._hex_step, suffix)
         folder = b""
         if self.layout == "dirs":
             folder = b"%0*d/" % (self._folder_width, index // self._objects_per_folder)
-        return b"%b%b%0*d%b" % (prefix, folder, self._number_width, index, suffix)
+        return b"%b%0*d%b" % (folder, self._number_width, index, suffix)
 
     def position(self, key: bytes) -> int:
         return bisect_left(range(self.count), key, key=self.key_at)
@@ -174,7 +169,7 @@ class SyntheticObjects:
         mixed = _mix_all(indices)
         etag_end = template.tobytes().index(b"&quot;</ETag>")
         _Field(etag_end - 16, 16, _HEX).fill(records, mixed)
-        column = len(b"<Contents><Key>") + len(text(self._affixes[0], url_encoded))
+        column = len(b"<Contents><Key>")
         if self.layout == "hex":
             step = np.uint64(self._hex_step)
             _Field(column, 16, _HEX).fill(records, indices * step + mixed % step)
@@ -200,19 +195,18 @@ def _parse_layout(value: str) -> Layout:
 
 
 def parse_synthetic(spec: str) -> SyntheticObjects:
-    """Parse ``count=1000000,size=128KiB,layout=dirs,dirs=1000,prefix=train/,suffix=.bin`` (first two needed)."""
+    """Parse ``count=1000000,size=128KiB,layout=dirs,dirs=1000,suffix=.bin`` (first two needed)."""
     values = dict(part.partition("=")[::2] for part in spec.split(","))
-    unknown = values.keys() - {"count", "size", "layout", "dirs", "prefix", "suffix"}
+    unknown = values.keys() - {"count", "size", "layout", "dirs", "suffix"}
     if unknown or not {"count", "size"} <= values.keys():
         raise ConfigurationError(
             f"synthetic objects: cannot use {spec!r}",
-            hint="give count= and size=, and if you like layout=, dirs=, prefix=, suffix=",
+            hint="give count= and size=, and if you like layout=, dirs=, suffix=",
         )
     return SyntheticObjects(
         count=parse_size(values["count"], "synthetic objects: count"),
         size_bytes=parse_size(values["size"], "synthetic objects: size"),
         layout=_parse_layout(values.get("layout", "flat")),
         directories=parse_size(values.get("dirs", "1"), "synthetic objects: dirs"),
-        prefix=values.get("prefix", ""),
         suffix=values.get("suffix", ""),
     )

@@ -118,8 +118,16 @@ class _OwnPages:
         parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         return parsed
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        _write_page(self, ctx, formatter)  # type: ignore[arg-type]
+    def format_help(self: Any, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        self.format_usage(ctx, formatter)
+        with formatter.section("Examples"):
+            for example in PAGES[self.name or ""].examples:
+                formatter.write(f"  {example}\n")
+        self.format_help_text(ctx, formatter)
+        for title, rows in sections_of(self, ctx, shows_all=ctx.meta[_SHOW_ALL]).items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+        self.format_epilog(ctx, formatter)
 
 
 class Command(_OwnPages, TyperCommand):
@@ -128,10 +136,6 @@ class Command(_OwnPages, TyperCommand):
 
 class Group(_OwnPages, TyperGroup):
     """The same for the program itself, whose page lists the commands, too."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, one.get_short_help_str(_NO_LIMIT)) for name, one in self.commands.items()])
 
 
 def _process(parameter: Any, convert: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:  # noqa: ANN401
@@ -170,18 +174,6 @@ def sections_of(command: Command | Group, ctx: Any, *, shows_all: bool) -> dict[
     sections.setdefault(_OPTIONS, []).append(("-h, --help", "Show this page."))
     if page.options:
         sections[_OPTIONS].append((_ALL, "Show every option, and the environment variable of each."))
-    return {title: rows for title, rows in sections.items() if rows}
-
-
-def _write_page(command: Command | Group, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
-    command.format_usage(ctx, formatter)
-    with formatter.section("Examples"):
-        for example in PAGES[command.name or ""].examples:
-            formatter.write(f"  {example}\n")
-    command.format_help_text(ctx, formatter)
-    for title, rows in sections_of(command, ctx, shows_all=ctx.meta[_SHOW_ALL]).items():
-        with formatter.section(title):
-            formatter.write_dl(rows)
     if isinstance(command, Group):
-        command.format_commands(ctx, formatter)
-    command.format_epilog(ctx, formatter)
+        sections["Commands"] = [(name, one.get_short_help_str(_NO_LIMIT)) for name, one in command.commands.items()]
+    return {title: rows for title, rows in sections.items() if rows}

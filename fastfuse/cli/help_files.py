@@ -27,15 +27,14 @@ def man_pages(context: Any) -> dict[str, str]:  # noqa: ANN401 -- typer keeps th
     """Return the pages of the program of a typer context and of its commands, by their names."""
     program = context.command
     commands = {f"fastfuse-{name}": command for name, command in program.commands.items()}
-    rows = [(command.name, command.get_short_help_str(1000)) for command in commands.values()]
-    pages = {"fastfuse": _page("fastfuse", program, context, {"Commands": rows}, sorted(commands))}
+    pages = {"fastfuse": _page("fastfuse", program, context, sorted(commands))}
     for name, command in commands.items():
         inner = command.make_context(command.name, [], parent=context, resilient_parsing=True)
-        pages[name] = _page(name, command, inner, {}, ["fastfuse"])
+        pages[name] = _page(name, command, inner, ["fastfuse"])
     return pages
 
 
-def _page(name: str, command: Any, context: Any, more: dict[str, list[tuple[str, str]]], others: list[str]) -> str:  # noqa: ANN401
+def _page(name: str, command: Any, context: Any, others: list[str]) -> str:  # noqa: ANN401
     summary = first_sentence(command.help.partition("\n\n")[0]).rstrip(".")
     lines = [
         f'.TH {_roff(name.upper())} 1 "" "fastfuse {VERSION}" "User Commands"',
@@ -44,7 +43,7 @@ def _page(name: str, command: Any, context: Any, more: dict[str, list[tuple[str,
         *(".SH EXAMPLES", ".nf", *map(_roff, PAGES[command.name].examples), ".fi"),
         *(".SH DESCRIPTION", *_paragraphs(command.help)),
     ]
-    for title, rows in (sections_of(command, context, shows_all=True) | more).items():
+    for title, rows in sections_of(command, context, shows_all=True).items():
         lines.append(f".SH {_roff(title.upper())}")
         for term, text in rows:
             lines += [".TP", f".B {_roff(term)}", _roff(text)]

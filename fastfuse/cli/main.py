@@ -96,22 +96,14 @@ def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
 
 def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:
     child = startup.fork()
-    ready = False
-
-    def on_ready(_: int) -> None:
-        nonlocal ready
-        ready = True
-        child.ready()
-
     try:
         heard = log.configure(logs, syslog=log.SYSLOG)
         child.relay_logs(log.formatter(logs))
         if not heard:
             _logger.warning("there is no syslog here: once mounted, nothing is logged (--log-file keeps the lines)")
-        return _serve(settings, on_ready)
+        return _serve(settings, lambda _: child.ready())
     except FastfuseError as error:
-        if not ready:
-            child.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
+        child.fail(log.command_text(str(error), hint=error.hint, exit_code=error.exit_code, json=logs.json))
         _logger.error("%s", error)
         return error.exit_code
 

@@ -44,15 +44,13 @@ def variables_of(group: TyperGroup) -> dict[str, str]:
         for command in group.commands.values()
         if isinstance(command, TyperCommand)
         for parameter in command.params
-        for variable in _as_list(parameter.envvar)
+        for variable in ([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ())
     }
 
 
-def warn_of_unknown_variables(
-    known: Mapping[str, str], words: Sequence[str], environ: Mapping[str, str] = os.environ
-) -> None:
+def warn_of_unknown_variables(known: Mapping[str, str], words: Sequence[str]) -> None:
     """Warn of each variable that looks like one of ours and is none of those `known`."""
-    ours = {name for name in environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
+    ours = {name for name in os.environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
     for name in sorted(ours - known.keys()):
         from difflib import get_close_matches  # most environments have no such variable
 
@@ -90,10 +88,6 @@ def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Ite
                 yield variable, option
         elif repr(value) in message and value not in words:
             yield variable, option.upper()
-
-
-def _as_list(envvar: str | Sequence[str] | None) -> Sequence[str]:
-    return [envvar] if isinstance(envvar, str) else envvar or []
 
 
 def _wants_json(words: Sequence[str]) -> bool:

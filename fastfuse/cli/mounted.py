@@ -233,9 +233,12 @@ def report(
     if as_json:
         say(json.dumps(found))
         return 0
-    from fastfuse.report.layout import check_installed, page
-
-    check_installed()
+    try:
+        from fastfuse.report.layout import page
+    except ImportError:
+        raise ConfigurationError(
+            "a report takes pygal, which is not installed", hint="pip install 'fastfuse[report]'"
+        ) from None
     text = page(record)
     if str(output) == "-":
         say(text)

@@ -261,10 +261,6 @@ def warm(
             options.checked_cache(cache, connection)
             plan = cache_work.plan_of_source(S3Uri.parse(source), origin, connection, cache)
         return cache_work.fill(plan, hints, bytes_per_s, checks=check)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) or (
-            isinstance(error, BaseExceptionGroup) and error.split(KeyboardInterrupt)[1] is None
-        ):
-            sys.stderr.write("interrupted: what was fetched is kept, and the same command goes on\n")
-            return INTERRUPTED
-        raise
+    except* KeyboardInterrupt:
+        sys.stderr.write("interrupted: what was fetched is kept, and the same command goes on\n")
+    return INTERRUPTED

@@ -48,7 +48,7 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class Startup:
-    """The child's end of the pipe to its parent. Call `ready` or `fail`, one of them, once."""
+    """The child's end of the pipe to its parent, which the first call of `ready` or `fail` ends."""
 
     def __init__(self, pipe_fd: int) -> None:
         self._pipe = os.fdopen(pipe_fd, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
@@ -68,8 +68,9 @@ class Startup:
         self._end(_READY.decode())
 
     def _end(self, text: str) -> None:
-        self._pipe.write(text)
-        self._pipe.close()
+        if not self._pipe.closed:
+            self._pipe.write(text)
+            self._pipe.close()
 
 
 class _Relay(logging.StreamHandler):  # type: ignore[type-arg]

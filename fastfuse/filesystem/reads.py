@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, PoisonedReadError, ReadError
+from fastfuse.errors import ObjectChangedError, ReadError
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.late_reads import FailedReads
@@ -211,7 +211,7 @@ class Reads:
     async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
         """Let a read begin that was in hand when a worker died, unless workers die of it."""
         if self.in_hand.is_poisoned(read):
-            raise PoisonedReadError(f"{ref.key!r} is not read: workers died of it.")
+            raise ReadError(f"{ref.key!r} is not read: workers died of it.")
         if read in self.in_hand.suspects:
             async with self._suspects_turn:
                 # One that takes long may wait for the service, which may not answer: then the next one begins.

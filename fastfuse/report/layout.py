@@ -10,7 +10,9 @@ from importlib.resources import files
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree
 
-from fastfuse.errors import ConfigurationError
+import pygal
+from pygal.style import Style
+
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, judge
 from fastfuse.metrics import Counters
@@ -18,7 +20,7 @@ from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record
 from fastfuse.sizes import MIB, format_duration, format_size, three_digits
 
-__all__ = ["Line", "chart", "check_installed", "page"]
+__all__ = ["page"]
 
 # A shorter phase has no room for its name on a phone; the table has it.
 _LABELLED: Final = 0.2
@@ -144,13 +146,14 @@ def _figures(it: Figures, last: Counters) -> dict[str, str]:
 
 
 def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
-    lines: list[Line] = [(heading, [(it.end, number(it)) for it in pieces]) for heading, number in drawn.columns]
+    lines: list[_Line] = [(heading, [(it.end, number(it)) for it in pieces]) for heading, number in drawn.columns]
     keys = []
     for number, (name, points) in enumerate(lines):
         found = [value for _, value in points if value is not None]
         most = f"at most {three_digits(max(found))} {drawn.unit}" if found else "none"
         keys.append(f"<span class='key key-{number}'>{name}: {most}</span>")
-    svg = chart(drawn.title, drawn.unit, lines)
+    # For wide and for narrow screens: the style sheet shows one.
+    svg = "".join(_svg(size, drawn.title, drawn.unit, lines) for size in _SIZES)
     return (
         f"<figure><h3>{drawn.title}, {drawn.unit}</h3>{svg}"
         f"<figcaption>{' '.join(keys)}<br>{drawn.text}</figcaption></figure>"
@@ -205,7 +208,7 @@ def _moment(at: float) -> str:
 
 
 # A name, and its points: seconds since 1970 and a number, or None where there is none.
-Line = tuple[str, Sequence[tuple[float, float | None]]]
+_Line = tuple[str, Sequence[tuple[float, float | None]]]
 
 # Width, height and the most labels of time. A phone shows the second: letters would be too small in the first.
 _SIZES = {"wide": (1000, 240, 9), "narrow": (380, 240, 4)}
@@ -213,32 +216,10 @@ _STEPS_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 
 # The size in the style sheet: pygal leaves room for such labels.
 _FONT_PX = 14
 # Nobody can point at them without a script.
-_OF_SCRIPTS = ("overlay", "text-overlay", "tooltip-overlay")
+_OF_SCRIPTS = {"overlay", "text-overlay", "tooltip-overlay"}
 
 
-def check_installed() -> None:
-    """Import the library that draws.
-
-    Raises:
-        ConfigurationError: the library that draws is not installed.
-    """
-    try:
-        import pygal  # noqa: F401
-    except ImportError:
-        raise ConfigurationError(
-            "a report takes pygal, which is not installed", hint="pip install 'fastfuse[report]'"
-        ) from None
-
-
-def chart(title: str, unit: str, lines: Sequence[Line]) -> str:
-    """Return a chart twice, for wide and for narrow screens, of which the style sheet shows one."""
-    return "".join(_svg(size, title, unit, lines) for size in _SIZES)
-
-
-def _svg(size: str, title: str, unit: str, lines: Sequence[Line]) -> str:
-    import pygal
-    from pygal.style import Style
-
+def _svg(size: str, title: str, unit: str, lines: Sequence[_Line]) -> str:
     width, height, most_labels = _SIZES[size]
     times = [at for _, points in lines for at, _ in points]
     fonts = dict.fromkeys(("label_font_size", "major_label_font_size"), _FONT_PX)
@@ -254,12 +235,11 @@ def _svg(size: str, title: str, unit: str, lines: Sequence[Line]) -> str:
         include_x_axis=True,
         min_scale=2,
         max_scale=4,
-        xrange=(times[0], times[-1]) if times else None,
+        xrange=(times[0], times[-1]),
         value_formatter=_label,
         x_value_formatter=_clock(times),
         x_labels=_ticks(times, most_labels),
         disable_xml_declaration=True,
-        no_data_text="",
     )
     for name, points in lines:
         drawn.add(name, [*points])
@@ -271,10 +251,9 @@ def _cleaned(root: Any, classes: str, title: str) -> str:  # noqa: ANN401 -- an 
     """Return the SVG without scripts, styles and what needs them."""
     for parent in [*root.iter()]:
         for child in [*parent]:
-            name = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else "comment"
-            # Titles within show a number that the axis shows.
-            is_of_scripts = set(child.get("class", "").split()) & {*_OF_SCRIPTS} if name != "comment" else True
-            if name in {"script", "style", "defs", "title"} or is_of_scripts:
+            # A comment's tag is no text. Titles within show a number that the axis shows.
+            name = child.tag.rpartition("}")[2] if isinstance(child.tag, str) else ""
+            if name in {"", "script", "style", "defs", "title"} or _OF_SCRIPTS & {*child.get("class", "").split()}:
                 parent.remove(child)
     root.set("class", classes)
     root.set("role", "img")
@@ -290,8 +269,6 @@ def _label(number: float) -> str:
 
 def _ticks(times: Sequence[float], most: int) -> list[float]:
     """Return round times of the day, at most so many."""
-    if not times:
-        return []
     first, last = times[0], times[-1]
     step_s = next((step for step in _STEPS_S if (last - first) / step <= most - 1), (last - first) / (most - 1))
     tick = -(-first // step_s) * step_s
@@ -299,6 +276,6 @@ def _ticks(times: Sequence[float], most: int) -> list[float]:
 
 
 def _clock(times: Sequence[float]) -> Any:  # noqa: ANN401 -- what pygal calls
-    length_s = times[-1] - times[0] if times else 0
+    length_s = times[-1] - times[0]
     pattern = "%H:%M:%S" if length_s < 600 else "%H:%M" if length_s < 86400 else "%d %H:%M"
     return lambda at: datetime.fromtimestamp(at, UTC).strftime(pattern)

@@ -12,7 +12,7 @@ from fastfuse.filesystem.worker import _MOST_MESSAGE_BYTES
 
 TOKENS = (
     *(b'"fastfuse"', b'"fastfuse": 1', b'"error"', b'"kinds"', b'"message"', b'"hint"'),
-    *(b'"FastfuseError"', b'"ServiceError"', b'"errno_for"', b'"__doc__"', b'"PoisonedReadError"', b"[]", b"{}", b'""'),
+    *(b'"FastfuseError"', b'"ServiceError"', b'"errno_for"', b'"__doc__"', b'"IntegrityError"', b"[]", b"{}", b'""'),
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"true", b"NaN", b"Infinity", b"-1", b"1e999", b"9" * 400),
     *(b"\\ud800", b"\xff", b"\xfe\xff", b"\x00", b"[" * 64, b"]" * 64, b'{"a":' * 64, b"}\n", b"\n", b"\xc3\xa4" * 64),
     *(b'{"fastfuse": 1, "request": "trace"', b'"index"', b'"top"', b'"log-level"', b'"stack"', b'"tasks"', b'"record"'),

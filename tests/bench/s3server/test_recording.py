@@ -13,7 +13,6 @@ def _record(key: str, sent_bytes: int = 0) -> RequestRecord:
         query={},
         range=None,
         if_match="",
-        user_agent="",
         status=200,
         sent_bytes=sent_bytes,
     )
@@ -29,17 +28,6 @@ def test_the_log_keeps_the_last_records_and_counts_all() -> None:
     log.clear()
     assert log.records() == ()
     assert log.statistics().requests == {"GetObject": 3}
-
-
-def test_the_peak_is_of_requests_in_flight_at_one_time() -> None:
-    log = RequestLog(limit=5)
-    first, second = log.begin(_record("a")), log.begin(_record("b"))
-    log.finish(first, missing_bytes=0)
-    third = log.begin(_record("c"))
-    assert (log.statistics().in_flight, log.statistics().peak_in_flight) == (2, 2)
-    for number in (second, third):
-        log.finish(number, missing_bytes=0)
-    assert (log.statistics().in_flight, log.statistics().peak_in_flight) == (0, 2)
 
 
 def test_waiting_ends_at_once_where_the_condition_is_met_and_in_an_error_where_it_never_is() -> None:

@@ -48,11 +48,11 @@ def client(server: LoopbackServer) -> Iterator[Any]:
 
 
 def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer) -> None:
-    http_get(server.endpoint_url, "/data/key", {"Range": "bytes=10-19", "If-Match": "*", "User-Agent": "me"})
+    http_get(server.endpoint_url, "/data/key", {"Range": "bytes=10-19", "If-Match": "*"})
     http_get(server.endpoint_url, "/data?list-type=2&prefix=a%20b")
     first, second = server.requests
     assert (first.method, first.operation, first.bucket, first.key) == ("GET", "GetObject", "data", "key")
-    assert (first.range, first.if_match, first.user_agent) == ((10, 20), "*", "me")
+    assert (first.range, first.if_match) == ((10, 20), "*")
     assert (first.status, first.sent_bytes, first.connection) == (206, 10, 1)
     assert (second.operation, second.query, second.connection) == (
         "ListObjectsV2",
@@ -147,7 +147,6 @@ def test_many_connections_are_served_at_once(server: LoopbackServer) -> None:
         server.wait_until(lambda now: now.in_flight == 50)
         server.faults.remove(rule)
         assert all(reply.result()[1] == _DATA for reply in replies)
-    assert server.statistics().peak_in_flight == 50
 
 
 def test_a_client_that_leaves_early_is_recorded_with_what_it_took(server: LoopbackServer) -> None:

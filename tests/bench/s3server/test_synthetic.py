@@ -12,12 +12,12 @@ _PART_BYTES = 8 << 20
 _layouts = st.sampled_from(["flat", "dirs", "hex"])
 _sets = st.builds(
     lambda count, layout, share, suffix: SyntheticObjects(
-        count=count, size_bytes=9, layout=layout, directories=max(1, count // share), prefix="p <é>/", suffix=suffix
+        count=count, size_bytes=9, layout=layout, directories=max(1, count // share), suffix=suffix
     ),
     st.integers(1, 10**12),
     _layouts,
     st.integers(1, 100_000),
-    st.sampled_from(["", ".bin", "&+"]),
+    st.sampled_from(["", ".bin", "&+", "<é> "]),
 )
 
 
@@ -78,8 +78,8 @@ def test_bytes_do_not_depend_on_how_they_are_asked_for(start: int, length: int, 
 
 
 def test_a_description_makes_the_set_it_says() -> None:
-    assert parse_synthetic("count=1000,size=128KiB,layout=dirs,dirs=10,prefix=train/,suffix=.bin") == SyntheticObjects(
-        count=1000, size_bytes=131072, layout="dirs", directories=10, prefix="train/", suffix=".bin"
+    assert parse_synthetic("count=1000,size=128KiB,layout=dirs,dirs=10,suffix=.bin") == SyntheticObjects(
+        count=1000, size_bytes=131072, layout="dirs", directories=10, suffix=".bin"
     )
     assert parse_synthetic("count=4,size=2TiB").size_bytes == 2 << 40
 
