@@ -23,7 +23,7 @@ from fastfuse.sagemaker.files import libc_error, open_directory
 
 __all__ = [
     *("PRIVATE_NAME", "Directory", "DiskClaim", "Trust", "disk_claims", "disk_errors", "open_private", "open_root"),
-    *("read_stamp", "read_trust", "settle", "version_of", "write_all", "write_stamp"),
+    *("read_stamp", "read_trust", "settle", "version_of", "write_stamp"),
 ]
 
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
@@ -161,13 +161,6 @@ def _translated(error: OSError, path: bytes) -> DiskError:
 def _shown(path: bytes) -> str:
     """Return the path quoted: a name may hold what a terminal obeys."""
     return repr(os.fsdecode(path))
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(fd, rest, offset)
-        rest, offset = rest[written:], offset + written
 
 
 def boot_id() -> bytes:

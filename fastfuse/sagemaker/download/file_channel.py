@@ -18,16 +18,7 @@ import trio
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
-from fastfuse.errors import (
-    AccessError,
-    FastfuseError,
-    ObjectChangedError,
-    ObjectDeniedError,
-    ReadError,
-    ServiceError,
-    SourceError,
-    first_of,
-)
+from fastfuse.errors import FastfuseError, ReadError, first_of
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -38,6 +29,7 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.room import Room
+from fastfuse.s3.whole import command_error
 from fastfuse.sagemaker.download import disk, landing
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, disk_claims, disk_errors, open_root
 from fastfuse.sagemaker.download.landing import Job, Landing, Places
@@ -133,7 +125,7 @@ def download_channel(
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):
-            raise _command_error(first) from first
+            raise command_error(first) from first
         raise first from error.__cause__
 
 
@@ -291,13 +283,3 @@ class _Download:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # Never abandoned: a write that has begun ends.
         return await trio.to_thread.run_sync(work, limiter=self._threads)
-
-
-def _command_error(error: ReadError) -> FastfuseError:
-    """Return the failure of a read as the error of a command."""
-    kind: type[FastfuseError] = ServiceError
-    if isinstance(error, ObjectChangedError):
-        kind = SourceError
-    elif isinstance(error, ObjectDeniedError):
-        kind = AccessError
-    return kind(str(error), hint=error.hint)

@@ -21,6 +21,7 @@ from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.checksums import md5_of_etag
+from fastfuse.s3.whole import write_all
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
 from fastfuse.sizes import format_size
@@ -121,7 +122,7 @@ class Landing:
 
     def write(self, data: Buffer, start: int = 0) -> None:
         with disk_errors(self._job.path):
-            disk.write_all(self._fd, data, start)
+            write_all(self._fd, data, start)
 
     def finish(self) -> None:
         """Put the file in place, all of which is written."""
