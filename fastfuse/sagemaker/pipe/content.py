@@ -14,6 +14,7 @@ multiples of four. A record whose data has the magic there is split: the magic i
 
 import struct
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -123,22 +124,14 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
     return None if inode is None or table.is_directory(inode) else inode
 
 
-class _Order:
-    """The pieces of each epoch in order; the same for the same epoch."""
-
-    def __init__(
-        self, channel: Channel, shard: Shard | None, pieces: Inodes, size_bytes_of: Callable[[int], int]
-    ) -> None:
-        self._seed = channel.shuffle_seed
-        self._shard = shard
-        self._pieces = pieces
-        # A shard by bytes needs them.
-        self._sizes_bytes: Inodes | None = None
-        if shard is not None and shard.by_bytes:
-            self._sizes_bytes = np.array([size_bytes_of(piece) for piece in pieces.tolist()], "int64")
-
-    def __call__(self, epoch: int) -> Iterator[int]:
-        return map(int, epoch_order(self._pieces, self._seed, epoch, self._shard, self._sizes_bytes))
+def _order(
+    channel: Channel, shard: Shard | None, pieces: Inodes, size_bytes_of: Callable[[int], int]
+) -> Callable[[int], Iterator[int]]:
+    """Return a function of an epoch, which returns its pieces in order."""
+    sizes_bytes: Inodes | None = None
+    if shard is not None and shard.by_bytes:
+        sizes_bytes = np.array([size_bytes_of(piece) for piece in pieces.tolist()], "int64")
+    return lambda epoch: map(int, epoch_order(pieces, channel.shuffle_seed, epoch, shard, sizes_bytes))
 
 
 class Objects:
@@ -147,7 +140,7 @@ class Objects:
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
         sizes = table.columns["sizes"]
-        self._order = _Order(channel, shard, source_order(table), lambda inode: int(sizes[table.row(inode)]))
+        self._order = _order(channel, shard, source_order(table), lambda inode: int(sizes[table.row(inode)]))
 
     def items(self, epoch: int) -> Iterator[Item]:
         yield from self.files(epoch)
@@ -167,7 +160,7 @@ class Lines:
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # The offset of each line, and the end; every line ends with a newline.
         self._starts = np.concatenate([[0], ends + 1]).astype("int64")
-        self._order = _Order(channel, shard, np.arange(len(ends)), self._size_bytes)
+        self._order = _order(channel, shard, np.arange(len(ends)), self._size_bytes)
 
     def items(self, epoch: int) -> Iterator[Item]:
         return chain.from_iterable(map(self._line, self._order(epoch)))
@@ -334,30 +327,23 @@ class Framer:
 
     def __init__(self, scan: Scan) -> None:
         self._size_bytes = scan.size_bytes
-        # Places where a piece ends, and data that is left out: the magic behind each but the last.
-        self._ends = [*scan.magics, scan.size_bytes]
+        # Start and end of the pieces that are not complete; the magic between two of them is left out.
+        starts = [0, *(at + _WORD_BYTES for at in scan.magics)]
+        self._pieces = deque(zip(starts, [*scan.magics, scan.size_bytes], strict=True))
         self._at = 0
-        self._piece = -1
 
     def feed(self, chunk: Buffer) -> Iterator[Buffer]:
-        """Yield what to write for `chunk`; the header of a record without data comes with `finish`.
-
-        Raises:
-            ValueError: there is more data than the scan has seen.
-        """
-        data = memoryview(chunk)
-        while data:
-            if self._piece < 0:
-                yield self._next_header()
-            if self._at < (end := self._ends[self._piece]):
-                taken = data[: end - self._at]
-                yield taken
-            else:
-                taken = data[: end + _WORD_BYTES - self._at]
-                if self._at + len(taken) == end + _WORD_BYTES:
-                    yield self._next_header()
-            self._at += len(taken)
-            data = data[len(taken) :]
+        """Yield what to write for `chunk`; the header of a last piece without data comes with `finish`."""
+        data, at = memoryview(chunk), self._at
+        self._at += len(data)
+        while self._pieces and self._pieces[0][0] < self._at:
+            start, end = self._pieces[0]
+            if start >= at:
+                yield self._header()
+            yield data[max(start - at, 0) : end - at]
+            if end > self._at:
+                return
+            self._pieces.popleft()
 
     def finish(self) -> bytes:
         """Return what follows the data: zeros, or nothing.
@@ -365,16 +351,12 @@ class Framer:
         Raises:
             ValueError: there was less data, or more, than the scan has seen.
         """
-        header = self._next_header() if self._piece < 0 else b""
         if self._at != self._size_bytes:
             raise ValueError(f"a record of {self._size_bytes} bytes became one of {self._at}")
-        return header + bytes(-self._size_bytes % _WORD_BYTES)
+        return (self._header() if self._pieces else b"") + bytes(-self._size_bytes % _WORD_BYTES)
 
-    def _next_header(self) -> bytes:
-        self._piece += 1
-        if self._piece == len(self._ends):
-            raise ValueError(f"a record of {self._size_bytes} bytes became a longer one")
-        start = self._ends[self._piece - 1] + _WORD_BYTES if self._piece else 0
-        is_last = self._piece == len(self._ends) - 1
-        flag = (3 if is_last else 2) if self._piece else (0 if is_last else 1)
-        return _HEADER.pack(_MAGIC, flag << _FLAG_SHIFT | self._ends[self._piece] - start)
+    def _header(self) -> bytes:
+        start, end = self._pieces[0]
+        is_last = len(self._pieces) == 1
+        flag = (3 if is_last else 2) if start else (0 if is_last else 1)
+        return _HEADER.pack(_MAGIC, flag << _FLAG_SHIFT | end - start)
