@@ -141,16 +141,21 @@ _LAST_BLOCK = b"\x03\x00"
 
 
 def write_archive(
-    directory: Path, found: Iterable[Found], write: Callable[[bytes], object], report: Callable[[int], object]
+    directory: Path,
+    found: Iterable[Found],
+    piece_bytes: int,
+    write: Callable[[bytes], object],
+    report: Callable[[int], object],
 ) -> None:
     """Call `write` with the pieces of a gzipped tar of all that was `found` in `directory`, links as links.
 
-    `report` is called with the bytes of the tar that are being compressed or done.
+    Each piece but the last has `piece_bytes` or a block more. `report` is called with the bytes of the tar that are
+    being compressed or done.
 
     Raises:
         OutputError: a file cannot be read, or got shorter meanwhile; the archive is not complete then.
     """
-    packed = _Gzip(write, report)
+    packed = _Gzip(piece_bytes, write, report)
     try:
         with tarfile.TarFile(fileobj=packed, mode="w", copybufsize=_BLOCK_BYTES) as archive:  # type: ignore[arg-type]
             for one in found:
@@ -174,7 +179,8 @@ def _add(archive: tarfile.TarFile, found: Found) -> None:
 class _Gzip:
     """A file for `tarfile` to write to, which passes the compressed bytes on."""
 
-    def __init__(self, write: Callable[[bytes], object], report: Callable[[int], object]) -> None:
+    def __init__(self, piece_bytes: int, write: Callable[[bytes], object], report: Callable[[int], object]) -> None:
+        self._piece_bytes = piece_bytes
         self._write = write
         self._report = report
         threads = len(os.sched_getaffinity(0))
@@ -184,7 +190,8 @@ class _Gzip:
         self._ahead: deque[Future[bytes]] = deque()
         self._begun = bytearray()
         self._crc = self._size_bytes = 0
-        write(_HEADER)
+        # The begin of the next piece.
+        self._packed = bytearray(_HEADER)
 
     def tell(self) -> int:
         return self._size_bytes
@@ -199,8 +206,8 @@ class _Gzip:
     def finish(self) -> None:
         self._start()
         while self._ahead:
-            self._write(self._ahead.popleft().result())
-        self._write(_LAST_BLOCK + struct.pack("<II", self._crc, self._size_bytes & 0xFFFFFFFF))
+            self._pass_on()
+        self._write(bytes(self._packed) + _LAST_BLOCK + struct.pack("<II", self._crc, self._size_bytes & 0xFFFFFFFF))
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -211,7 +218,13 @@ class _Gzip:
         self._report(self._size_bytes)
         self._ahead.append(self._pool.submit(_deflate, block))
         if len(self._ahead) > self._most_ahead:
-            self._write(self._ahead.popleft().result())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._packed += self._ahead.popleft().result()
+        if len(self._packed) >= self._piece_bytes:
+            piece, self._packed = bytes(self._packed), bytearray()
+            self._write(piece)
 
 
 def _deflate(block: bytes) -> bytes:
@@ -340,9 +353,10 @@ class _Sending:
         sending, receiving = trio.open_memory_channel[bytes](0)
 
         def make() -> None:
-            pieces = _Pieces(piece_bytes_of(most_bytes), lambda piece: trio.from_thread.run(sending.send, piece))
-            write_archive(place, walk(place, base), pieces.write, self._report)
-            pieces.finish()
+            def write(piece: bytes) -> None:
+                trio.from_thread.run(sending.send, piece)
+
+            write_archive(place, walk(place, base), piece_bytes_of(most_bytes), write, self._report)
 
         async def make_in_thread() -> None:
             await trio.to_thread.run_sync(make)
@@ -406,24 +420,6 @@ def key_of(prefix: S3Uri, below: str, path: Path) -> str:
         return (prefix.path + below).encode().decode()
     except UnicodeEncodeError as error:
         raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
-
-
-class _Pieces:
-    """Makes pieces of one size of whatever is written."""
-
-    def __init__(self, piece_bytes: int, hand_over: Callable[[bytes], object]) -> None:
-        self._piece_bytes = piece_bytes
-        self._hand_over = hand_over
-        self._begun = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self._begun += data
-        if len(self._begun) >= self._piece_bytes:
-            self.finish()
-
-    def finish(self) -> None:
-        piece, self._begun = bytes(self._begun), bytearray()
-        self._hand_over(piece)
 
 
 def piece_bytes_of(total_bytes: int) -> int:
