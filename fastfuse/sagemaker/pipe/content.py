@@ -1,6 +1,7 @@
 """The content of an epoch: its objects or manifest lines in order, and the encodings of their bytes. Pure.
 
-Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for.
+Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for, in
+their order.
 
 A channel that is sharded and shuffled is dealt out to the hosts anew in each epoch: all hosts have the whole table and
 make the same permutation of it, and each takes its part of that.
@@ -15,7 +16,7 @@ multiples of four. A record whose data has the magic there is split: the magic i
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
@@ -51,26 +52,21 @@ class File(NamedTuple):
 Item = File | bytes
 
 
-def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[str | bytes]:
-    """Return the attributes of `line` in the order of `names`, or all as they come.
+def attributes_of(line: bytes) -> list[str | bytes]:
+    """Return the attributes of `line` as they come.
 
     Text is the S3 URI of an object to stream; bytes are streamed themselves. A string loses its quotes; anything else
     is as the line has it, numbers digit for digit.
 
     Raises:
-        ValueError: the line is no JSON object, or lacks an attribute.
+        ValueError: the line is no JSON object.
         ConfigurationError: it is damaged.
     """
     text = JsonText(line.decode(), "line")
     start = text.after_space(0)
     if not text.text.startswith("{", start):
         raise ValueError("a line that is no JSON object")
-    members = {member.name: member for member in text.members(start)}
-    try:
-        chosen = [members[name] for name in names] if names else members.values()
-    except KeyError as error:
-        raise ValueError(f"no attribute {error}") from error
-    return [_attribute(one, text.text[one.start : one.end]) for one in chosen]
+    return [_attribute(one, text.text[one.start : one.end]) for one in text.members(start)]
 
 
 def _attribute(member: Member, text: str) -> str | bytes:
@@ -155,7 +151,6 @@ class Lines:
 
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
-        self._names = channel.attribute_names
         self._path, self._text = _manifest(table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # The offset of each line, and the end; every line ends with a newline.
@@ -175,7 +170,7 @@ class Lines:
     def _line(self, line: int) -> Iterator[Item]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
         try:
-            attributes = attributes_of(text, self._names)
+            attributes = attributes_of(text)
         except (ValueError, ConfigurationError) as error:
             raise SourceError(f"{self._path}:{line + 1}: this line makes no sense: {error}") from error
         return (self._file(one, line) if isinstance(one, str) else one for one in attributes)
