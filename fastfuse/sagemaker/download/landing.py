@@ -47,11 +47,7 @@ class Places:
     def __init__(self, table: InodeTable, root: Directory) -> None:
         self.table = table
         self.root = root
-        self._parents = table.columns["parents"].data
-
-    def parent(self, row: int) -> int:
-        parent: int = self._parents[row]
-        return parent
+        self.parents = table.columns["parents"].data
 
     def open(self, row: int) -> Directory:
         """Open the directory at `row`; raise `OSError` where there is none, or a link."""
@@ -74,7 +70,7 @@ class Places:
         names = []
         while row:
             names.append(self.name(row))
-            row = self.parent(row)
+            row = self.parents[row]
         return names[::-1]
 
 
@@ -88,7 +84,7 @@ def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
     for row in range(1, len(table)):
         if is_there[row]:
             continue
-        parent = places.parent(row)
+        parent = places.parents[row]
         if parent != directory_row:
             with disk_errors(places.path(parent)):
                 directory, directory_row = places.open(parent), parent
