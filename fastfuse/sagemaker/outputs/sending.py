@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from fastfuse.sagemaker.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
 __all__ = [
-    *("Found", "Outgoing", "SendTask", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
+    *("Found", "Outgoing", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
     *("unreadable", "walk", "write_archive", "writer_to"),
 ]
 
@@ -253,38 +253,28 @@ class Outgoing:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendTask:
-    """The work of one process."""
-
-    outgoing: tuple[Outgoing, ...]
-    # The places lie below it.
-    base: Path
-    connection: ConnectionConfig
-    kms_key_id: str
-
-
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
 
 
-def send_outputs(task: SendTask, tell: Tell) -> None:
-    """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket."""
-    trio.run(_send_all, task, tell)
+async def send_outputs(
+    outgoing: Sequence[Outgoing], base: Path, connection: ConnectionConfig, kms_key_id: str, tell: Tell
+) -> None:
+    """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket.
 
-
-async def _send_all(task: SendTask, tell: Tell) -> None:
-    client = S3Client(S3Session(task.connection))
+    What is sent lies below `base`.
+    """
+    client = S3Client(S3Session(connection))
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(_end_at_signal, signals, nursery.cancel_scope)
             exits.push_async_callback(client.aclose)
-            for outgoing in task.outgoing:
+            for one in outgoing:
                 try:
-                    sent = await _Sending(task, outgoing, client, exits, tell).run()
-                    tell(outgoing.name, sent=sent, **_said(outgoing, sent))
+                    sent = await _Sending(one, base, kms_key_id, client, exits, tell).run()
+                    tell(one.name, sent=sent, **_said(one, sent))
                 except FastfuseError as error:
-                    tell(outgoing.name, error=error)
+                    tell(one.name, error=error)
             nursery.cancel_scope.cancel()
 
 
@@ -304,9 +294,12 @@ async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -
 class _Sending:
     """The way of one directory into S3."""
 
-    def __init__(self, task: SendTask, outgoing: Outgoing, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
-        self._task = task
+    def __init__(
+        self, outgoing: Outgoing, base: Path, kms_key_id: str, client: S3Client, exits: AsyncExitStack, tell: Tell
+    ) -> None:
         self._outgoing = outgoing
+        self._base = base
+        self._kms_key_id = kms_key_id
         self._client = client
         self._exits = exits
         self._tell = tell
@@ -319,7 +312,7 @@ class _Sending:
             if not self._files:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
-        writer = await writer_to(uri, self._client, self._exits, self._task.kms_key_id)
+        writer = await writer_to(uri, self._client, self._exits, self._kms_key_id)
         try:
             if self._outgoing.data is not None:
                 etag = await writer.stream(_once(self._outgoing.data))
@@ -333,7 +326,7 @@ class _Sending:
 
     def _survey(self) -> None:
         """Count the files."""
-        for found in walk(self._outgoing.place, self._task.base):
+        for found in walk(self._outgoing.place, self._base):
             self._entries += 1
             if found.is_link and self._outgoing.uri.path.endswith("/"):
                 raise OutputError(
@@ -348,7 +341,7 @@ class _Sending:
         self._tell(self._outgoing.name, progress=(min(done_bytes, self._total_bytes), self._total_bytes))
 
     async def _send_archive(self, writer: ObjectWriter) -> str:
-        place, base = self._outgoing.place, self._task.base
+        place, base = self._outgoing.place, self._base
         most_bytes = self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES
         sending, receiving = trio.open_memory_channel[bytes](0)
 
@@ -372,7 +365,7 @@ class _Sending:
 
         def send_each() -> None:
             nonlocal done_bytes
-            for found in walk(self._outgoing.place, self._task.base):
+            for found in walk(self._outgoing.place, self._base):
                 if found.is_file:
                     trio.from_thread.run(self._send_file, writer, found)
                     done_bytes += found.status.st_size

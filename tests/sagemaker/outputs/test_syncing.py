@@ -16,7 +16,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
+from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
@@ -47,8 +47,8 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        task = SyncTask((synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05)
-        self.process = Sender(partial(sync_directories, task), {synced.name: ""})
+        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05)
+        self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
     def objects(self) -> dict[str, bytes]:
