@@ -105,7 +105,9 @@ class Scene:
         fd = os.memfd_create("test")
         table = self.table("one")
         save_snapshot(Snapshot(source="s3://bucket/", listed_at_ns=1, table=table, refusals=Refusals()), fd)
-        settings = DownloadSettings(directory=self.directory, part_size_bytes=MIB, memory_target_bytes=64 * MIB)
+        settings = DownloadSettings(
+            directory=self.directory, base=self.directory.parent, part_size_bytes=MIB, memory_target_bytes=64 * MIB
+        )
         try:
             await trio.to_thread.run_sync(
                 lambda: download_channel(fd, self.connection, settings, lambda _: None, self.counters)
@@ -118,8 +120,8 @@ class Scene:
         """Run the first epoch of a channel in mode Pipe, as its process does; raise the failure that it keeps."""
         channel = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri.parse("s3://bucket/"))
         settings = PipeSettings(
-            channel=channel, connection=self.connection, directory=self.directory, part_size_bytes=MIB,
-            memory_target_bytes=64 * MIB, counters=self.counters,
+            channel=channel, connection=self.connection, directory=self.directory, base=self.directory.parent,
+            part_size_bytes=MIB, memory_target_bytes=64 * MIB, counters=self.counters,
         )  # fmt: skip
         has_ended = trio.Event()
 

@@ -65,7 +65,7 @@ def listen(prefix: str, *, backlog: int, raises_sigio: bool = False) -> socket.s
     return listener
 
 
-def raise_sigio(end: socket.socket) -> None:
+def raise_sigio(end: socket.socket | int) -> None:
     """Have whatever arrives at `end` be a SIGIO of this process."""
     fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)

@@ -17,7 +17,7 @@ from fastfuse.errors import (
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["read_into", "read_small"]
+__all__ = ["command_error", "read_into", "read_small", "write_all"]
 
 # One GET.
 _PART_BYTES = 8 << 20
@@ -38,7 +38,7 @@ async def read_small(reader: RangeReader, ref: ObjectRef, *, limit_bytes: int) -
     try:
         return bytes(await reader.get(ref, 0, ref.size_bytes)) if ref.size_bytes else b""
     except ReadError as error:
-        raise _command_error(error) from error
+        raise command_error(error) from error
 
 
 async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:
@@ -53,7 +53,7 @@ async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:
     async def fetch(start: int) -> None:
         async with limiter:
             data = await reader.get(ref, start, min(start + _PART_BYTES, ref.size_bytes))
-        _write_all(fd, data, start)
+        write_all(fd, data, start)
 
     try:
         async with trio.open_nursery() as nursery:
@@ -61,17 +61,18 @@ async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:
                 nursery.start_soon(fetch, start)
     except ExceptionGroup as group:
         first = first_of(group)
-        raise (_command_error(first) if isinstance(first, ReadError) else first) from group
+        raise (command_error(first) if isinstance(first, ReadError) else first) from group
 
 
-def _write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` to the file `fd` at `offset`, however little one call takes."""
     rest = memoryview(data)
     while rest:
         written = os.pwrite(fd, rest, offset)
         rest, offset = rest[written:], offset + written
 
 
-def _command_error(error: ReadError) -> FastfuseError:
+def command_error(error: ReadError) -> FastfuseError:
     """Return the error that stops a command, for the error of a read."""
     if isinstance(error, ObjectChangedError):
         return SourceError(str(error), hint=error.hint)

@@ -79,6 +79,7 @@ def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine
     hyperparameters = {name: value for name, value in parameters.items() if name not in platform}
     framework = {name: value for name, value in platform.items() if name not in own}
     input_config = input_data_config(job, cluster)
+    program = job.environment.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program")
     shared: _Values = {
         **_group_values(cluster, framework),
         **machine,
@@ -92,13 +93,14 @@ def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine
         "log_level": platform.get("sagemaker_container_log_level", _INFO),
         "model_dir": str(paths.model),
         "module_dir": str(platform.get("sagemaker_submit_directory", paths.code)),
-        "module_name": _module_name(job, platform),
+        # "None" without a program, as the toolkit has it.
+        "module_name": str(program).removesuffix(".py"),
         "network_interface_name": cluster.network_interface,
         "output_data_dir": str(paths.output_data),
         "output_dir": str(paths.output),
         "output_intermediate_dir": str(paths.output_intermediate),
         "resource_config": resource_config(cluster),
-        "user_entry_point": job.environment.get("SAGEMAKER_PROGRAM") or platform.get("sagemaker_program"),
+        "user_entry_point": program,
     }
     places = {name: str(paths.channel(name)) for name in input_config}
     training = shared | _training_values(job, shared, framework)
@@ -152,11 +154,6 @@ def _training_values(job: TrainingJob, shared: _Values, framework: _Values) -> _
         "master_hostname": master,
         "topology": [],
     }
-
-
-def _module_name(job: TrainingJob, platform: _Values) -> str:
-    """Return the program's name without ``.py``; "None" without a program, as the toolkit does."""
-    return (job.environment.get("SAGEMAKER_PROGRAM") or str(platform.get("sagemaker_program"))).removesuffix(".py")
 
 
 def _from_json(text: str) -> object:

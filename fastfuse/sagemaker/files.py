@@ -39,7 +39,7 @@ def open_directory(path: Path, base: Path) -> int:
     """
     base.mkdir(parents=True, exist_ok=True)
     names = path.relative_to(base).parts
-    fd, place = os.open(base, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), base
+    fd, place = os.open(base, (os.O_PATH if names else os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC), base
     for number, name in enumerate(names, 1):
         place /= name
         try:

@@ -116,11 +116,19 @@ def find_named(source: LocalDirectory, place: Path, *, allow_empty: bool) -> tup
     Raises:
         FastfuseError: the manifest cannot be read, or as `find_directory`.
     """
-    below = _PathsBelow()
+    directory = ""
+
+    def below(uri: str) -> S3Uri:
+        nonlocal directory
+        path = _path_of(uri)
+        # The first URI is the prefix, with which the others begin.
+        directory = directory or path.rpartition("/")[0] or "/"
+        return S3Uri(directory, path.removeprefix(directory).lstrip("/"))
+
     names = [one.key.encode() for one in read_manifest(_read(source.path), source.path, below)]
     if not names and not allow_empty:
         raise EmptySourceError(f"the manifest {source.path!r} names no file", hint=_ALLOW_EMPTY)
-    return find_directory(LocalDirectory(path=below.directory), place, allow_empty=allow_empty), names
+    return find_directory(LocalDirectory(path=directory), place, allow_empty=allow_empty), names
 
 
 def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
@@ -182,18 +190,6 @@ def _file_of(uri: str) -> S3Uri:
     """Return directory and name of the file that a line of an augmented manifest names."""
     directory, _, name = _path_of(uri, ".", "").rpartition("/")
     return S3Uri(directory or "/", name)
-
-
-class _PathsBelow:
-    """Takes the URIs of a manifest apart: the first one is the prefix, and the others begin with it."""
-
-    def __init__(self) -> None:
-        self.directory = ""
-
-    def __call__(self, uri: str) -> S3Uri:
-        path = _path_of(uri)
-        self.directory = self.directory or path.rpartition("/")[0] or "/"
-        return S3Uri(self.directory, path.removeprefix(self.directory).lstrip("/"))
 
 
 def _open_file(path: str, flags: int) -> int:

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fastfuse.errors import (
-    DiskError,
-    MountError,
-)
+from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
@@ -25,6 +22,7 @@ from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
 from fastfuse.sagemaker.local_files import find_directory, find_files
+from fastfuse.sagemaker.outputs.record import listing_of
 
 __all__ = ["keep_in_place", "take_away"]
 
@@ -191,17 +189,11 @@ def _call(*arguments: object) -> int:
     return result
 
 
-def keep_in_place(
-    channel: Channel,
-    place: Path,
-    base: Path,
-    origin: IndexOrigin,
-    ready: Callable[[str], None],
-    listed: Callable[[InodeTable], None],
-) -> None:
+def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin, tell: Callable[..., None]) -> None:
     """Put the channel's directory, or this host's share of it, at `place`, and keep it there until told to stop.
 
-    A share is `listed`, which a whole directory is not: to look at each file of a file system may take hours.
+    `tell` takes ``ready``, and the ``listing`` of a share. A whole directory is not listed: to look at each file of a
+    file system may take hours.
 
     Raises:
         FastfuseError: the directory cannot be used, or cannot be put there.
@@ -215,7 +207,7 @@ def keep_in_place(
     else:
         found, table = find_files(source, place, origin)
         _put_links(table, found.path, place, base)
-        listed(table)
+        tell(listing=listing_of(table))
         refusal, what = "file by file", f"{table.metadata.file_count:,} files of {found.path}"
     if refusal:
         access = f"linked ({refusal}; file permissions alone decide who may write)"
@@ -225,7 +217,7 @@ def keep_in_place(
         _log.warning("channel %s: ShuffleConfig has an effect in Pipe mode only; shuffle in the script", channel.name)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks mounts to list again
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
-    ready(f"{what} {access} at {place}")
+    tell(ready=f"{what} {access} at {place}")
     signal.sigwait(_STOPPING)
     if refusal:
         take_away(place, channel)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,7 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     place = Path(tempfile.mkdtemp(prefix="ff-"))  # short: the path of a Unix socket has at most 107 bytes
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     loaded()  # no leftover: it serves all tests
+    resource_tracker.ensure_running()  # nor is this one, which multiprocessing starts beside a server's process
     before = descendants(os.getpid())
     with _orphans_adopted():
         yield

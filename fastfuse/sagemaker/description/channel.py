@@ -36,7 +36,6 @@ class LocalDirectory:
 
     # Absolute; with a `file_system`, below the place where it is mounted.
     path: str
-    # True if `path` is a manifest.
     is_manifest: bool = False
     # ``FileSystemId``; empty for a directory that has a path on the host.
     file_system: str = ""

@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
@@ -61,7 +62,8 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     """
     # An empty variable counts as not set.
     known = {name: value for name, value in environ.items() if value}
-    if host is None and _is_elastic(known):
+    # torchrun may change the number of hosts while the job runs (MIN:MAX).
+    if host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII):
         _check_elastic(job, known)
         known = {name: known[name] for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name in known}
     named = _named(host, known)
@@ -99,11 +101,6 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
 
 def _refuse(message: str, hint: str = _HINT) -> NoReturn:
     raise ConfigurationError(message, hint=hint)
-
-
-def _is_elastic(environ: Mapping[str, str]) -> bool:
-    """Return whether torchrun may change the number of hosts while the job runs (``MIN:MAX``)."""
-    return re.fullmatch(r"\d{1,6}:\d{1,6}", environ.get("PET_NNODES", ""), re.ASCII) is not None
 
 
 def _check_elastic(job: TrainingJob, environ: Mapping[str, str]) -> None:
@@ -210,12 +207,11 @@ def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
             f"the job's instance groups have {wanted} hosts, and there are {len(hosts)}",
             f"start it on {wanted} hosts, with --host 1/{wanted} on the first",
         )
-    left = sorted(hosts, key=_natural)
-    dealt = []
-    for group in job.groups:
-        own, left = left[: group.count], left[group.count :]
-        dealt.append(InstanceGroup(name=group.name, instance_type=group.instance_type, hosts=tuple(sorted(own))))
-    return tuple(dealt)
+    left = iter(sorted(hosts, key=_natural))
+    return tuple(
+        InstanceGroup(name=one.name, instance_type=one.instance_type, hosts=tuple(sorted(islice(left, one.count))))
+        for one in job.groups
+    )
 
 
 def _natural(host: str) -> tuple[str, int]:

@@ -246,7 +246,8 @@ def given_fields(tree: object) -> tuple[FieldRow, ...]:
     if not isinstance(tree, dict):
         return tuple(given)
     if tree.get("TrainingJobArn"):
-        given = [_of_answer(field) if field.path.startswith(_PLACES) else field for field in given]
+        note = "SageMaker has run the job, and what it made is not replaced"
+        given = [FieldRow(one.path, Handling.NOT_DONE, note) if one.path.startswith(_PLACES) else one for one in given]
     roots = {field.path.partition(".")[0] for field in FIELDS}
     answers = [name for name, value in tree.items() if value and name not in roots]
     if answers:
@@ -256,10 +257,6 @@ def given_fields(tree: object) -> tuple[FieldRow, ...]:
 
 # The places in S3 of the job that SageMaker ran, in an answer.
 _PLACES: Final = ("OutputDataConfig.", "CheckpointConfig", "TensorBoardOutputConfig")
-
-
-def _of_answer(field: FieldRow) -> FieldRow:
-    return FieldRow(field.path, Handling.NOT_DONE, "SageMaker has run the job, and what it made is not replaced")
 
 
 def _asks(value: object, path: list[str]) -> bool:

@@ -23,7 +23,7 @@ from fastfuse.sagemaker.files import libc_error, open_directory
 
 __all__ = [
     *("PRIVATE_NAME", "Directory", "DiskClaim", "Trust", "disk_claims", "disk_errors", "open_private", "open_root"),
-    *("read_stamp", "read_trust", "settle", "version_of", "write_all", "write_stamp"),
+    *("read_stamp", "read_trust", "settle", "version_of", "write_stamp"),
 ]
 
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
@@ -55,9 +55,7 @@ class Trust:
 # The place of unfinished files, in the channel's directory so that a rename stays in one file system.
 PRIVATE_NAME = b".fastfuse-download"
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_BELOW = _DIRECTORY | os.O_NOFOLLOW
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_BELOW = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_ATTRIBUTES = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
 _STAMP, _SETTLED = "user.fastfuse", "user.fastfuse.settled"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -66,21 +64,19 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class Directory:
     """An open directory; it closes with its last reference at the latest."""
 
-    __slots__ = ("_is_open", "fd", "path")
+    __slots__ = ("fd", "path")
 
     def __init__(self, fd: int, path: bytes) -> None:
         """Wrap `fd`; `path` is for messages."""
         self.fd = fd
         self.path = path
-        self._is_open = True
 
     def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            os.close(self.fd)
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
-    def __del__(self) -> None:
-        self.close()
+    __del__ = close
 
     def at(self, name: bytes) -> bytes:
         return os.path.join(self.path, name)
@@ -98,17 +94,17 @@ class Directory:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def open_root(path: Path, base: Path | None = None) -> Directory:
+def open_root(path: Path, base: Path) -> Directory:
     """Open the channel's directory, made if it is missing, and lock out other downloads until it is closed.
 
-    No symbolic link below `base`, by default the directory before it, is followed.
+    No symbolic link below `base` is followed.
 
     Raises:
         ConfigurationError: another process downloads to it.
         DiskError: it cannot be had.
     """
     with disk_errors(os.fsencode(path)):
-        root = Directory(open_directory(path, base or path.parent), os.fsencode(path))
+        root = Directory(open_directory(path, base), os.fsencode(path))
     try:
         fcntl.flock(root.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -142,32 +138,19 @@ def disk_errors(path: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _translated(error, path) from error
-
-
-def _translated(error: OSError, path: bytes) -> DiskError:
-    if error.errno in _FULL:
-        return DiskError(
-            f"the disk is full: {_shown(path)} could not be written ({error.strerror})",
-            hint="free some space; the next run goes on with what is there",
-        )
-    if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-        return DiskError(
-            f"{_shown(path)} cannot be made: something else is in its place ({error.strerror})", hint="remove it"
-        )
-    return DiskError(f"{_shown(path)} could not be written: {error.strerror or error}")
+        message, hint = f"{_shown(path)} could not be written: {error.strerror or error}", ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"the disk is full: {_shown(path)} could not be written ({error.strerror})"
+            hint = "free some space; the next run goes on with what is there"
+        elif error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
+            message = f"{_shown(path)} cannot be made: something else is in its place ({error.strerror})"
+            hint = "remove it"
+        raise DiskError(message, hint=hint) from error
 
 
 def _shown(path: bytes) -> str:
     """Return the path quoted: a name may hold what a terminal obeys."""
     return repr(os.fsdecode(path))
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(fd, rest, offset)
-        rest, offset = rest[written:], offset + written
 
 
 def boot_id() -> bytes:

@@ -8,6 +8,7 @@ than there is work in flight. Only threads touch the disk.
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,16 +19,7 @@ import trio
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
-from fastfuse.errors import (
-    AccessError,
-    FastfuseError,
-    ObjectChangedError,
-    ObjectDeniedError,
-    ReadError,
-    ServiceError,
-    SourceError,
-    first_of,
-)
+from fastfuse.errors import FastfuseError, ReadError, first_of
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -38,6 +30,7 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.room import Room
+from fastfuse.s3.whole import command_error
 from fastfuse.sagemaker.download import disk, landing
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, disk_claims, disk_errors, open_root
 from fastfuse.sagemaker.download.landing import Job, Landing, Places
@@ -58,16 +51,15 @@ _JOBS_AHEAD = 128
 class DownloadSettings:
     """The directory of a download, and the memory it may use."""
 
-    # Made if it is missing.
+    # Made if it is missing; no symbolic link below `base` is followed.
     directory: Path
+    base: Path
     # Bytes of object data on their way or not yet written.
     memory_target_bytes: int
     # The size of one GET; a larger file takes several.
     part_size_bytes: int
     # The claim among those of the job's channels; alone by default.
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
-    # No symbolic link below it is followed; None: the directory before `directory`.
-    base: Path | None = None
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
 
@@ -77,7 +69,6 @@ class DownloadReport:
     """The state of a download, while it runs and in the end; files that were there before count as done."""
 
     files: int
-    done_files: int
     # Whole and current before the download began.
     kept_files: int
     # In the channel's directories but not in the listing; they are left alone.
@@ -108,11 +99,8 @@ def download_channel(
         ConfigurationError: another process downloads to the directory.
         SourceError, AccessError, ServiceError: an object could not be read; the message names its key.
     """
-    table, counters, memory_bytes = (
-        open_snapshot(snapshot_fd).table,
-        counters or Counters(),
-        settings.memory_target_bytes,
-    )
+    table, counters = open_snapshot(snapshot_fd).table, counters or Counters()
+    memory_bytes = settings.memory_target_bytes
     if settings.cache is not None:
         settings = replace(settings, memory_target_bytes=memory_bytes - queue_bytes(memory_bytes))
 
@@ -133,11 +121,11 @@ def download_channel(
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):
-            raise _command_error(first) from first
+            raise command_error(first) from first
         raise first from error.__cause__
 
 
-def settle_channel(directory: Path, base: Path | None = None) -> None:
+def settle_channel(directory: Path, base: Path) -> None:
     """Wait for the disk, so that the next boot of the host believes the channel's files.
 
     Call it after `download_channel`, when nothing waits: it takes as long as the disk does.
@@ -145,12 +133,8 @@ def settle_channel(directory: Path, base: Path | None = None) -> None:
     Raises:
         DiskError: the disk did not take what was written to it.
     """
-    root = open_root(directory, base)
-    try:
-        with disk_errors(root.path):
-            disk.settle(root)
-    finally:
-        root.close()
+    with closing(open_root(directory, base)) as root, disk_errors(root.path):
+        disk.settle(root)
 
 
 async def download(
@@ -162,8 +146,7 @@ async def download(
     most_gets: int,
 ) -> DownloadReport:
     """Download from any reader as `download_channel` does; raise its `ReadError`, in a group."""
-    root = await trio.to_thread.run_sync(open_root, settings.directory, settings.base)
-    try:
+    with closing(await trio.to_thread.run_sync(open_root, settings.directory, settings.base)) as root:
         run = await trio.to_thread.run_sync(_Download, root, table, reader, settings, most_gets)
 
         async def report_often() -> None:
@@ -181,8 +164,6 @@ async def download(
             last = run.report()  # after a failure, too: what it fetched is paid for
             report(last)
         return last
-    finally:
-        root.close()
 
 
 class _Download:
@@ -210,7 +191,7 @@ class _Download:
         self._threads = trio.CapacityLimiter(_DISK_THREADS)
         # The bytes that are missing, by file that is fetched in parts.
         self._missing: dict[Landing, int] = {}
-        self._requests = self._fetched_bytes = self._done_files = self._done_bytes = 0
+        self._requests = self._fetched_bytes = self._done_bytes = 0
 
     def clean_up(self) -> None:
         """Remove the private directory, which is empty."""
@@ -224,7 +205,6 @@ class _Download:
         metadata = self.places.table.metadata
         return DownloadReport(
             files=metadata.file_count,
-            done_files=self.survey.kept_files + self._done_files,
             kept_files=self.survey.kept_files,
             unknown_files=self.survey.unknown_files,
             total_bytes=metadata.total_bytes,
@@ -265,7 +245,6 @@ class _Download:
         await self._in_thread(lambda: landing.land(job, self._private, self._boot, data))
         self._room.leave(size_bytes)
         self._done_bytes += size_bytes
-        self._done_files += 1
 
     async def _fetch_part(self, file: Landing, ref: ObjectRef, start: int, end: int) -> None:
         data = await self._get(ref, start, end)
@@ -276,7 +255,6 @@ class _Download:
         if not self._missing[file]:
             await self._in_thread(file.finish)
             del self._missing[file]
-            self._done_files += 1
 
     async def _get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         started_s = trio.current_time()
@@ -291,13 +269,3 @@ class _Download:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         # Never abandoned: a write that has begun ends.
         return await trio.to_thread.run_sync(work, limiter=self._threads)
-
-
-def _command_error(error: ReadError) -> FastfuseError:
-    """Return the failure of a read as the error of a command."""
-    kind: type[FastfuseError] = ServiceError
-    if isinstance(error, ObjectChangedError):
-        kind = SourceError
-    elif isinstance(error, ObjectDeniedError):
-        kind = AccessError
-    return kind(str(error), hint=error.hint)

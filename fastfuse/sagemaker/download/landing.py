@@ -21,6 +21,7 @@ from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.checksums import md5_of_etag
+from fastfuse.s3.whole import write_all
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
 from fastfuse.sizes import format_size
@@ -46,11 +47,7 @@ class Places:
     def __init__(self, table: InodeTable, root: Directory) -> None:
         self.table = table
         self.root = root
-        self._parents = table.columns["parents"].data
-
-    def parent(self, row: int) -> int:
-        parent: int = self._parents[row]
-        return parent
+        self.parents = table.columns["parents"].data
 
     def open(self, row: int) -> Directory:
         """Open the directory at `row`; raise `OSError` where there is none, or a link."""
@@ -73,7 +70,7 @@ class Places:
         names = []
         while row:
             names.append(self.name(row))
-            row = self.parent(row)
+            row = self.parents[row]
         return names[::-1]
 
 
@@ -87,7 +84,7 @@ def jobs(places: Places, is_there: bytearray) -> Iterator[Job]:
     for row in range(1, len(table)):
         if is_there[row]:
             continue
-        parent = places.parent(row)
+        parent = places.parents[row]
         if parent != directory_row:
             with disk_errors(places.path(parent)):
                 directory, directory_row = places.open(parent), parent
@@ -121,7 +118,7 @@ class Landing:
 
     def write(self, data: Buffer, start: int = 0) -> None:
         with disk_errors(self._job.path):
-            disk.write_all(self._fd, data, start)
+            write_all(self._fd, data, start)
 
     def finish(self) -> None:
         """Put the file in place, all of which is written."""

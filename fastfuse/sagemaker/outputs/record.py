@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -67,8 +67,7 @@ _FAILURE_CHARACTERS: Final = 1024
 _MAX_CHARACTER_BYTES: Final = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(NamedTuple):
     """Bytes and requests of one channel; requests that the client repeated count once."""
 
     fetched_bytes: int
@@ -79,13 +78,6 @@ class Usage:
     @property
     def cost_usd(self) -> float:
         return dollars(Item.GET, self.gets) + dollars(Item.LIST, self.lists)
-
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(
-            fetched_bytes=self.fetched_bytes + other.fetched_bytes,
-            gets=self.gets + other.gets,
-            lists=self.lists + other.lists,
-        )
 
     def __str__(self) -> str:
         return (

@@ -18,7 +18,7 @@ import struct
 import tarfile
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ from fastfuse.sagemaker.files import directory_at, path_of
 from fastfuse.sizes import format_size
 
 __all__ = [
-    *("Found", "Outgoing", "SendTask", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
+    *("Found", "Outgoing", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
     *("unreadable", "walk", "write_archive", "writer_to"),
 ]
 
@@ -141,16 +141,21 @@ _LAST_BLOCK = b"\x03\x00"
 
 
 def write_archive(
-    directory: Path, found: Iterable[Found], write: Callable[[bytes], object], report: Callable[[int], object]
+    directory: Path,
+    found: Iterable[Found],
+    piece_bytes: int,
+    write: Callable[[bytes], object],
+    report: Callable[[int], object],
 ) -> None:
     """Call `write` with the pieces of a gzipped tar of all that was `found` in `directory`, links as links.
 
-    `report` is called with the bytes of the tar that are being compressed or done.
+    Each piece but the last has `piece_bytes` or a block more. `report` is called with the bytes of the tar that are
+    being compressed or done.
 
     Raises:
         OutputError: a file cannot be read, or got shorter meanwhile; the archive is not complete then.
     """
-    packed = _Gzip(write, report)
+    packed = _Gzip(piece_bytes, write, report)
     try:
         with tarfile.TarFile(fileobj=packed, mode="w", copybufsize=_BLOCK_BYTES) as archive:  # type: ignore[arg-type]
             for one in found:
@@ -174,7 +179,8 @@ def _add(archive: tarfile.TarFile, found: Found) -> None:
 class _Gzip:
     """A file for `tarfile` to write to, which passes the compressed bytes on."""
 
-    def __init__(self, write: Callable[[bytes], object], report: Callable[[int], object]) -> None:
+    def __init__(self, piece_bytes: int, write: Callable[[bytes], object], report: Callable[[int], object]) -> None:
+        self._piece_bytes = piece_bytes
         self._write = write
         self._report = report
         threads = len(os.sched_getaffinity(0))
@@ -184,7 +190,8 @@ class _Gzip:
         self._ahead: deque[Future[bytes]] = deque()
         self._begun = bytearray()
         self._crc = self._size_bytes = 0
-        write(_HEADER)
+        # The begin of the next piece.
+        self._packed = bytearray(_HEADER)
 
     def tell(self) -> int:
         return self._size_bytes
@@ -199,8 +206,8 @@ class _Gzip:
     def finish(self) -> None:
         self._start()
         while self._ahead:
-            self._write(self._ahead.popleft().result())
-        self._write(_LAST_BLOCK + struct.pack("<II", self._crc, self._size_bytes & 0xFFFFFFFF))
+            self._pass_on()
+        self._write(bytes(self._packed) + _LAST_BLOCK + struct.pack("<II", self._crc, self._size_bytes & 0xFFFFFFFF))
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -211,7 +218,13 @@ class _Gzip:
         self._report(self._size_bytes)
         self._ahead.append(self._pool.submit(_deflate, block))
         if len(self._ahead) > self._most_ahead:
-            self._write(self._ahead.popleft().result())
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._packed += self._ahead.popleft().result()
+        if len(self._packed) >= self._piece_bytes:
+            piece, self._packed = bytes(self._packed), bytearray()
+            self._write(piece)
 
 
 def _deflate(block: bytes) -> bytes:
@@ -240,38 +253,28 @@ class Outgoing:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SendTask:
-    """The work of one process."""
-
-    outgoing: tuple[Outgoing, ...]
-    # The places lie below it.
-    base: Path
-    connection: ConnectionConfig
-    kms_key_id: str
-
-
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
 
 
-def send_outputs(task: SendTask, tell: Tell) -> None:
-    """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket."""
-    trio.run(_send_all, task, tell)
+async def send_outputs(
+    outgoing: Sequence[Outgoing], base: Path, connection: ConnectionConfig, kms_key_id: str, tell: Tell
+) -> None:
+    """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket.
 
-
-async def _send_all(task: SendTask, tell: Tell) -> None:
-    client = S3Client(S3Session(task.connection))
+    What is sent lies below `base`.
+    """
+    client = S3Client(S3Session(connection))
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(_end_at_signal, signals, nursery.cancel_scope)
             exits.push_async_callback(client.aclose)
-            for outgoing in task.outgoing:
+            for one in outgoing:
                 try:
-                    sent = await _Sending(task, outgoing, client, exits, tell).run()
-                    tell(outgoing.name, sent=sent, **_said(outgoing, sent))
+                    sent = await _Sending(one, base, kms_key_id, client, exits, tell).run()
+                    tell(one.name, sent=sent, **_said(one, sent))
                 except FastfuseError as error:
-                    tell(outgoing.name, error=error)
+                    tell(one.name, error=error)
             nursery.cancel_scope.cancel()
 
 
@@ -291,9 +294,12 @@ async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -
 class _Sending:
     """The way of one directory into S3."""
 
-    def __init__(self, task: SendTask, outgoing: Outgoing, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
-        self._task = task
+    def __init__(
+        self, outgoing: Outgoing, base: Path, kms_key_id: str, client: S3Client, exits: AsyncExitStack, tell: Tell
+    ) -> None:
         self._outgoing = outgoing
+        self._base = base
+        self._kms_key_id = kms_key_id
         self._client = client
         self._exits = exits
         self._tell = tell
@@ -306,7 +312,7 @@ class _Sending:
             if not self._files:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
-        writer = await writer_to(uri, self._client, self._exits, self._task.kms_key_id)
+        writer = await writer_to(uri, self._client, self._exits, self._kms_key_id)
         try:
             if self._outgoing.data is not None:
                 etag = await writer.stream(_once(self._outgoing.data))
@@ -320,7 +326,7 @@ class _Sending:
 
     def _survey(self) -> None:
         """Count the files."""
-        for found in walk(self._outgoing.place, self._task.base):
+        for found in walk(self._outgoing.place, self._base):
             self._entries += 1
             if found.is_link and self._outgoing.uri.path.endswith("/"):
                 raise OutputError(
@@ -335,14 +341,15 @@ class _Sending:
         self._tell(self._outgoing.name, progress=(min(done_bytes, self._total_bytes), self._total_bytes))
 
     async def _send_archive(self, writer: ObjectWriter) -> str:
-        place, base = self._outgoing.place, self._task.base
+        place, base = self._outgoing.place, self._base
         most_bytes = self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES
         sending, receiving = trio.open_memory_channel[bytes](0)
 
         def make() -> None:
-            pieces = _Pieces(piece_bytes_of(most_bytes), lambda piece: trio.from_thread.run(sending.send, piece))
-            write_archive(place, walk(place, base), pieces.write, self._report)
-            pieces.finish()
+            def write(piece: bytes) -> None:
+                trio.from_thread.run(sending.send, piece)
+
+            write_archive(place, walk(place, base), piece_bytes_of(most_bytes), write, self._report)
 
         async def make_in_thread() -> None:
             await trio.to_thread.run_sync(make)
@@ -358,7 +365,7 @@ class _Sending:
 
         def send_each() -> None:
             nonlocal done_bytes
-            for found in walk(self._outgoing.place, self._task.base):
+            for found in walk(self._outgoing.place, self._base):
                 if found.is_file:
                     trio.from_thread.run(self._send_file, writer, found)
                     done_bytes += found.status.st_size
@@ -406,24 +413,6 @@ def key_of(prefix: S3Uri, below: str, path: Path) -> str:
         return (prefix.path + below).encode().decode()
     except UnicodeEncodeError as error:
         raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
-
-
-class _Pieces:
-    """Makes pieces of one size of whatever is written."""
-
-    def __init__(self, piece_bytes: int, hand_over: Callable[[bytes], object]) -> None:
-        self._piece_bytes = piece_bytes
-        self._hand_over = hand_over
-        self._begun = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self._begun += data
-        if len(self._begun) >= self._piece_bytes:
-            self.finish()
-
-    def finish(self) -> None:
-        piece, self._begun = bytes(self._begun), bytearray()
-        self._hand_over(piece)
 
 
 def piece_bytes_of(total_bytes: int) -> int:

@@ -9,9 +9,8 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,7 +39,7 @@ from fastfuse.sagemaker.outputs.sending import (
 )
 from fastfuse.sizes import format_size
 
-__all__ = ["SyncTask", "sync_directories"]
+__all__ = ["sync_directories"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,37 +48,34 @@ _RESTORE_MEMORY_BYTES = 128 << 20
 _Version = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTask:
-    """The work of one process."""
-
-    synced: tuple[SyncedDirectory, ...]
-    paths: JobPaths
-    connection: ConnectionConfig
-    # The size of one GET.
-    part_size_bytes: int
-    # The time between two looks at the directories.
-    look_every_s: float = 5.0
-
-
-def sync_directories(task: SyncTask, tell: Tell) -> None:
+def sync_directories(
+    synced: Sequence[SyncedDirectory],
+    paths: JobPaths,
+    connection: ConnectionConfig,
+    part_size_bytes: int,
+    tell: Tell,
+    *,
+    look_every_s: float = 5.0,
+) -> None:
     """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
 
-    A second SIGTERM ends it at once. Nothing half sent stays in the bucket.
+    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket.
 
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
     # The kernel sends it while we look whether somebody writes to a file that is being opened for that.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
-    directories = [_Directory(synced, task.paths) for synced in task.synced]
+    directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
-            directory.bring_back(task, tell)
-    trio.run(_sync_all, task, directories, tell)
+            directory.bring_back(connection, part_size_bytes, tell)
+    trio.run(_sync_all, directories, connection, look_every_s, tell)
 
 
-async def _sync_all(task: SyncTask, directories: list["_Directory"], tell: Tell) -> None:
+async def _sync_all(
+    directories: list["_Directory"], connection: ConnectionConfig, look_every_s: float, tell: Tell
+) -> None:
     is_over = trio.Event()
 
     async def heed(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -92,10 +88,10 @@ async def _sync_all(task: SyncTask, directories: list["_Directory"], tell: Tell)
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(heed, signals, nursery.cancel_scope)
             tell("", ready=True)
-            client = S3Client(S3Session(task.connection))
+            client = S3Client(S3Session(connection))
             exits.push_async_callback(client.aclose)
             while not is_over.is_set():
-                with trio.move_on_after(task.look_every_s):
+                with trio.move_on_after(look_every_s):
                     await is_over.wait()
                 for directory in directories:
                     if not is_over.is_set():
@@ -124,14 +120,14 @@ class _Directory:
         self._told: set[str] = set()
         self._error: FastfuseError | None = None
 
-    def bring_back(self, task: SyncTask, tell: Tell) -> None:
+    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
         if not is_unfinished and any(found.is_file for found in walk(directory, self._base)):
             tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}")
             return
-        snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(task.connection))
+        snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(connection))
 
         def report(progress: DownloadReport) -> None:
             tell(name, progress=(progress.done_bytes, progress.total_bytes))
@@ -140,9 +136,9 @@ class _Directory:
             directory=directory,
             base=self._base,
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
-            part_size_bytes=task.part_size_bytes,
+            part_size_bytes=part_size_bytes,
         )
-        done = download_channel(snapshot_fd, task.connection, settings, report)
+        done = download_channel(snapshot_fd, connection, settings, report)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")

@@ -1,6 +1,7 @@
 """The content of an epoch: its objects or manifest lines in order, and the encodings of their bytes. Pure.
 
-Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for.
+Each manifest line comes from the filtered manifest that the index carries: checked, with the attributes asked for, in
+their order.
 
 A channel that is sharded and shuffled is dealt out to the hosts anew in each epoch: all hosts have the whole table and
 make the same permutation of it, and each takes its part of that.
@@ -14,7 +15,8 @@ multiples of four. A record whose data has the magic there is split: the magic i
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from typing import NamedTuple
@@ -50,26 +52,21 @@ class File(NamedTuple):
 Item = File | bytes
 
 
-def attributes_of(line: bytes, names: Sequence[str] = ()) -> list[str | bytes]:
-    """Return the attributes of `line` in the order of `names`, or all as they come.
+def attributes_of(line: bytes) -> list[str | bytes]:
+    """Return the attributes of `line` as they come.
 
     Text is the S3 URI of an object to stream; bytes are streamed themselves. A string loses its quotes; anything else
     is as the line has it, numbers digit for digit.
 
     Raises:
-        ValueError: the line is no JSON object, or lacks an attribute.
+        ValueError: the line is no JSON object.
         ConfigurationError: it is damaged.
     """
     text = JsonText(line.decode(), "line")
     start = text.after_space(0)
     if not text.text.startswith("{", start):
         raise ValueError("a line that is no JSON object")
-    members = {member.name: member for member in text.members(start)}
-    try:
-        chosen = [members[name] for name in names] if names else members.values()
-    except KeyError as error:
-        raise ValueError(f"no attribute {error}") from error
-    return [_attribute(one, text.text[one.start : one.end]) for one in chosen]
+    return [_attribute(one, text.text[one.start : one.end]) for one in text.members(start)]
 
 
 def _attribute(member: Member, text: str) -> str | bytes:
@@ -123,22 +120,14 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
     return None if inode is None or table.is_directory(inode) else inode
 
 
-class _Order:
-    """The pieces of each epoch in order; the same for the same epoch."""
-
-    def __init__(
-        self, channel: Channel, shard: Shard | None, pieces: Inodes, size_bytes_of: Callable[[int], int]
-    ) -> None:
-        self._seed = channel.shuffle_seed
-        self._shard = shard
-        self._pieces = pieces
-        # A shard by bytes needs them.
-        self._sizes_bytes: Inodes | None = None
-        if shard is not None and shard.by_bytes:
-            self._sizes_bytes = np.array([size_bytes_of(piece) for piece in pieces.tolist()], "int64")
-
-    def __call__(self, epoch: int) -> Iterator[int]:
-        return map(int, epoch_order(self._pieces, self._seed, epoch, self._shard, self._sizes_bytes))
+def _order(
+    channel: Channel, shard: Shard | None, pieces: Inodes, size_bytes_of: Callable[[int], int]
+) -> Callable[[int], Iterator[int]]:
+    """Return a function of an epoch, which returns its pieces in order."""
+    sizes_bytes: Inodes | None = None
+    if shard is not None and shard.by_bytes:
+        sizes_bytes = np.array([size_bytes_of(piece) for piece in pieces.tolist()], "int64")
+    return lambda epoch: map(int, epoch_order(pieces, channel.shuffle_seed, epoch, shard, sizes_bytes))
 
 
 class Objects:
@@ -147,7 +136,7 @@ class Objects:
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
         sizes = table.columns["sizes"]
-        self._order = _Order(channel, shard, source_order(table), lambda inode: int(sizes[table.row(inode)]))
+        self._order = _order(channel, shard, source_order(table), lambda inode: int(sizes[table.row(inode)]))
 
     def items(self, epoch: int) -> Iterator[Item]:
         yield from self.files(epoch)
@@ -162,12 +151,11 @@ class Lines:
 
     def __init__(self, table: InodeTable, channel: Channel, shard: Shard | None) -> None:
         self.table = table
-        self._names = channel.attribute_names
         self._path, self._text = _manifest(table)
         ends = np.flatnonzero(np.frombuffer(self._text, "uint8") == ord("\n"))
         # The offset of each line, and the end; every line ends with a newline.
         self._starts = np.concatenate([[0], ends + 1]).astype("int64")
-        self._order = _Order(channel, shard, np.arange(len(ends)), self._size_bytes)
+        self._order = _order(channel, shard, np.arange(len(ends)), self._size_bytes)
 
     def items(self, epoch: int) -> Iterator[Item]:
         return chain.from_iterable(map(self._line, self._order(epoch)))
@@ -182,7 +170,7 @@ class Lines:
     def _line(self, line: int) -> Iterator[Item]:
         text = bytes(self._text[self._starts[line] : self._starts[line + 1]])
         try:
-            attributes = attributes_of(text, self._names)
+            attributes = attributes_of(text)
         except (ValueError, ConfigurationError) as error:
             raise SourceError(f"{self._path}:{line + 1}: this line makes no sense: {error}") from error
         return (self._file(one, line) if isinstance(one, str) else one for one in attributes)
@@ -334,30 +322,23 @@ class Framer:
 
     def __init__(self, scan: Scan) -> None:
         self._size_bytes = scan.size_bytes
-        # Places where a piece ends, and data that is left out: the magic behind each but the last.
-        self._ends = [*scan.magics, scan.size_bytes]
+        # Start and end of the pieces that are not complete; the magic between two of them is left out.
+        starts = [0, *(at + _WORD_BYTES for at in scan.magics)]
+        self._pieces = deque(zip(starts, [*scan.magics, scan.size_bytes], strict=True))
         self._at = 0
-        self._piece = -1
 
     def feed(self, chunk: Buffer) -> Iterator[Buffer]:
-        """Yield what to write for `chunk`; the header of a record without data comes with `finish`.
-
-        Raises:
-            ValueError: there is more data than the scan has seen.
-        """
-        data = memoryview(chunk)
-        while data:
-            if self._piece < 0:
-                yield self._next_header()
-            if self._at < (end := self._ends[self._piece]):
-                taken = data[: end - self._at]
-                yield taken
-            else:
-                taken = data[: end + _WORD_BYTES - self._at]
-                if self._at + len(taken) == end + _WORD_BYTES:
-                    yield self._next_header()
-            self._at += len(taken)
-            data = data[len(taken) :]
+        """Yield what to write for `chunk`; the header of a last piece without data comes with `finish`."""
+        data, at = memoryview(chunk), self._at
+        self._at += len(data)
+        while self._pieces and self._pieces[0][0] < self._at:
+            start, end = self._pieces[0]
+            if start >= at:
+                yield self._header()
+            yield data[max(start - at, 0) : end - at]
+            if end > self._at:
+                return
+            self._pieces.popleft()
 
     def finish(self) -> bytes:
         """Return what follows the data: zeros, or nothing.
@@ -365,16 +346,12 @@ class Framer:
         Raises:
             ValueError: there was less data, or more, than the scan has seen.
         """
-        header = self._next_header() if self._piece < 0 else b""
         if self._at != self._size_bytes:
             raise ValueError(f"a record of {self._size_bytes} bytes became one of {self._at}")
-        return header + bytes(-self._size_bytes % _WORD_BYTES)
+        return (self._header() if self._pieces else b"") + bytes(-self._size_bytes % _WORD_BYTES)
 
-    def _next_header(self) -> bytes:
-        self._piece += 1
-        if self._piece == len(self._ends):
-            raise ValueError(f"a record of {self._size_bytes} bytes became a longer one")
-        start = self._ends[self._piece - 1] + _WORD_BYTES if self._piece else 0
-        is_last = self._piece == len(self._ends) - 1
-        flag = (3 if is_last else 2) if self._piece else (0 if is_last else 1)
-        return _HEADER.pack(_MAGIC, flag << _FLAG_SHIFT | self._ends[self._piece] - start)
+    def _header(self) -> bytes:
+        start, end = self._pieces[0]
+        is_last = len(self._pieces) == 1
+        flag = (3 if is_last else 2) if start else (0 if is_last else 1)
+        return _HEADER.pack(_MAGIC, flag << _FLAG_SHIFT | end - start)

@@ -4,15 +4,9 @@ Both ends are open before the FIFO can be seen. A reader that opens it therefore
 ``O_NONBLOCK`` or without; it never takes an epoch that has not begun for an empty one. inotify tells that a reader has
 opened it. Then our reading end closes, and the end of the last reader is a `BrokenPipeError`.
 
-A FIFO whose writer was killed in the middle of an object ends like an epoch. So the process that starts a streamer
-holds the writing ends in a `Guard` as well, until the streamer says that an epoch is complete::
-
-    guard = Guard()
-    child = fork_child(lambda: stream_channel(..., guard=guard))
-    guard.update()  # when `guard` is readable
-    guard.close()  # when the job's processes are dead
-
-A third process that holds them is forked before the streamer, and its parent calls `hand_over` in between.
+A FIFO whose writer was killed in the middle of an object ends like an epoch. So another process holds the writing ends
+in a `Guard` as well, until the streamer says that an epoch is complete. It is forked before the streamer, and their
+parent calls `hand_over` in between.
 """
 
 import ctypes
@@ -226,7 +220,7 @@ class Guard:
         self._ours.close()
 
     def update(self) -> None:
-        """Take in what the streamer said; the process that started it calls this."""
+        """Take in what the streamer said; the process that holds calls this when `fileno` is readable."""
         while True:
             try:
                 message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
@@ -239,7 +233,7 @@ class Guard:
                 return
 
     def close(self) -> None:
-        """Close every writing end, once nothing reads; the process that started the streamer calls this."""
+        """Close every writing end, once nothing reads."""
         if self._ours.fileno() >= 0:  # not handed over
             self.update()
         for fd in self.held:

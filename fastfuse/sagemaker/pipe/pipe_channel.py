@@ -46,14 +46,13 @@ class PipeSettings:
     connection: ConnectionConfig
     # This host's part, taken anew of the whole channel in each epoch; None: the snapshot holds what is streamed.
     shard: Shard | None = None
-    # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...
+    # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...; no symbolic link below `base` is followed.
     directory: Path
-    # No symbolic link below it is followed; None: the directory before `directory`.
-    base: Path | None = None
+    base: Path
     memory_target_bytes: int = 1 << 30
     part_size_bytes: int = 8 << 20
     # They count each GET.
-    counters: Counters | None = None
+    counters: Counters
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
     # It keeps FIFOs open after the death of the process.
@@ -146,17 +145,15 @@ class PipeStream:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
-        settings = self._settings
-        directory, name = settings.directory, settings.channel.name
+        settings, cache = self._settings, open_or_none(self._settings.cache)
         self._reader = cached(
-            self._reader, open_or_none(settings.cache), self._buffers, settings.counters or Counters(), self._session,
-            settings.memory_target_bytes,
-        )  # fmt: skip
+            self._reader, cache, self._buffers, settings.counters, self._session, settings.memory_target_bytes
+        )
         try:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self, self._config, nursery, lambda: self._sequence.table)
-                self._directory_fd = open_directory(directory, settings.base or directory.parent)
-                remove_stale(path_of(self._directory_fd), name)
+                self._directory_fd = open_directory(settings.directory, settings.base)
+                remove_stale(path_of(self._directory_fd), settings.channel.name)
                 self._make_fifo(self.epoch)
                 ready()
                 nursery.start_soon(self._report_often)

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import trio
+
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
-from fastfuse.sagemaker.outputs.sending import Outgoing, SendTask, Tell, send_outputs
-from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
+from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
+from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import RunSettings
@@ -128,12 +130,13 @@ class Delivery:
         """Bring checkpoints back, and send new ones from then on."""
         settings, paths = self._settings, self._settings.paths
         if settings.job.synced:
-            task = SyncTask(settings.job.synced, paths, settings.connection, settings.part_size_bytes)
+            synced, connection = settings.job.synced, settings.connection
             lacks = {
                 one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
-                for one in task.synced
+                for one in synced
             }
-            self._syncer = Sender(partial(sync_directories, task), lacks)
+            work = partial(sync_directories, synced, paths, connection, settings.part_size_bytes)
+            self._syncer = Sender(work, lacks)
 
     @property
     def is_ready(self) -> bool:
@@ -195,10 +198,12 @@ class Delivery:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing) -> list[FastfuseError]:
-        task = SendTask(outgoing, self._settings.paths.base, self._settings.connection, kms_key_id)
+        base, connection = self._settings.paths.base, self._settings.connection
         lacks = {one.name: f"is not in S3 at {one.uri}, and still lies in {one.place}" for one in outgoing}
         try:
-            self._uploader = Sender(partial(send_outputs, task), lacks)
+            self._uploader = Sender(
+                lambda tell: trio.run(send_outputs, outgoing, base, connection, kms_key_id, tell), lacks
+            )
         except (NoRoomError, OSError) as error:
             failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]

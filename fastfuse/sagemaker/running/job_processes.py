@@ -5,7 +5,6 @@ mix. It has a process group of its own: the terminal's Ctrl-C is for the command
 stops it. Processes that it forks die with it.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -20,6 +19,7 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import error_message, fork_child, heard, wait_child
 from fastfuse.filesystem.privileges import as_nobody
 from fastfuse.filesystem.recorder import Recorder
+from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters, bind_metrics, endpoint_url, serve_metrics
 from fastfuse.sagemaker.description.channel import Channel, InputMode
@@ -37,9 +37,8 @@ class LinePipe:
 
     def __init__(self) -> None:
         self._reading_fd, self.writing_fd = os.pipe()
-        fcntl.fcntl(self._reading_fd, fcntl.F_SETOWN, os.getpid())
-        flags = fcntl.fcntl(self._reading_fd, fcntl.F_GETFL)
-        fcntl.fcntl(self._reading_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_ASYNC)
+        os.set_blocking(self._reading_fd, False)
+        raise_sigio(self._reading_fd)
         self._begun = b""
 
     def close_writing(self) -> None:
@@ -220,7 +219,7 @@ def usage_lines(channels: Sequence[ChannelProcess]) -> Iterator[str]:
     for process, usage in zip(channels, usages, strict=True):
         yield f"{process.channel.name} ({process.channel.input_mode}): {usage}"
     if len(usages) > 1:
-        yield f"all channels: {sum(usages[1:], usages[0])}"
+        yield f"all channels: {Usage(*map(sum, zip(*usages, strict=True)))}"
 
 
 _log = logging.getLogger(__name__)

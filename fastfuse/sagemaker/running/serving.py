@@ -142,9 +142,10 @@ def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., Non
     Raises:
         FastfuseError: the channel cannot be served.
     """
-    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     if task.channel.is_put_in_place:
-        serve = _keep
+        keep_in_place(task.channel, task.place, task.settings.paths.base, task.origin, tell)
+        return 0
+    serve = {InputMode.FAST_FILE: _mount, InputMode.FILE: _download, InputMode.PIPE: _stream}[task.channel.input_mode]
     return serve(task, counters, tell)
 
 
@@ -170,15 +171,6 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell:
         except OSError as error:
             raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
     tell(listing=listing_of(snapshot.table))
-
-
-def _keep(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    del counters  # nothing is read here
-    keep_in_place(
-        task.channel, task.place, task.settings.paths.base, task.origin, lambda text: tell(ready=text),
-        lambda table: tell(listing=listing_of(table)),
-    )  # fmt: skip
-    return 0
 
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:

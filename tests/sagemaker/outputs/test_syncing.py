@@ -16,7 +16,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.syncing import SyncTask, sync_directories
+from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
@@ -34,7 +34,7 @@ __all__ = ["nothing_is_left"]
 class Sync:
     """A process that looks often, and what it has told."""
 
-    def __init__(self, server: S3Server, directory: Path, prefix: str, *, are_checkpoints: bool = True) -> None:
+    def __init__(self, server: S3Server, directory: Path, prefix: str, base: Path, *, are_checkpoints: bool) -> None:
         self.server = server
         self.directory = directory
         self.prefix = prefix
@@ -47,8 +47,8 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        task = SyncTask((synced,), JobPaths(directory.parent), connection, 8 << 20, look_every_s=0.05)
-        self.process = Sender(partial(sync_directories, task), {synced.name: ""})
+        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05)
+        self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
     def objects(self) -> dict[str, bytes]:
@@ -78,9 +78,12 @@ class Sync:
 
 
 @contextmanager
-def syncing(server: S3Server, directory: Path, *, are_checkpoints: bool = True) -> Iterator[Sync]:
+def syncing(
+    server: S3Server, directory: Path, base: Path | None = None, *, are_checkpoints: bool = True
+) -> Iterator[Sync]:
     # No key of another test begins with it.
-    sync = Sync(server, directory, f"sync-{directory.parent.name}/", are_checkpoints=are_checkpoints)
+    prefix = f"sync-{directory.parent.name}/"
+    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints)
     try:
         yield sync
     finally:
@@ -130,6 +133,18 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
         sync.finish()
         assert sync.process.failures() == []
         assert sync.process.artifacts["checkpoints"]["Files"] == 2
+
+
+def test_a_directory_that_lies_elsewhere_than_the_job_is_kept_in_s3_too(
+    moto_server: S3Server, directory: Path, tmp_path: Path
+) -> None:
+    moto_server.put(f"sync-{tmp_path.name}/a", b"earlier")
+    with syncing(moto_server, directory, tmp_path / "ml") as sync:
+        assert (directory / "a").read_bytes() == b"earlier"
+        put(directory / "b/c", b"new")
+        sync.wait_for(**{"a": b"earlier", "b/c": b"new"})
+        sync.finish()
+        assert sync.process.failures() == []
 
 
 def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:

@@ -11,6 +11,7 @@ from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
@@ -47,9 +48,11 @@ def main(
         attribute_names=origin.attribute_names,
         **fields,
     )
+    fifos = Path(directory)
     pipe = PipeSettings(
-        channel=channel, connection=connection, directory=Path(directory), part_size_bytes=part_size_bytes
-    )
+        channel=channel, connection=connection, directory=fifos, base=fifos.parent, counters=Counters(),
+        part_size_bytes=part_size_bytes,
+    )  # fmt: skip
 
     def report(stream: PipeStream) -> None:
         names = ("epoch", "written_bytes", "fetched_bytes", "requests")

@@ -71,15 +71,14 @@ def test_in_a_table_of_several_buckets_each_is_a_folder() -> None:
     assert find_object(table, "three", "a") is None
 
 
-def test_attributes_come_in_the_order_asked_for_and_references_as_uris() -> None:
-    line = b'{"source-ref":"s3://b/k","class":1,"name":"a \\"b\\"","other":null}\n'
-    found = attributes_of(line, ("name", "source-ref", "class"))
-    assert found == [b'a "b"', "s3://b/k", b"1"]
+def test_attributes_come_in_the_order_of_the_line_and_references_as_uris() -> None:
+    line = b'{"name":"a \\"b\\"","source-ref":"s3://b/k","class":1}\n'
+    assert attributes_of(line) == [b'a "b"', "s3://b/k", b"1"]
 
 
 @pytest.mark.parametrize("number", ["1", "-0.10", "1e5", "1E+400", "1" * 5000, "1.0"])
 def test_a_number_comes_digit_for_digit(number: str) -> None:
-    assert attributes_of(f'{{"a":{number}}}'.encode(), ("a",)) == [number.encode()]
+    assert attributes_of(f'{{"a":{number}}}'.encode()) == [number.encode()]
 
 
 def test_half_a_character_is_no_failure() -> None:
@@ -97,7 +96,7 @@ def test_any_object_is_taken_apart_as_json_does(members: dict[str, object]) -> N
     assert attributes_of(json.dumps(members).encode()) == expected
 
 
-@pytest.mark.parametrize("line", [b"", b"[1]", b'{"a":1', b'{"a" 1}', b'{"a":1 "b":2}', b"{1:2}", b'{"b":1}'])
+@pytest.mark.parametrize("line", [b"", b"[1]", b'{"a":1', b'{"a" 1}', b'{"a":1 "b":2}', b"{1:2}"])
 def test_a_line_that_makes_no_sense_is_an_error(line: bytes) -> None:
     with pytest.raises((ValueError, ConfigurationError), match=r".+"):
-        attributes_of(line, ("a",))
+        attributes_of(line)
