@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.index.inodes.builder import child_spans, raise_directory_mtimes
-from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects, exact_sum
+from fastfuse.index.inodes.columns import BLOBS, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
@@ -18,8 +18,6 @@ __all__ = ["archived", "key_order", "readable_rows", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
-# Columns whose number of items is not the number of rows.
-_OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 def archived(table: InodeTable) -> npt.NDArray[np.bool_]:
@@ -124,8 +122,9 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     old = table.columns
     new_rows = np.cumsum(is_kept) - 1
     lengths = np.diff(old["name_ends"].astype("int64"), prepend=0)
-    columns = {name: old[name][is_kept] for name in old if name not in _OTHER_LENGTHS}
-    columns |= {name: old[name] for name in MADE_COLUMN_TYPES if name in old}
+    columns = {name: old[name][is_kept] for name in old if name not in BLOBS}
+    if "made" in old:
+        columns["made"] = old["made"]
     columns["names"] = old["names"][np.repeat(is_kept, lengths)]
     columns["name_ends"] = np.cumsum(lengths[is_kept], dtype="uint64")
     columns["parents"] = parents = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")
