@@ -167,8 +167,11 @@ class TableBuilder:
         tree = Tree(self._key_prefix.encode(), refusals)
         for keys, rows in self._pages_in_key_order(refusals):
             tree.place(keys, rows, self._sizes)
-        self._pages.clear()  # free the memory before the table takes its own
-        return self._table(tree.lay_out()), refusals
+        # Free the keys before the tree is laid out, and the tree before the table takes memory.
+        self._pages.clear()
+        layout = tree.lay_out()
+        del tree
+        return self._table(layout), refusals
 
     def _pages_in_key_order(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
         """Return keys and their listed rows, ascending from page to page; a key that was added twice is there once.
