@@ -189,7 +189,7 @@ class Tree:
 
     def lay_out(self) -> Layout:
         """Return the rows of everything that was placed; refuse files that have the name of a directory (N4)."""
-        entries = self._entries()
+        entries = _Entries(self._names, self._name_lengths, self._parents, self._listed_rows)
         order, level_starts, directory_rows = self._breadth_first(entries)
         names, name_ends = entries.gather_names(order)
         return Layout(
@@ -198,20 +198,6 @@ class Tree:
             names=names,
             name_ends=name_ends,
             level_starts=level_starts,
-        )
-
-    def _entries(self) -> "_Entries":
-        name_lengths = np.frombuffer(self._name_lengths, "uint8")
-        name_bounds = np.zeros(len(name_lengths) + 1, "int64")
-        np.cumsum(name_lengths, out=name_bounds[1:])
-        listed_rows = np.frombuffer(self._listed_rows, "int64")
-        return _Entries(
-            parents=np.frombuffer(self._parents, "uint32"),
-            directories=np.flatnonzero(listed_rows < 0),
-            listed_rows=listed_rows,
-            names=self._names,
-            name_lengths=name_lengths,
-            name_bounds=name_bounds,
         )
 
     def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, list[int], npt.NDArray[np.uint32]]:
@@ -251,30 +237,31 @@ class Tree:
         return ordered
 
 
-@dataclass(frozen=True, slots=True)
 class _Entries:
-    """The columns of a complete tree.
+    """The columns of a complete tree."""
 
-    `name_bounds` holds the beginning of each name, and at the end the end of the last one. `directories` holds the
-    entry of each directory, by its number.
-    """
-
-    parents: npt.NDArray[np.uint32]
-    directories: _Integers
-    listed_rows: _Integers
-    names: bytearray
-    name_lengths: npt.NDArray[np.uint8]
-    name_bounds: _Integers
+    def __init__(
+        self, names: bytearray, name_lengths: bytearray, parents: "array[int]", listed_rows: "array[int]"
+    ) -> None:
+        self.parents = np.frombuffer(parents, "uint32")
+        self.listed_rows = np.frombuffer(listed_rows, "int64")
+        # The entry of each directory, by its number.
+        self._directories = np.flatnonzero(self.listed_rows < 0)
+        self._names = names
+        self._name_lengths = np.frombuffer(name_lengths, "uint8")
+        # The beginning of each name, and at the end the end of the last one.
+        self._name_bounds = np.zeros(len(name_lengths) + 1, "int64")
+        np.cumsum(self._name_lengths, out=self._name_bounds[1:])
 
     def name(self, entry: int) -> bytes:
-        return bytes(self.names[self.name_bounds[entry] : self.name_bounds[entry + 1]])
+        return bytes(self._names[self._name_bounds[entry] : self._name_bounds[entry + 1]])
 
     def path(self, entry: int) -> bytes:
         """Return the path below the root, which is the first entry."""
         names = []
         while entry:
             names.append(self.name(entry))
-            entry = int(self.directories[self.parents[entry]])
+            entry = int(self._directories[self.parents[entry]])
         return b"/".join(reversed(names))
 
     def gather_names(self, order: _Integers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
@@ -282,12 +269,12 @@ class _Entries:
         # Files that were found one after another are neighbours here too, so a directory of files is one copy.
         run_starts = np.flatnonzero(np.diff(order, prepend=-2) != 1)
         run_lasts = np.append(run_starts[1:], len(order)) - 1
-        begins, ends = self.name_bounds[order[run_starts]], self.name_bounds[order[run_lasts] + 1]
+        begins, ends = self._name_bounds[order[run_starts]], self._name_bounds[order[run_lasts] + 1]
         names = bytearray()
-        with memoryview(self.names) as found:
+        with memoryview(self._names) as found:
             for begin, end in zip(begins.data, ends.data, strict=True):
                 names += found[begin:end]
-        return np.frombuffer(names, "uint8"), np.cumsum(self.name_lengths[order], dtype="uint64")
+        return np.frombuffer(names, "uint8"), np.cumsum(self._name_lengths[order], dtype="uint64")
 
 
 def _are_plain(names: list[bytes]) -> bool:
