@@ -24,10 +24,9 @@ from fastfuse.index.sources.manifests import (
     filtered_manifest,
     read_augmented_manifest,
     read_manifest,
-    shown,
 )
 from fastfuse.index.sources.shard import Shard
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.whole import read_into

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Final
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
@@ -26,7 +25,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError
-from fastfuse.objects import MAX_KEY_BYTES, ObjectColumns, ObjectRef
+from fastfuse.objects import MAX_KEY_BYTES, MAX_MOMENT_MS, ObjectColumns, ObjectRef, times_ns
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
 from fastfuse.s3.failures import Kind
@@ -55,9 +54,6 @@ _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _NAMESPACE = re.compile(r"^\{[^}]*\}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _AWS_TIMES = {len(form): form for form in (b"0000-00-00T00:00:00Z", b"0000-00-00T00:00:00.000Z")}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# int64 nanoseconds since the epoch reach from 1677 to 2262, as everywhere in numpy.
-_MAX_MOMENT_MS = ((1 << 63) - 1) // 1_000_000
 _NOT_S3 = "is the endpoint an S3 service that speaks ListObjectsV2?"
 # S3 answers at least 5,500 requests a second and prefix; 64 pages of 100 ms are 640, or 640,000 objects a second.
 MAX_IN_FLIGHT: Final = 64
@@ -230,23 +226,13 @@ def _parse_times(times: list[bytes]) -> list[int]:
         except ValueError:
             pass  # the slow way names the time that cannot be read
         else:
-            if np.all((moments >= -_MAX_MOMENT_MS) & (moments <= _MAX_MOMENT_MS)):
+            if np.all((moments >= -MAX_MOMENT_MS) & (moments <= MAX_MOMENT_MS)):
                 in_ns: list[int] = (moments * 1_000_000).tolist()
                 return in_ns
-    return [_parse_time(time.decode("ascii", "replace")) for time in times]
-
-
-def _parse_time(text: str) -> int:
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        since_epoch_ms = (moment - _EPOCH) // timedelta(milliseconds=1)
-        if abs(since_epoch_ms) > _MAX_MOMENT_MS:
-            raise ValueError("beyond the range of the column")
+        return times_ns(time.decode("ascii", "replace") for time in times)
     except ValueError as error:
-        raise ServiceError(f"the LIST reply holds an unreadable time: {text[:64]!r}", hint=_NOT_S3) from error
-    return since_epoch_ms * 1_000_000
+        raise ServiceError(f"the LIST reply holds an unreadable time: {str(error)[:96]}", hint=_NOT_S3) from error
 
 
 class Pager:
