@@ -10,9 +10,10 @@ import hashlib
 import operator
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Layout, Reason, Refusals, Tree
 
-__all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
+__all__ = ["TableBuilder", "complete_table", "levels_of"]
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
@@ -211,23 +212,17 @@ class TableBuilder:
             "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
             "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
         }
-        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(layout.parents, is_file)
-        raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
         if self._source_order is not None:
             columns["source_order"] = self._rows_in_source_order(layout)
         if Kind.FILE_MADE in self._kinds:
             columns["made"] = np.frombuffer(self._contents, "uint8")
-        is_object = are_objects(columns["kinds"])
         metadata = TableMetadata(
             bucket=self._bucket,
             key_prefix=self._key_prefix,
-            file_count=int(np.count_nonzero(is_object)),
-            directory_count=len(is_file) - len(files),
-            total_bytes=exact_sum(columns["sizes"][is_object]),
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
             other_etags=tuple(self._other_etags),
         )
-        return InodeTable(metadata, columns)
+        return complete_table(metadata, columns)
 
     def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
         rows = np.full(len(self), -1, "int64")
@@ -258,16 +253,38 @@ def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) ->
     return column
 
 
-def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return the row of the first child and the number of children of each directory, in the order of rows."""
+def complete_table(metadata: TableMetadata, columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
+    """Return the table of `columns`, once the directories have their children and times, and `metadata` the counts.
+
+    The times of directories must be 0.
+    """
+    is_file = columns["kinds"] != Kind.DIRECTORY
+    parents, mtimes_ns = columns["parents"], columns["mtimes_ns"]
     counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
     # Children follow those of the directory before; the root is the child of no directory.
-    return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
-
-
-def raise_directory_mtimes(
-    mtimes_ns: npt.NDArray[np.generic], parents: npt.NDArray[np.uint32], level_starts: list[int]
-) -> None:
-    """Give each directory the newest time below it, from the deepest level up."""
-    for start, end in zip(level_starts[-2::-1], level_starts[:0:-1], strict=True):
+    spans = np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
+    columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = spans
+    # A directory has the newest time below it.
+    for start, end in reversed(levels_of(columns)[1:]):
         np.maximum.at(mtimes_ns, parents[start:end], mtimes_ns[start:end])
+    is_object = are_objects(columns["kinds"])
+    metadata = replace(
+        metadata,
+        file_count=int(np.count_nonzero(is_object)),
+        directory_count=int(np.count_nonzero(~is_file)),
+        total_bytes=exact_sum(columns["sizes"][is_object]),
+    )
+    return InodeTable(metadata, columns)
+
+
+def levels_of(columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
+    """Return the rows ``[start, end)`` of each depth, from the root down."""
+    is_directory = columns["kinds"] == Kind.DIRECTORY
+    spans = columns["etags"].view("uint64").reshape(-1, 2)[:, 1]
+    levels = [(0, 1)]
+    while True:
+        start, end = levels[-1]
+        children = int(spans[start:end][is_directory[start:end]].sum())
+        if not children:
+            return levels
+        levels.append((end, end + children))

@@ -57,9 +57,9 @@ class TableMetadata:
     # A key is this prefix and the path: empty or ending in "/".
     key_prefix: str
     # Counts and bytes of objects, without made files.
-    file_count: int
-    directory_count: int
-    total_bytes: int
+    file_count: int = 0
+    directory_count: int = 0
+    total_bytes: int = 0
     storage_classes: tuple[str, ...] = ("STANDARD",)
     other_etags: tuple[str, ...] = field(default=())
     # Above every inode number of the table and of the tables that it replaced; 0 if the numbers are the rows plus one.

@@ -76,15 +76,13 @@ def _reason_to_refuse(path: bytes) -> Reason | None:
 class Layout:
     """The tree in the rows of the table: breadth first, the children of a directory side by side and by name.
 
-    `listed_rows` is the position of a file in the listing, and negative for a directory. `level_starts` holds the first
-    row of each depth, and at the end the number of rows.
+    `listed_rows` is the position of a file in the listing, and negative for a directory.
     """
 
     listed_rows: _Integers
     parents: npt.NDArray[np.uint32]
     names: npt.NDArray[np.uint8]
     name_ends: npt.NDArray[np.uint64]
-    level_starts: list[int]
 
 
 @dataclass(slots=True)
@@ -190,25 +188,24 @@ class Tree:
     def lay_out(self) -> Layout:
         """Return the rows of everything that was placed; refuse files that have the name of a directory (N4)."""
         entries = _Entries(self._names, self._name_lengths, self._parents, self._listed_rows)
-        order, level_starts, directory_rows = self._breadth_first(entries)
+        order, directory_rows = self._breadth_first(entries)
         names, name_ends = entries.gather_names(order)
         return Layout(
             listed_rows=entries.listed_rows[order],
             parents=directory_rows[entries.parents[order]],
             names=names,
             name_ends=name_ends,
-            level_starts=level_starts,
         )
 
-    def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, list[int], npt.NDArray[np.uint32]]:
-        """Return the entry of each row, the first row of each depth, and the row of each directory."""
+    def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, npt.NDArray[np.uint32]]:
+        """Return the entry of each row, and the row of each directory."""
         depths = np.frombuffer(self._depths, "uint32")[entries.parents] + 1
         depths[0] = 0
         by_depth = np.argsort(depths, kind="stable")
         bounds = np.searchsorted(depths[by_depth], np.arange(1, int(depths.max()) + 2)).tolist()
         directory_rows = np.zeros(len(self._depths), "uint32")
         levels = [by_depth[:1]]
-        level_starts = [0, 1]
+        row_count = 1
         for depth, (start, end) in enumerate(pairwise(bounds), 1):
             level = by_depth[start:end]
             above = directory_rows[entries.parents[level]]
@@ -221,10 +218,10 @@ class Tree:
             level = level[level > 0]  # without the files that are hidden
             listed_rows = entries.listed_rows[level]
             is_directory = listed_rows < 0
-            directory_rows[-1 - listed_rows[is_directory]] = level_starts[-1] + np.flatnonzero(is_directory)
+            directory_rows[-1 - listed_rows[is_directory]] = row_count + np.flatnonzero(is_directory)
             levels.append(level)
-            level_starts.append(level_starts[-1] + len(level))
-        return np.concatenate(levels), level_starts, directory_rows
+            row_count += len(level)
+        return np.concatenate(levels), directory_rows
 
     def _sorted_by_name(self, entries: "_Entries", siblings: list[int]) -> list[int]:
         """Return the entries sorted by name; entry 0, the root, stands for each file that a directory hides."""
