@@ -103,13 +103,17 @@ class TableBuilder:
         """
         key = self._key_prefix.encode() + path
         self._add_page([key], key)
-        self._sizes.append(len(content))
-        self._mtimes_ns.append(mtime_ns)
-        self._kinds.append(Kind.FILE_MADE)
-        self._etag_parts.append(0)
-        self._etags += MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
-        self._class_rows.append(0)
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        self._add_row(Kind.FILE_MADE, len(content), mtime_ns, MADE.pack(len(self._contents), digest))
         self._contents += content
+
+    def _add_row(self, kind: Kind, size_bytes: int, mtime_ns: int, etag: bytes) -> None:
+        self._sizes.append(size_bytes)
+        self._mtimes_ns.append(mtime_ns)
+        self._kinds.append(kind)
+        self._etag_parts.append(0)
+        self._etags += etag
+        self._class_rows.append(0)
 
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
@@ -168,6 +172,7 @@ class TableBuilder:
         tree = Tree(self._key_prefix.encode(), refusals)
         for keys, rows in self._pages_in_key_order(refusals):
             tree.place(keys, rows, self._sizes)
+        self._add_row(Kind.DIRECTORY, 0, 0, bytes(16))  # the last row stands for every directory
         # Free the keys before the tree is laid out, and the tree before the table takes memory.
         self._pages.clear()
         layout = tree.lay_out()
@@ -199,18 +204,17 @@ class TableBuilder:
             yield [keys[row] for row in chunk], chunk
 
     def _table(self, layout: Layout) -> InodeTable:
-        is_file = layout.listed_rows >= 0
-        files = layout.listed_rows[is_file]
+        rows = np.maximum(layout.listed_rows, -1)
         columns: dict[str, npt.NDArray[np.generic]] = {
             "names": layout.names,
             "name_ends": layout.name_ends,
             "parents": layout.parents,
-            "kinds": _scatter(is_file, np.frombuffer(self._kinds, "uint8")[files]),
-            "storage_classes": _scatter(is_file, np.frombuffer(self._class_rows, "uint8")[files]),
-            "etag_parts": _scatter(is_file, np.frombuffer(self._etag_parts, "uint16")[files]),
-            "sizes": _scatter(is_file, np.frombuffer(self._sizes, "int64")[files]),
-            "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
-            "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
+            "kinds": np.frombuffer(self._kinds, "uint8")[rows],
+            "storage_classes": np.frombuffer(self._class_rows, "uint8")[rows],
+            "etag_parts": np.frombuffer(self._etag_parts, "uint16")[rows],
+            "sizes": np.frombuffer(self._sizes, "int64")[rows],
+            "mtimes_ns": np.frombuffer(self._mtimes_ns, "int64")[rows],
+            "etags": np.frombuffer(self._etags, "V16")[rows],
         }
         if self._source_order is not None:
             columns["source_order"] = self._rows_in_source_order(layout)
@@ -244,13 +248,6 @@ def _from_lowercase_hex(digits: bytes) -> bytes | None:
 
 def _is_ascending(keys: Sequence[bytes]) -> bool:
     return all(map(operator.lt, keys, islice(keys, 1, None)))
-
-
-def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return a column with `values` on the rows of files and zero on the rows of directories."""
-    column = np.zeros(len(is_file), values.dtype)
-    column[is_file] = values
-    return column
 
 
 def complete_table(metadata: TableMetadata, columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
