@@ -3,7 +3,7 @@
 import hashlib
 import os
 from functools import partial
-from pathlib import Path
+from io import BufferedReader
 
 import trio
 
@@ -24,7 +24,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_CHECKSUM_BYTES = 100
 # One file is parsed while the next is fetched; Python parses one at a time.
 _FILES_AT_ONCE = 2
-_STEP_BYTES = 8 << 20
 
 
 async def list_inventory(
@@ -47,8 +46,7 @@ async def list_inventory(
         )
     report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
     await report.read()
-    table, refusals = report.builder().build()
-    return Listing(table, refusals, requests + report.request_count)
+    return Listing(*report.builder().build(), requests + report.request_count)
 
 
 async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
@@ -115,35 +113,25 @@ class _Report:
             ref = await self._objects.head(self._bucket, file.key)
             if ref.size_bytes != file.size_bytes:
                 raise self._is_another(file, "size")
-            fd = os.memfd_create("fastfuse-inventory", os.MFD_CLOEXEC)
-            try:
-                await read_into(self._objects, ref, fd)
+            with os.fdopen(os.memfd_create("fastfuse-inventory"), "rb") as data:
+                await read_into(self._objects, ref, data.fileno())
                 self.request_count += 2
-                await trio.to_thread.run_sync(partial(self._parse, file, fd))
-            finally:
-                os.close(fd)
+                await trio.to_thread.run_sync(self._parse, file, data)
             self._files_done += 1
             self._tell()
 
     def _is_another(self, file: DataFile, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the inventory file {self._uri(file)} is not the one that its manifest names ({what})"
+            f"the inventory file s3://{self._bucket}/{file.key} is not the one that its manifest names ({what})"
         )
 
-    def _uri(self, file: DataFile) -> S3Uri:
-        return S3Uri(self._bucket, file.key)
-
-    def _parse(self, file: DataFile, fd: int) -> None:
-        """Parse `file` in a thread of its own, and hand the rows to trio's thread."""
-        with Path(f"/proc/self/fd/{fd}").open("rb") as data:
-            digest = hashlib.md5(usedforsecurity=False)
-            while block := data.read(_STEP_BYTES):
-                digest.update(block)
-            if digest.hexdigest() != file.md5.lower():
-                raise self._is_another(file, "MD5")
-            data.seek(0)
-            for rows in read_rows(self._manifest, data, str(self._uri(file)), self._path):
-                trio.from_thread.run_sync(self._take, rows)
+    def _parse(self, file: DataFile, data: BufferedReader) -> None:
+        """Parse the `data` of `file` in a thread of its own, and hand the rows to trio's thread."""
+        if hashlib.file_digest(data, partial(hashlib.md5, usedforsecurity=False)).hexdigest() != file.md5.lower():
+            raise self._is_another(file, "MD5")
+        data.seek(0)
+        for rows in read_rows(self._manifest, data, f"s3://{self._bucket}/{file.key}", self._path):
+            trio.from_thread.run_sync(self._take, rows)
 
     def _take(self, rows: ObjectColumns) -> None:
         is_below = [key.startswith(self._folder) for key in rows.keys]

@@ -266,12 +266,9 @@ async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, by
             f"the manifest {source} has {ref.size_bytes:,} bytes; it may have {MAX_MANIFEST_BYTES:,}",
             hint="is it the manifest? If so, divide it into several",
         )
-    fd = os.memfd_create("fastfuse-manifest", os.MFD_CLOEXEC)
-    try:
-        await read_into(objects, ref, fd)
-        return ref, os.pread(fd, ref.size_bytes, 0)
-    finally:
-        os.close(fd)
+    with os.fdopen(os.memfd_create("fastfuse-manifest"), "rb") as file:
+        await read_into(objects, ref, file.fileno())
+        return ref, file.read()
 
 
 def _refuse_nothing(source: S3Uri, count: int, what: str, *, allow_empty: bool) -> None:
