@@ -83,8 +83,12 @@ class Page:
             raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
         if max(map(len, self.keys), default=0) > MAX_KEY_BYTES:
             raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
-        if self.is_truncated and not self.next_token and not self.keys and not self.common_prefixes:
+        if self.is_truncated and not self.next_token and not self.names:
             raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
+
+    @property
+    def names(self) -> list[bytes]:
+        return self.common_prefixes + self.keys
 
     @property
     def columns(self) -> ObjectColumns:
