@@ -43,8 +43,10 @@ class S3Uri:
             raise ConfigurationError(f"{shown(text)} names no bucket", hint="write it as s3://BUCKET/PREFIX")
         if "\0" in path:
             raise ConfigurationError("the S3 URI holds a NUL character", hint="no path of a mount can")
-        if not text.isascii() and not _is_utf8(text):
-            raise ConfigurationError(f"{shown(text)} is not UTF-8", hint="every S3 key is")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # of a surrogate: Python makes them of bytes outside the locale's encoding
+            raise ConfigurationError(f"{shown(text)} is not UTF-8", hint="every S3 key is") from error
         return cls(bucket, path)
 
     def __str__(self) -> str:
@@ -55,12 +57,3 @@ def shown(value: object) -> str:
     """Return the `repr` of `value`, which no terminal interprets, cut if it is long."""
     text = repr(value)
     return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
-
-
-def _is_utf8(text: str) -> bool:
-    """Return False for lone surrogates, which Python makes of arguments outside the locale's encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
