@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
-from fastfuse.index.inodes.tree import Layout, Reason, Refusals, Tree
+from fastfuse.index.inodes.tree import Reason, Refusals, Tree
 
 __all__ = ["TableBuilder", "complete_table", "levels_of"]
 
@@ -175,9 +175,9 @@ class TableBuilder:
         self._add_row(Kind.DIRECTORY, 0, 0, bytes(16))  # the last row stands for every directory
         # Free the keys before the tree is laid out, and the tree before the table takes memory.
         self._pages.clear()
-        layout = tree.lay_out()
+        listed_rows, columns = tree.lay_out()
         del tree
-        return self._table(layout), refusals
+        return self._table(np.maximum(listed_rows, -1), columns), refusals
 
     def _pages_in_key_order(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
         """Return keys and their listed rows, ascending from page to page; a key that was added twice is there once.
@@ -203,21 +203,18 @@ class TableBuilder:
             chunk = unique[start : start + _CHUNK_ROWS]
             yield [keys[row] for row in chunk], chunk
 
-    def _table(self, layout: Layout) -> InodeTable:
-        rows = np.maximum(layout.listed_rows, -1)
-        columns: dict[str, npt.NDArray[np.generic]] = {
-            "names": layout.names,
-            "name_ends": layout.name_ends,
-            "parents": layout.parents,
-            "kinds": np.frombuffer(self._kinds, "uint8")[rows],
-            "storage_classes": np.frombuffer(self._class_rows, "uint8")[rows],
-            "etag_parts": np.frombuffer(self._etag_parts, "uint16")[rows],
-            "sizes": np.frombuffer(self._sizes, "int64")[rows],
-            "mtimes_ns": np.frombuffer(self._mtimes_ns, "int64")[rows],
-            "etags": np.frombuffer(self._etags, "V16")[rows],
+    def _table(self, listed_rows: npt.NDArray[np.int64], columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
+        """Return the table with the columns of the tree, whose rows were listed as these."""
+        columns |= {
+            "kinds": np.frombuffer(self._kinds, "uint8")[listed_rows],
+            "storage_classes": np.frombuffer(self._class_rows, "uint8")[listed_rows],
+            "etag_parts": np.frombuffer(self._etag_parts, "uint16")[listed_rows],
+            "sizes": np.frombuffer(self._sizes, "int64")[listed_rows],
+            "mtimes_ns": np.frombuffer(self._mtimes_ns, "int64")[listed_rows],
+            "etags": np.frombuffer(self._etags, "V16")[listed_rows],
         }
         if self._source_order is not None:
-            columns["source_order"] = self._rows_in_source_order(layout)
+            columns["source_order"] = self._rows_in_source_order(listed_rows)
         if Kind.FILE_MADE in self._kinds:
             columns["made"] = np.frombuffer(self._contents, "uint8")
         metadata = TableMetadata(
@@ -228,10 +225,9 @@ class TableBuilder:
         )
         return complete_table(metadata, columns)
 
-    def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
+    def _rows_in_source_order(self, listed_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         rows = np.full(len(self), -1, "int64")
-        is_file = layout.listed_rows >= 0
-        rows[layout.listed_rows[is_file]] = np.flatnonzero(is_file)
+        rows[listed_rows] = np.arange(len(listed_rows))
         ordered = rows[np.array(self._source_order, "int64")]
         shown: npt.NDArray[np.uint32] = ordered[ordered >= 0].astype("uint32")
         return shown

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_NAME_BYTES", "Layout", "Reason", "Refusals", "Tree"]
+__all__ = ["MAX_NAME_BYTES", "Reason", "Refusals", "Tree"]
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 
@@ -70,19 +71,6 @@ def _reason_to_refuse(path: bytes) -> Reason | None:
     if max(map(len, segments)) > MAX_NAME_BYTES:
         return Reason.TOO_LONG
     return None if _is_utf8(path) else Reason.NOT_UTF8
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The tree in the rows of the table: breadth first, the children of a directory side by side and by name.
-
-    `listed_rows` is the position of a file in the listing, and negative for a directory.
-    """
-
-    listed_rows: _Integers
-    parents: npt.NDArray[np.uint32]
-    names: npt.NDArray[np.uint8]
-    name_ends: npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -185,17 +173,17 @@ class Tree:
         self._listed_rows.append(-1 - here.number)
         return here
 
-    def lay_out(self) -> Layout:
-        """Return the rows of everything that was placed; refuse files that have the name of a directory (N4)."""
+    def lay_out(self) -> tuple[_Integers, dict[str, npt.NDArray[Any]]]:
+        """Return the listed row of each row of the table, negative for a directory, and the columns of the tree.
+
+        The rows are breadth first, the children of a directory side by side and by name. Files that have the name of
+        a directory are refused (N4).
+        """
         entries = _Entries(self._names, self._name_lengths, self._parents, self._listed_rows)
         order, directory_rows = self._breadth_first(entries)
         names, name_ends = entries.gather_names(order)
-        return Layout(
-            listed_rows=entries.listed_rows[order],
-            parents=directory_rows[entries.parents[order]],
-            names=names,
-            name_ends=name_ends,
-        )
+        columns = {"names": names, "name_ends": name_ends, "parents": directory_rows[entries.parents[order]]}
+        return entries.listed_rows[order], columns
 
     def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, npt.NDArray[np.uint32]]:
         """Return the entry of each row, and the row of each directory."""
