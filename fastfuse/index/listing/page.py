@@ -14,8 +14,6 @@ encoding, and numbers that no column can hold. `Pager` refuses keys outside the 
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -281,19 +279,25 @@ class Pager:
             async with self._limiter:
                 begun_s = trio.current_time()
                 self.request_count += 1
-                with self._awaited(name):
-                    try:
-                        return await self._source.list(
-                            self._bucket,
-                            prefix=prefix,
-                            start_after=start_after,
-                            continuation_token=continuation_token,
-                            delimiter=delimiter,
-                        )
-                    except RetryableError as error:
-                        if error.failure.kind is Kind.THROTTLED:
-                            self._shrink(begun_s)
-                        raise
+                number = self.request_count
+                self._asked[number] = (name, begun_s)
+                if not self._is_watched:
+                    self._is_watched = True
+                    trio.lowlevel.spawn_system_task(self._tell_silence)
+                try:
+                    return await self._source.list(
+                        self._bucket,
+                        prefix=prefix,
+                        start_after=start_after,
+                        continuation_token=continuation_token,
+                        delimiter=delimiter,
+                    )
+                except RetryableError as error:
+                    if error.failure.kind is Kind.THROTTLED:
+                        self._shrink(begun_s)
+                    raise
+                finally:
+                    del self._asked[number]
 
         with trio.move_on_after(LIST_DEADLINE_S):
             body = await self._retries.run(request_once, name=name)
@@ -301,19 +305,6 @@ class Pager:
             self._grow()
             return _checked(parse_page(body), prefix)
         raise ServiceError(f"no LIST page of {self._bucket!r} arrived within {LIST_DEADLINE_S:.0f} s")
-
-    @contextmanager
-    def _awaited(self, name: str) -> Iterator[None]:
-        """Note that a request for the page of that `name` waits for its reply while the context lasts."""
-        number = self.request_count
-        self._asked[number] = (name, trio.current_time())
-        if not self._is_watched:
-            self._is_watched = True
-            trio.lowlevel.spawn_system_task(self._tell_silence)
-        try:
-            yield
-        finally:
-            del self._asked[number]
 
     async def _tell_silence(self) -> None:
         """Log what waits for its reply for long, once in 30 s, until nothing waits."""
