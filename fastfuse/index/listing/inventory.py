@@ -46,7 +46,7 @@ async def list_inventory(
         )
     report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
     await report.read()
-    return Listing(*report.builder().build(), requests + report.request_count)
+    return Listing(*report.builder().build(), requests + 2 * len(manifest.files))
 
 
 async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
@@ -80,10 +80,9 @@ class _Report:
         self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
         self._below = TableBuilder(source.bucket, self._folder.decode())
         # The object that the source names, used if the source is no folder (N1).
-        self._itself: ObjectColumns | None = None
+        self._itself = TableBuilder(source.bucket, source.path[: source.path.rfind("/") + 1])
         # Names that begin with the source's path, for the error if it is neither.
         self._neighbours: set[bytes] = set()
-        self.request_count = 0
         self._files_done = 0
 
     async def read(self) -> None:
@@ -99,11 +98,8 @@ class _Report:
         """Return a builder with all rows of the source; `SourceError` if it is neither a folder nor an object."""
         if len(self._below):
             return self._below
-        if self._itself is not None:
-            path = self._source.path
-            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
-            builder.add(*self._itself)
-            return builder
+        if len(self._itself):
+            return self._itself
         if self._neighbours:
             raise partial_name(self._source, sorted(self._neighbours))
         return self._below
@@ -115,7 +111,6 @@ class _Report:
                 raise self._is_another(file, "size")
             with os.fdopen(os.memfd_create("fastfuse-inventory"), "rb") as data:
                 await read_into(self._objects, ref, data.fileno())
-                self.request_count += 2
                 await trio.to_thread.run_sync(self._parse, file, data)
             self._files_done += 1
             self._tell()
@@ -142,10 +137,8 @@ class _Report:
 
     def _take_beside(self, rows: ObjectColumns) -> None:
         """Take rows that begin with the source's path outside its folder; they count only if the folder is empty."""
-        itself = rows.chosen([key == self._path for key in rows.keys])
-        if itself.keys:
-            self._itself = itself
-        if len(self._below) or self._itself is not None:
+        self._itself.add(*rows.chosen([key == self._path for key in rows.keys]))
+        if len(self._below) or len(self._itself):
             self._neighbours.clear()
             return
         begun = len(self._path)
