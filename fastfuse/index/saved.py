@@ -357,7 +357,8 @@ class SharedIndex:
             if self._is_young(found):
                 return None
             held = await claim.state()
-            if _is_free(held):
+            # Never held, released (empty), or expired.
+            if held is None or not held.size_bytes or held.age_s > EXPIRY_S:
                 replaces = held.etag if held else NO_OBJECT
                 try:
                     etag = await claim.put(_nonce(), replaces=replaces)
@@ -418,11 +419,6 @@ async def _write(fd: int, replaces: str, index: ObjectWriter, _: ObjectWriter) -
 
 async def _put_claim(body: bytes, replaces: str, _: ObjectWriter, claim: ObjectWriter) -> str:
     return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
-
-
-def _is_free(claim: ObjectState | None) -> bool:
-    """Return whether the claim was never held, is released (empty), or has expired."""
-    return claim is None or not claim.size_bytes or claim.age_s > EXPIRY_S
 
 
 def _nonce() -> bytes:

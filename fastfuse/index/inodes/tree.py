@@ -118,15 +118,12 @@ class Tree:
         for folder, run in groupby([key[: key.rfind(b"/") + 1] for key in keys]):
             start, end = end, end + len(list(run))
             names = [key[len(folder) :] for key in keys[start:end]]
-            if self._is_directory(folder) and _are_plain(names):
+            is_known = folder in (self._stack[-1].path, self._prefix)
+            if (is_known or _reason_to_refuse(folder[len(self._prefix) :]) is None) and _are_plain(names):
                 self._add_files(folder, names, rows[start:end])
             else:
                 for key, name, row in zip(keys[start:end], names, rows[start:end], strict=True):
                     self._place_one(key, folder, name, row, sizes[row])
-
-    def _is_directory(self, folder: bytes) -> bool:
-        known = (self._stack[-1].path, self._prefix)
-        return folder in known or _reason_to_refuse(folder[len(self._prefix) :]) is None
 
     def _place_one(self, key: bytes, folder: bytes, name: bytes, row: int, size_bytes: int) -> None:
         if key == self._prefix and not size_bytes:

@@ -287,7 +287,8 @@ class Frontier:
         """Estimate the pages that `span` will still bring."""
         marks = self._marks_in(span.rest)
         if marks:
-            return len(marks) / self._marks_per_page(span)
+            passed = self._marks_in(KeyRange(span.range.after, span.cursor))
+            return len(marks) * span.pages / max(len(passed), 1)
         return pages_left(span.rest, span.last_page_after, self._alphabets)
 
     def _cut(self, span: Span, capacity: int) -> list[Span]:
@@ -320,7 +321,3 @@ class Frontier:
         low = bisect_right(self._marks, span.after)
         high = len(self._marks) if span.until is None else bisect_left(self._marks, span.until)
         return range(low, max(low, high))
-
-    def _marks_per_page(self, span: Span) -> float:
-        passed = self._marks_in(KeyRange(span.range.after, span.cursor))
-        return max(len(passed), 1) / span.pages
