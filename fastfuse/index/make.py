@@ -45,9 +45,7 @@ class IndexReport:
     """The figures of an index and of the work that made it."""
 
     files: int
-    directories: int
     total_bytes: int
-    refused: int
     requests: int
     elapsed_s: float
     listed_at_ns: int
@@ -83,9 +81,7 @@ def make_index(
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
-        directories=metadata.directory_count,
         total_bytes=metadata.total_bytes,
-        refused=snapshot.refusals.total,
         requests=requests,
         elapsed_s=time.monotonic() - started_s,
         listed_at_ns=snapshot.listed_at_ns,
