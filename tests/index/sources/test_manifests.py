@@ -16,8 +16,8 @@ from fastfuse.index.sources.manifests import (
     filtered_manifest,
     read_augmented_manifest,
     read_manifest,
-    shown,
 )
+from fastfuse.index.sources.uri import shown
 
 
 @given(st.text(alphabet="ab\n\r\té", max_size=40), st.lists(st.integers(0, 40), max_size=10))
