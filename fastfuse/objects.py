@@ -1,11 +1,14 @@
 """Frozen values that every layer shares."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import compress
 from typing import Any, NamedTuple
 
-__all__ = ["ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "Buffer", "ObjectColumns", "ObjectRef"]
+__all__ = [
+    *("ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "MAX_MOMENT_MS", "Buffer", "ObjectColumns", "ObjectRef", "times_ns")
+]
 
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 1024
@@ -60,3 +63,22 @@ class ObjectColumns(NamedTuple):
         """Return the objects for which `is_chosen` is true."""
         columns: Iterator[Any] = (list(compress(column, is_chosen)) for column in self)
         return self if all(is_chosen) else ObjectColumns(*columns)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+# int64 nanoseconds since the epoch reach from 1677 to 2262, as everywhere in numpy.
+MAX_MOMENT_MS = ((1 << 63) - 1) // 1_000_000
+
+
+def times_ns(words: Iterable[str]) -> list[int]:
+    """Parse times of ISO 8601 to the millisecond, as UTC where they name no zone.
+
+    Raises:
+        ValueError: a word is no time, or a time that 63 bits cannot hold.
+    """
+    moments = map(datetime.fromisoformat, words)
+    in_ms = [((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND for at in moments]
+    if max(map(abs, in_ms), default=0) > MAX_MOMENT_MS:
+        raise ValueError("a time beyond the range of 63 bits")
+    return [moment * 1_000_000 for moment in in_ms]

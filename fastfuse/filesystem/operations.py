@@ -203,8 +203,8 @@ class MountOperations(InitialisedOperations):
         bucket, key = table.bucket_and_key(inode)
         xattrs = {b"user.s3.bucket": bucket.encode(), b"user.s3.key": key.encode()}
         if not table.is_directory(inode):
-            xattrs[b"user.s3.etag"] = table.etag(inode).encode()
-            xattrs[b"user.s3.storage_class"] = table.storage_class(inode).encode()
+            ref = table.ref(inode)
+            xattrs |= {b"user.s3.etag": ref.etag.encode(), b"user.s3.storage_class": ref.storage_class.encode()}
         return xattrs
 
 

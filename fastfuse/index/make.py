@@ -45,9 +45,7 @@ class IndexReport:
     """The figures of an index and of the work that made it."""
 
     files: int
-    directories: int
     total_bytes: int
-    refused: int
     requests: int
     elapsed_s: float
     listed_at_ns: int
@@ -83,9 +81,7 @@ def make_index(
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
-        directories=metadata.directory_count,
         total_bytes=metadata.total_bytes,
-        refused=snapshot.refusals.total,
         requests=requests,
         elapsed_s=time.monotonic() - started_s,
         listed_at_ns=snapshot.listed_at_ns,
@@ -109,15 +105,12 @@ class _Making:
         if shard is None or self.origin.kind is not SourceKind.PREFIX:
             return self.whole()
         # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
-        whole_fd = os.memfd_create("fastfuse-whole", os.MFD_CLOEXEC)
-        try:
-            snapshot, requests = replace(self, fd=whole_fd).whole()
+        with os.fdopen(os.memfd_create("fastfuse-whole"), "rb") as whole:
+            snapshot, requests = replace(self, fd=whole.fileno()).whole()
             if snapshot.view != self.origin.view:
                 snapshot = replace(snapshot, table=take_part(snapshot.table, shard.positions), view=self.origin.view)
             save_snapshot(snapshot, self.fd)
             return snapshot, requests
-        finally:
-            os.close(whole_fd)
 
     def whole(self) -> tuple[Snapshot, int]:
         """Write the index to `fd`: for a prefix all of it, or the part that the saved index holds."""

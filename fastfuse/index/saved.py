@@ -24,7 +24,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -289,17 +289,7 @@ T = TypeVar("T")
 Listed = tuple[Snapshot, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Claim:
-    """The right to list: the ETag of the claim, and of the index that the listing replaces (or `NO_OBJECT`)."""
-
-    etag: str
-    replaces: str
-    # `ObjectWriter.has_bare_etags`
-    has_bare_etags: bool
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SharedIndex:
     """The index of `source` that hosts share at `place`; one of another view than `views` is an error.
 
@@ -312,6 +302,8 @@ class SharedIndex:
     views: Collection[str]
     max_age_s: float
     counters: Counters | None = None
+    # `ObjectWriter.has_bare_etags`, once this host has written a claim.
+    _has_bare_etags: bool = field(default=False, init=False)
 
     def open(self, fd: int, make: Callable[[], Listed]) -> Listed:
         """Write the index to the empty file `fd`: the shared one if it is young enough, or what `make` writes there.
@@ -322,19 +314,20 @@ class SharedIndex:
         """
         while True:
             try:
-                claim = trio.run(self._with_objects, self.session, self._wait_for_turn)
+                turn = trio.run(self._with_objects, self.session, self._wait_for_turn)
             except ConditionsUnsupportedError as error:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
-            if claim is None:
+            if turn is None:
                 return self._load(fd), 0
-            with self._held(claim):
-                if claim.replaces != NO_OBJECT:
+            claim_etag, replaces = turn
+            with self._held(claim_etag):
+                if replaces != NO_OBJECT:
                     self._load(fd)
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:
-                    trio.run(self._with_objects, self.session, partial(_write, fd, claim))
+                    trio.run(self._with_objects, self.session, partial(_write, fd, replaces))
                 except WriteConflictError:
                     _log.info("another host has written %s meanwhile", self.place)
                     os.ftruncate(fd, 0)
@@ -350,17 +343,22 @@ class SharedIndex:
         bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
         async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
             index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
+            index.has_bare_etags = self._has_bare_etags
             return await act(index, index.beside(key + CLAIM_SUFFIX))
 
-    async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> _Claim | None:
-        """Return the claim once this host holds it, or None once the index is young enough."""
+    async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> tuple[str, str] | None:
+        """Return the ETag of the claim, once this host holds it, and that of the index to replace (or `NO_OBJECT`).
+
+        None means that the index is young enough.
+        """
         pause_s, refused = FIRST_PAUSE_S, ""
         while True:
             found = await index.state()
             if self._is_young(found):
                 return None
             held = await claim.state()
-            if _is_free(held):
+            # Never held, released (empty), or expired.
+            if held is None or not held.size_bytes or held.age_s > EXPIRY_S:
                 replaces = held.etag if held else NO_OBJECT
                 try:
                     etag = await claim.put(_nonce(), replaces=replaces)
@@ -376,7 +374,8 @@ class SharedIndex:
                     # Since the first look, another host may have written the index and released its claim.
                     found = await index.state()
                     if not self._is_young(found):
-                        return _Claim(etag, found.etag if found else NO_OBJECT, claim.has_bare_etags)
+                        self._has_bare_etags = claim.has_bare_etags
+                        return etag, found.etag if found else NO_OBJECT
                     await claim.put(b"", replaces=etag)
                     return None
             elif pause_s == FIRST_PAUSE_S:
@@ -388,11 +387,11 @@ class SharedIndex:
         return index is not None and index.age_s <= self.max_age_s
 
     @contextmanager
-    def _held(self, claim: _Claim) -> Iterator[None]:
+    def _held(self, claim_etag: str) -> Iterator[None]:
         """Renew the claim during the block, and release it at its end, however it ends."""
         ended = threading.Event()
         # A thread, because much of a listing's work leaves no room for other tasks.
-        renewing = threading.Thread(target=self._renew, args=(claim, ended), name="fastfuse-claim")
+        renewing = threading.Thread(target=self._renew, args=(claim_etag, ended), name="fastfuse-claim")
         renewing.start()
         try:
             yield
@@ -400,33 +399,26 @@ class SharedIndex:
             ended.set()
             renewing.join()
 
-    def _renew(self, claim: _Claim, ended: threading.Event) -> None:
+    def _renew(self, claim_etag: str, ended: threading.Event) -> None:
         is_last = False
         while not is_last:
             is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
-                etag = trio.run(self._with_objects, self.session.beside(), partial(_put_claim, body, claim))
-                claim = replace(claim, etag=etag)
+                put = partial(_put_claim, body, claim_etag)
+                claim_etag = trio.run(self._with_objects, self.session.beside(), put)
             except WriteConflictError:
                 return
             except FastfuseError as error:
                 _log.warning("the claim to list %s was not written anew: %s", self.source, error)
 
 
-async def _write(fd: int, held: _Claim, index: ObjectWriter, _: ObjectWriter) -> None:
-    index.has_bare_etags = held.has_bare_etags
-    await index.write(fd, replaces=held.replaces)
+async def _write(fd: int, replaces: str, index: ObjectWriter, _: ObjectWriter) -> None:
+    await index.write(fd, replaces=replaces)
 
 
-async def _put_claim(body: bytes, held: _Claim, _: ObjectWriter, claim: ObjectWriter) -> str:
-    claim.has_bare_etags = held.has_bare_etags
-    return await claim.put(body, replaces=held.etag, deadline_s=_WRITE_DEADLINE_S)
-
-
-def _is_free(claim: ObjectState | None) -> bool:
-    """Return whether the claim was never held, is released (empty), or has expired."""
-    return claim is None or not claim.size_bytes or claim.age_s > EXPIRY_S
+async def _put_claim(body: bytes, replaces: str, _: ObjectWriter, claim: ObjectWriter) -> str:
+    return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
 
 
 def _nonce() -> bytes:

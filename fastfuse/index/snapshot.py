@@ -3,7 +3,7 @@
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version: 1, or 2 with made files, a view or an order, which version 1 does not have
+    8   uint32    format version: 2, or 1 of old files, which have no made files, view or order
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
@@ -33,37 +33,26 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.inodes.columns import (
-    COLUMN_TYPES,
-    INODE_COLUMN_TYPES,
-    MADE_COLUMN_TYPES,
-    ORDER_COLUMN_TYPES,
-    Kind,
-    are_made,
-    are_objects,
-)
+from fastfuse.index.inodes.columns import BLOBS, COLUMN_TYPES, OPTIONAL_COLUMN_TYPES, Kind, are_made, are_objects
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import MAX_NAME_BYTES, Reason, Refusals
 
 __all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
 
 _MAGIC = b"FASTFUSE"
-_PLAIN_VERSION, _FULL_VERSION = 1, 2
+_OLDEST_VERSION, _VERSION = 1, 2
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
-_OPTIONAL_TYPES = {**INODE_COLUMN_TYPES, **MADE_COLUMN_TYPES, **ORDER_COLUMN_TYPES}
-_TYPES = {**COLUMN_TYPES, **_OPTIONAL_TYPES}
-_PLAIN_COLUMNS = {*COLUMN_TYPES, *INODE_COLUMN_TYPES}
+_TYPES = {**COLUMN_TYPES, **OPTIONAL_COLUMN_TYPES}
 # Names are checked in blocks of this size.
 _STEP_BYTES = 1 << 20
-# Columns whose length is not the number of rows.
-_BLOBS = {"names", "gone_inodes", "gone_rows", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +80,9 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
-    version = _PLAIN_VERSION if not snapshot.view and columns.keys() <= _PLAIN_COLUMNS else _FULL_VERSION
     with os.fdopen(os.dup(fd), "wb") as file:
         file.seek(0)  # the descriptor may have been read before
-        file.write(_HEAD.pack(_MAGIC, version, len(header), zlib.crc32(header), body_crc) + header)
+        file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
         for column in columns.values():
             file.write(column.view("uint8").data)
             file.write(_padding(column.nbytes))
@@ -112,8 +100,8 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise _useless("it is not a fastfuse index")
-    if not _PLAIN_VERSION <= version <= _FULL_VERSION:
-        raise _useless(f"the index has format {version}, this fastfuse reads {_PLAIN_VERSION} to {_FULL_VERSION}")
+    if not _OLDEST_VERSION <= version <= _VERSION:
+        raise _useless(f"the index has format {version}, this fastfuse reads {_OLDEST_VERSION} to {_VERSION}")
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or (_HEAD.size + header_bytes) % _ALIGNMENT_BYTES or zlib.crc32(text) != header_crc:
         raise _useless()
@@ -141,7 +129,7 @@ def verify_snapshot(fd: int) -> Snapshot:
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
-    is_new = not table.metadata.next_inode and not table.columns.keys() & INODE_COLUMN_TYPES.keys()
+    is_new = not table.metadata.next_inode and table.columns.keys() <= {*COLUMN_TYPES, "source_order", "made"}
     checks = (_is_tree, _has_its_words, _has_names, _has_its_contents, _orders_its_files)
     if not (is_sound and is_new and all(holds(table) for holds in checks)):
         raise _useless()
@@ -170,8 +158,11 @@ def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_byte
 
 def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
     described = header["columns"]
-    optional = {name: kind for name, kind in _OPTIONAL_TYPES.items() if name in described}
-    columns = {name: _column(body, kind, described[name]) for name, kind in {**COLUMN_TYPES, **optional}.items()}
+    columns = {
+        name: _column(body, kind, described[name])
+        for name, kind in _TYPES.items()
+        if name in COLUMN_TYPES or name in described
+    }
     _check_lengths(columns)
     refusals = header["refusals"]
     return Snapshot(
@@ -196,7 +187,7 @@ def _column(body: memoryview, kind: str, described: dict[str, Any]) -> npt.NDArr
 
 def _check_lengths(columns: dict[str, npt.NDArray[np.generic]]) -> None:
     rows = len(columns["kinds"])
-    if not rows or any(len(column) != rows for name, column in columns.items() if name not in _BLOBS):
+    if not rows or any(len(column) != rows for name, column in columns.items() if name not in BLOBS):
         raise ValueError("columns of different lengths")
     if int(columns["name_ends"][-1]) != len(columns["names"]):
         raise ValueError("names of another length than their ends say")
@@ -302,17 +293,12 @@ def _number(value: object, bits: int = 63) -> int:
     return value
 
 
-def _sum(value: object) -> int:
-    """Return `value`, the sum of the sizes of up to 2^32 rows."""
-    return _number(value, 63 + 32)
-
-
 _METADATA_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "bucket": _text,
     "key_prefix": _text,
     "file_count": _number,
     "directory_count": _number,
-    "total_bytes": _sum,
+    "total_bytes": partial(_number, bits=63 + 32),  # the sizes of up to 2^32 rows
     "storage_classes": _texts,
     "other_etags": _texts,
     "next_inode": _number,

@@ -217,8 +217,6 @@ def list_files(
         SourceError: the directory cannot be read, has no file, or has one that cannot be taken.
     """
     builder = TableBuilder(str(found.path), "")
-    if made is not None:
-        builder.add_made(*made, mtime_ns=0)
     try:
         if names is None:
             waiting = [b""]
@@ -230,6 +228,8 @@ def list_files(
             builder.set_source_order([places[name] for name in names])
     except OSError as error:
         raise _unreadable(error) from error
+    if made is not None:
+        builder.add_made(*made, mtime_ns=0)
     table, refusals = builder.build()
     if refusals.total:
         name, reason = refusals.examples[0]

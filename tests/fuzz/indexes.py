@@ -101,7 +101,7 @@ def _walk(table: InodeTable) -> None:
             assert table.path(attributes.inode).removesuffix("/").encode().endswith(name)
             # A name that comes twice, or out of order, leads to one of its rows or to none.
             found = table.lookup(directory, name)
-            assert found is None or (table.name(found), table.parent(found)) == (name, directory)
+            assert found is None or (table.name_at(table.row(found)), table.parent(found)) == (name, directory)
             _read_row(table, attributes.inode)
             if attributes.is_directory:
                 waiting.append(attributes.inode)
@@ -117,5 +117,5 @@ def _read_row(table: InodeTable, inode: int) -> None:
     ref = table.ref(inode)
     assert ref.key.encode()
     assert ref.bucket or table.is_made(inode)
-    assert table.storage_class(inode) in table.metadata.storage_classes
+    assert ref.storage_class in table.metadata.storage_classes
     assert not table.is_made(inode) or len(table.made(inode)) == ref.size_bytes

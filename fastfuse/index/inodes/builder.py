@@ -10,11 +10,10 @@ import hashlib
 import operator
 import struct
 from array import array
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +21,9 @@ import numpy.typing as npt
 from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
-from fastfuse.index.inodes.tree import Layout, Reason, Refusals, Tree
+from fastfuse.index.inodes.tree import Reason, Refusals, Tree
 
-__all__ = ["TableBuilder", "child_spans", "raise_directory_mtimes"]
+__all__ = ["TableBuilder", "complete_table", "levels_of"]
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
@@ -39,14 +38,15 @@ _CHUNK_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """The place of a page's keys: the listed rows ``[start, end)``, in ascending order between `first` and `last`."""
+    """The keys of one page, `packed` with separators between them, and the rows that they have as they were added."""
 
     first: bytes
     last: bytes
-    start: int
-    end: int
-    key_bytes_start: int
-    key_bytes_end: int
+    rows: range
+    packed: bytes
+
+    def unpacked(self) -> list[bytes]:
+        return self.packed.split(_SEPARATOR) if len(self.rows) > 1 else [self.packed]
 
 
 class TableBuilder:
@@ -56,7 +56,6 @@ class TableBuilder:
         """Make a builder of keys that all begin with `key_prefix` (empty or ending in ``/``); a path is the rest."""
         self._bucket = bucket
         self._key_prefix = key_prefix
-        self._keys = bytearray()
         self._pages: list[_Page] = []
         self._has_ordered_pages = True
         self._sizes = array("q")
@@ -68,8 +67,7 @@ class TableBuilder:
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
         self._source_order: Sequence[int] | None = None
-        # Content and time by key; their rows come after all that are listed.
-        self._made: dict[bytes, tuple[bytes, int]] = {}
+        # The bytes of made files.
         self._contents = bytearray()
 
     def __len__(self) -> int:
@@ -101,17 +99,21 @@ class TableBuilder:
     def add_made(self, path: bytes, content: bytes, mtime_ns: int) -> None:
         """Add a file at `path` (below the root, without the key prefix) whose bytes the table itself carries.
 
-        The file is refused if an object has its name, or if the name cannot be shown (N2, N4).
-
-        Raises:
-            ValueError: the builder has a made file of this path already, or the path is that of a directory.
+        It is added after all objects. It is refused if an object has its name, or if the name cannot be shown (N2, N4).
         """
-        if not path or path.endswith(b"/"):
-            raise ValueError(f"{path!r} is no path of a file")
         key = self._key_prefix.encode() + path
-        if key in self._made:
-            raise ValueError(f"{path!r} is made twice")
-        self._made[key] = (content, mtime_ns)
+        self._add_page([key], key)
+        digest = hashlib.blake2b(content, digest_size=8).digest()
+        self._add_row(Kind.FILE_MADE, len(content), mtime_ns, MADE.pack(len(self._contents), digest))
+        self._contents += content
+
+    def _add_row(self, kind: Kind, size_bytes: int, mtime_ns: int, etag: bytes) -> None:
+        self._sizes.append(size_bytes)
+        self._mtimes_ns.append(mtime_ns)
+        self._kinds.append(kind)
+        self._etag_parts.append(0)
+        self._etags += etag
+        self._class_rows.append(0)
 
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
@@ -122,10 +124,8 @@ class TableBuilder:
             self._add_page(keys, packed)
 
     def _add_page(self, keys: Sequence[bytes], packed: bytes) -> None:
-        start = self._pages[-1].end if self._pages else 0
-        begun = len(self._keys)
-        self._keys += packed
-        self._pages.append(_Page(keys[0], keys[-1], start, start + len(keys), begun, len(self._keys)))
+        start = self._pages[-1].rows.stop if self._pages else 0
+        self._pages.append(_Page(keys[0], keys[-1], range(start, start + len(keys)), packed))
         self._has_ordered_pages &= _is_ascending(keys)
 
     def _add_etags(self, etags: Sequence[str]) -> None:
@@ -169,116 +169,68 @@ class TableBuilder:
     def build(self) -> tuple[InodeTable, Refusals]:
         """Return the table and the refused keys (clauses N2-N4); the builder cannot be used again."""
         refusals = Refusals()
-        made_from = len(self)
-        made_keys = sorted(self._made)
-        for key in made_keys:
-            self._add_content(*self._made[key])
-        layout = self._laid_out(made_keys, made_from, refusals)
-        return self._table(layout), refusals
-
-    def _add_content(self, content: bytes, mtime_ns: int) -> None:
-        self._sizes.append(len(content))
-        self._mtimes_ns.append(mtime_ns)
-        self._kinds.append(Kind.FILE_MADE)
-        self._etag_parts.append(0)
-        self._etags += MADE.pack(len(self._contents), hashlib.blake2b(content, digest_size=8).digest())
-        self._class_rows.append(0)
-        self._contents += content
-
-    def _laid_out(self, made_keys: Sequence[bytes], made_from: int, refusals: Refusals) -> Layout:
         tree = Tree(self._key_prefix.encode(), refusals)
-        for keys, rows in _merged(self._pages_in_key_order(), made_keys, made_from, refusals):
+        for keys, rows in self._pages_in_key_order(refusals):
             tree.place(keys, rows, self._sizes)
-        self._keys.clear()  # free the memory before the table takes its own
-        return tree.lay_out()
+        self._add_row(Kind.DIRECTORY, 0, 0, bytes(16))  # the last row stands for every directory
+        # Free the keys before the tree is laid out, and the tree before the table takes memory.
+        self._pages.clear()
+        listed_rows, columns = tree.lay_out()
+        del tree
+        return self._table(np.maximum(listed_rows, -1), columns), refusals
 
-    def _pages_in_key_order(self) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-        """Return keys and their listed rows, ascending from page to page; a key that was listed twice is there once.
+    def _pages_in_key_order(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+        """Return keys and their listed rows, ascending from page to page; a key that was added twice is there once.
 
         S3 sorts the keys of a page, so sorting the pages of a parallel listing is enough. Other services may have
         another order.
         """
         pages = sorted(self._pages, key=operator.attrgetter("first"))
         if self._has_ordered_pages and all(before.last < after.first for before, after in pairwise(pages)):
-            return ((self._unpacked(page), range(page.start, page.end)) for page in pages)
-        return self._sorted_pages()
+            return ((page.unpacked(), page.rows) for page in pages)
+        return self._sorted_pages(refusals)
 
-    def _sorted_pages(self) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-        keys = [key for page in self._pages for key in self._unpacked(page)]
+    def _sorted_pages(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+        keys = [key for page in self._pages for key in page.unpacked()]
         rows = sorted(range(len(keys)), key=keys.__getitem__)
-        unique = [rows[0], *(row for before, row in pairwise(rows) if keys[before] != keys[row])]
+        unique = rows[:1]
+        for before, row in pairwise(rows):
+            if keys[before] != keys[row]:
+                unique.append(row)
+            elif self._kinds[row] == Kind.FILE_MADE:
+                refusals.add(keys[row], Reason.MADE_SHADOWED)
         for start in range(0, len(unique), _CHUNK_ROWS):
             chunk = unique[start : start + _CHUNK_ROWS]
             yield [keys[row] for row in chunk], chunk
 
-    def _unpacked(self, page: _Page) -> list[bytes]:
-        packed = bytes(memoryview(self._keys)[page.key_bytes_start : page.key_bytes_end])
-        return packed.split(_SEPARATOR) if page.end - page.start > 1 else [packed]
-
-    def _table(self, layout: Layout) -> InodeTable:
-        is_file = layout.listed_rows >= 0
-        files = layout.listed_rows[is_file]
-        columns: dict[str, npt.NDArray[np.generic]] = {
-            "names": layout.names,
-            "name_ends": layout.name_ends,
-            "parents": layout.parents,
-            "kinds": _scatter(is_file, np.frombuffer(self._kinds, "uint8")[files]),
-            "storage_classes": _scatter(is_file, np.frombuffer(self._class_rows, "uint8")[files]),
-            "etag_parts": _scatter(is_file, np.frombuffer(self._etag_parts, "uint16")[files]),
-            "sizes": _scatter(is_file, np.frombuffer(self._sizes, "int64")[files]),
-            "mtimes_ns": _scatter(is_file, np.frombuffer(self._mtimes_ns, "int64")[files]),
-            "etags": _scatter(is_file, np.frombuffer(self._etags, "V16")[files]),
+    def _table(self, listed_rows: npt.NDArray[np.int64], columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
+        """Return the table with the columns of the tree, whose rows were listed as these."""
+        columns |= {
+            "kinds": np.frombuffer(self._kinds, "uint8")[listed_rows],
+            "storage_classes": np.frombuffer(self._class_rows, "uint8")[listed_rows],
+            "etag_parts": np.frombuffer(self._etag_parts, "uint16")[listed_rows],
+            "sizes": np.frombuffer(self._sizes, "int64")[listed_rows],
+            "mtimes_ns": np.frombuffer(self._mtimes_ns, "int64")[listed_rows],
+            "etags": np.frombuffer(self._etags, "V16")[listed_rows],
         }
-        columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(layout.parents, is_file)
-        raise_directory_mtimes(columns["mtimes_ns"], layout.parents, layout.level_starts)
         if self._source_order is not None:
-            columns["source_order"] = self._rows_in_source_order(layout)
-        if self._made:
+            columns["source_order"] = self._rows_in_source_order(listed_rows)
+        if Kind.FILE_MADE in self._kinds:
             columns["made"] = np.frombuffer(self._contents, "uint8")
-        is_object = are_objects(columns["kinds"])
         metadata = TableMetadata(
             bucket=self._bucket,
             key_prefix=self._key_prefix,
-            file_count=int(np.count_nonzero(is_object)),
-            directory_count=len(is_file) - len(files),
-            total_bytes=exact_sum(columns["sizes"][is_object]),
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
             other_etags=tuple(self._other_etags),
         )
-        return InodeTable(metadata, columns)
+        return complete_table(metadata, columns)
 
-    def _rows_in_source_order(self, layout: Layout) -> npt.NDArray[np.uint32]:
+    def _rows_in_source_order(self, listed_rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
         rows = np.full(len(self), -1, "int64")
-        is_file = layout.listed_rows >= 0
-        rows[layout.listed_rows[is_file]] = np.flatnonzero(is_file)
+        rows[listed_rows] = np.arange(len(listed_rows))
         ordered = rows[np.array(self._source_order, "int64")]
         shown: npt.NDArray[np.uint32] = ordered[ordered >= 0].astype("uint32")
         return shown
-
-
-def _merged(
-    pages: Iterator[tuple[Sequence[bytes], Sequence[int]]],
-    made_keys: Sequence[bytes],
-    made_from: int,
-    refusals: Refusals,
-) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-    """Insert into `pages` the made keys that no object has; the row of the first made key is `made_from`."""
-    made = deque(enumerate(made_keys, made_from))
-    for keys, rows in pages:
-        begin = 0
-        while made and made[0][1] <= keys[-1]:
-            row, key = made.popleft()
-            end = bisect_left(keys, key)
-            if keys[end] == key:
-                refusals.add(key, Reason.MADE_SHADOWED)
-                continue
-            if begin < end:
-                yield keys[begin:end], rows[begin:end]
-            yield [key], [row]
-            begin = end
-        yield keys[begin:], rows[begin:]
-    for row, key in made:
-        yield [key], [row]
 
 
 def _from_lowercase_hex(digits: bytes) -> bytes | None:
@@ -294,23 +246,38 @@ def _is_ascending(keys: Sequence[bytes]) -> bool:
     return all(map(operator.lt, keys, islice(keys, 1, None)))
 
 
-def _scatter(is_file: npt.NDArray[np.bool_], values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return a column with `values` on the rows of files and zero on the rows of directories."""
-    column = np.zeros(len(is_file), values.dtype)
-    column[is_file] = values
-    return column
+def complete_table(metadata: TableMetadata, columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
+    """Return the table of `columns`, once the directories have their children and times, and `metadata` the counts.
 
-
-def child_spans(parents: npt.NDArray[np.uint32], is_file: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """Return the row of the first child and the number of children of each directory, in the order of rows."""
+    The times of directories must be 0.
+    """
+    is_file = columns["kinds"] != Kind.DIRECTORY
+    parents, mtimes_ns = columns["parents"], columns["mtimes_ns"]
     counts = np.bincount(parents[1:], minlength=len(parents))[~is_file]
     # Children follow those of the directory before; the root is the child of no directory.
-    return np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
-
-
-def raise_directory_mtimes(
-    mtimes_ns: npt.NDArray[np.generic], parents: npt.NDArray[np.uint32], level_starts: list[int]
-) -> None:
-    """Give each directory the newest time below it, from the deepest level up."""
-    for start, end in zip(level_starts[-2::-1], level_starts[:0:-1], strict=True):
+    spans = np.stack([1 + np.cumsum(counts) - counts, counts], axis=1)
+    columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = spans
+    # A directory has the newest time below it.
+    for start, end in reversed(levels_of(columns)[1:]):
         np.maximum.at(mtimes_ns, parents[start:end], mtimes_ns[start:end])
+    is_object = are_objects(columns["kinds"])
+    metadata = replace(
+        metadata,
+        file_count=int(np.count_nonzero(is_object)),
+        directory_count=int(np.count_nonzero(~is_file)),
+        total_bytes=exact_sum(columns["sizes"][is_object]),
+    )
+    return InodeTable(metadata, columns)
+
+
+def levels_of(columns: Mapping[str, npt.NDArray[Any]]) -> list[tuple[int, int]]:
+    """Return the rows ``[start, end)`` of each depth, from the root down."""
+    is_directory = columns["kinds"] == Kind.DIRECTORY
+    spans = columns["etags"].view("uint64").reshape(-1, 2)[:, 1]
+    levels = [(0, 1)]
+    while True:
+        start, end = levels[-1]
+        children = int(spans[start:end][is_directory[start:end]].sum())
+        if not children:
+            return levels
+        levels.append((end, end + children))

@@ -49,8 +49,8 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    *("COLUMN_TYPES", "INODE_COLUMN_TYPES", "MADE", "MADE_COLUMN_TYPES", "ORDER_COLUMN_TYPES", "Kind", "are_made"),
-    *("are_objects", "exact_sum", "exact_sums"),
+    *("BLOBS", "COLUMN_TYPES", "MADE", "OPTIONAL_COLUMN_TYPES", "Kind", "are_made", "are_objects", "exact_sum"),
+    "exact_sums",
 ]
 
 COLUMN_TYPES: Mapping[str, str] = {
@@ -65,15 +65,17 @@ COLUMN_TYPES: Mapping[str, str] = {
     "etags": "V16",
 }
 
-INODE_COLUMN_TYPES: Mapping[str, str] = {
+OPTIONAL_COLUMN_TYPES: Mapping[str, str] = {
     "inodes": "uint64",
     "inode_rows": "uint32",
     "gone_inodes": "uint64",
     "gone_rows": "uint32",
+    "source_order": "uint32",
+    "made": "uint8",
 }
 
-ORDER_COLUMN_TYPES: Mapping[str, str] = {"source_order": "uint32"}
-MADE_COLUMN_TYPES: Mapping[str, str] = {"made": "uint8"}
+# Columns whose length is not the number of rows.
+BLOBS = frozenset({"names", "gone_inodes", "gone_rows", "source_order", "made"})
 
 # The ``etags`` of made files.
 MADE = struct.Struct("<Q8s")

@@ -4,13 +4,12 @@ That order differs from the order of the rows: as keys, subdirectories end in ``
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.index.inodes.builder import child_spans, raise_directory_mtimes
-from fastfuse.index.inodes.columns import MADE_COLUMN_TYPES, ORDER_COLUMN_TYPES, Kind, are_objects, exact_sum
+from fastfuse.index.inodes.builder import complete_table, levels_of
+from fastfuse.index.inodes.columns import BLOBS, Kind, are_objects
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
@@ -18,8 +17,6 @@ __all__ = ["archived", "key_order", "readable_rows", "take_part"]
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
-# Columns whose number of items is not the number of rows.
-_OTHER_LENGTHS = {"names", *MADE_COLUMN_TYPES, *ORDER_COLUMN_TYPES}
 
 
 def archived(table: InodeTable) -> npt.NDArray[np.bool_]:
@@ -47,7 +44,7 @@ def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]
     is_kept = kinds == Kind.FILE_MADE  # made files are on every host
     is_kept[chosen] = True
     is_kept[0] = True
-    levels = _levels_of(table)
+    levels = levels_of(table.columns)
     parents = table.columns["parents"]
     for start, end in reversed(levels[1:]):
         is_kept[parents[start:end][is_kept[start:end]]] = True
@@ -58,7 +55,7 @@ def key_order(table: InodeTable) -> _Rows:
     """Return the rows of all files in the order of their keys as bytes."""
     is_file = table.columns["kinds"] != Kind.DIRECTORY
     parents = table.columns["parents"].astype("int64")
-    levels = _levels_of(table)
+    levels = levels_of(table.columns)
     counts = is_file.astype("int64")  # of files at or below each row
     for start, end in reversed(levels[1:]):
         np.add.at(counts, parents[start:end], counts[start:end])
@@ -77,19 +74,6 @@ def key_order(table: InodeTable) -> _Rows:
     ordered = np.zeros(len(files), "int64")  # a damaged snapshot may give two files one place, which leaves a 0
     ordered[places[files]] = files
     return ordered
-
-
-def _levels_of(table: InodeTable) -> list[tuple[int, int]]:
-    """Return the rows ``[start, end)`` of each depth, from the root down."""
-    is_directory = table.columns["kinds"] == Kind.DIRECTORY
-    spans = table.columns["etags"].view("uint64").reshape(-1, 2)[:, 1]
-    levels = [(0, 1)]
-    while True:
-        start, end = levels[-1]
-        children = int(spans[start:end][is_directory[start:end]].sum())
-        if not children:
-            return levels
-        levels.append((end, end + children))
 
 
 def _unsorted_directories(table: InodeTable) -> list[int]:
@@ -124,26 +108,14 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     old = table.columns
     new_rows = np.cumsum(is_kept) - 1
     lengths = np.diff(old["name_ends"].astype("int64"), prepend=0)
-    columns = {name: old[name][is_kept] for name in old if name not in _OTHER_LENGTHS}
-    columns |= {name: old[name] for name in MADE_COLUMN_TYPES if name in old}
+    columns = {name: old[name][is_kept] for name in old if name not in BLOBS}
+    if "made" in old:
+        columns["made"] = old["made"]
     columns["names"] = old["names"][np.repeat(is_kept, lengths)]
     columns["name_ends"] = np.cumsum(lengths[is_kept], dtype="uint64")
-    columns["parents"] = parents = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")
-    is_file = columns["kinds"] != Kind.DIRECTORY
-    columns["etags"].view("uint64").reshape(-1, 2)[~is_file] = child_spans(parents, is_file)
-    columns["mtimes_ns"][~is_file] = 0
-    starts = (start + np.flatnonzero(is_kept[start:end])[:1] for start, end in _levels_of(table))
-    # A level of which nothing is kept has no first row.
-    level_starts = [int(new_rows[first]) for found in starts for first in found.tolist()]
-    raise_directory_mtimes(columns["mtimes_ns"], parents, [*level_starts, len(is_file)])
+    columns["parents"] = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")
+    columns["mtimes_ns"][columns["kinds"] == Kind.DIRECTORY] = 0
     order = table.source_order()
     if order is not None:
         columns["source_order"] = new_rows[order[is_kept[order]].astype("int64")].astype("uint32")
-    is_object = are_objects(columns["kinds"])
-    metadata = replace(
-        table.metadata,
-        file_count=int(np.count_nonzero(is_object)),
-        directory_count=int(np.count_nonzero(~is_file)),
-        total_bytes=exact_sum(columns["sizes"][is_object]),
-    )
-    return InodeTable(metadata, columns)
+    return complete_table(table.metadata, columns)

@@ -57,9 +57,9 @@ class TableMetadata:
     # A key is this prefix and the path: empty or ending in "/".
     key_prefix: str
     # Counts and bytes of objects, without made files.
-    file_count: int
-    directory_count: int
-    total_bytes: int
+    file_count: int = 0
+    directory_count: int = 0
+    total_bytes: int = 0
     storage_classes: tuple[str, ...] = ("STANDARD",)
     other_etags: tuple[str, ...] = field(default=())
     # Above every inode number of the table and of the tables that it replaced; 0 if the numbers are the rows plus one.
@@ -141,10 +141,6 @@ class InodeTable:
         """Return the directory that holds `inode`; the root holds itself."""
         return self.inode(self._parents[self.row(inode)])
 
-    def name(self, inode: int) -> bytes:
-        """Return the last path segment; empty for the root."""
-        return self.name_at(self.row(inode))
-
     def lookup(self, parent: int, name: bytes) -> int | None:
         """Return the inode called `name` in the directory `parent`, or None."""
         low, count = self.span(self.row(parent))
@@ -192,7 +188,7 @@ class InodeTable:
         return row - first
 
     def name_at(self, row: int) -> bytes:
-        """Return the last path segment of a row."""
+        """Return the last path segment of a row; empty for the root."""
         return self._names[self._name_ends[row - 1] if row else 0 : self._name_ends[row]].tobytes()
 
     def span(self, row: int) -> tuple[int, int]:
@@ -201,9 +197,6 @@ class InodeTable:
             raise ValueError(f"row {row} is not a directory")
         first, count = _DIRECTORY_SPAN.unpack_from(self._etags, 16 * row)
         return first, count
-
-    def storage_class(self, inode: int) -> str:
-        return self.metadata.storage_classes[self._storage_classes[self.row(inode)]]
 
     def path(self, inode: int) -> str:
         """Return the path below the root without a leading ``/``; a directory's ends in ``/``, the root's is empty."""
@@ -263,10 +256,6 @@ class InodeTable:
         """
         order = self.columns.get("source_order")
         return None if order is None else order.view("uint32")
-
-    def etag(self, inode: int) -> str:
-        """Return the ETag as the service listed it, quotes included."""
-        return self._etag(self.row(inode))
 
     def _etag(self, row: int) -> str:
         packed, kind = self._etags[16 * row : 16 * row + 16], self._kinds[row]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_NAME_BYTES", "Layout", "Reason", "Refusals", "Tree"]
+__all__ = ["MAX_NAME_BYTES", "Reason", "Refusals", "Tree"]
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 
@@ -72,21 +73,6 @@ def _reason_to_refuse(path: bytes) -> Reason | None:
     return None if _is_utf8(path) else Reason.NOT_UTF8
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The tree in the rows of the table: breadth first, the children of a directory side by side and by name.
-
-    `listed_rows` is the position of a file in the listing, and negative for a directory. `level_starts` holds the first
-    row of each depth, and at the end the number of rows.
-    """
-
-    listed_rows: _Integers
-    parents: npt.NDArray[np.uint32]
-    names: npt.NDArray[np.uint8]
-    name_ends: npt.NDArray[np.uint64]
-    level_starts: list[int]
-
-
 @dataclass(slots=True)
 class _OpenDirectory:
     """`path` is the whole key, with its ``/``; `last_name` is the name of the last child so far."""
@@ -132,15 +118,12 @@ class Tree:
         for folder, run in groupby([key[: key.rfind(b"/") + 1] for key in keys]):
             start, end = end, end + len(list(run))
             names = [key[len(folder) :] for key in keys[start:end]]
-            if self._is_directory(folder) and _are_plain(names):
+            is_known = folder in (self._stack[-1].path, self._prefix)
+            if (is_known or _reason_to_refuse(folder[len(self._prefix) :]) is None) and _are_plain(names):
                 self._add_files(folder, names, rows[start:end])
             else:
                 for key, name, row in zip(keys[start:end], names, rows[start:end], strict=True):
                     self._place_one(key, folder, name, row, sizes[row])
-
-    def _is_directory(self, folder: bytes) -> bool:
-        known = (self._stack[-1].path, self._prefix)
-        return folder in known or _reason_to_refuse(folder[len(self._prefix) :]) is None
 
     def _place_one(self, key: bytes, folder: bytes, name: bytes, row: int, size_bytes: int) -> None:
         if key == self._prefix and not size_bytes:
@@ -187,42 +170,27 @@ class Tree:
         self._listed_rows.append(-1 - here.number)
         return here
 
-    def lay_out(self) -> Layout:
-        """Return the rows of everything that was placed; refuse files that have the name of a directory (N4)."""
-        entries = self._entries()
-        order, level_starts, directory_rows = self._breadth_first(entries)
+    def lay_out(self) -> tuple[_Integers, dict[str, npt.NDArray[Any]]]:
+        """Return the listed row of each row of the table, negative for a directory, and the columns of the tree.
+
+        The rows are breadth first, the children of a directory side by side and by name. Files that have the name of
+        a directory are refused (N4).
+        """
+        entries = _Entries(self._names, self._name_lengths, self._parents, self._listed_rows)
+        order, directory_rows = self._breadth_first(entries)
         names, name_ends = entries.gather_names(order)
-        return Layout(
-            listed_rows=entries.listed_rows[order],
-            parents=directory_rows[entries.parents[order]],
-            names=names,
-            name_ends=name_ends,
-            level_starts=level_starts,
-        )
+        columns = {"names": names, "name_ends": name_ends, "parents": directory_rows[entries.parents[order]]}
+        return entries.listed_rows[order], columns
 
-    def _entries(self) -> "_Entries":
-        name_lengths = np.frombuffer(self._name_lengths, "uint8")
-        name_bounds = np.zeros(len(name_lengths) + 1, "int64")
-        np.cumsum(name_lengths, out=name_bounds[1:])
-        listed_rows = np.frombuffer(self._listed_rows, "int64")
-        return _Entries(
-            parents=np.frombuffer(self._parents, "uint32"),
-            directories=np.flatnonzero(listed_rows < 0),
-            listed_rows=listed_rows,
-            names=self._names,
-            name_lengths=name_lengths,
-            name_bounds=name_bounds,
-        )
-
-    def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, list[int], npt.NDArray[np.uint32]]:
-        """Return the entry of each row, the first row of each depth, and the row of each directory."""
+    def _breadth_first(self, entries: "_Entries") -> tuple[_Integers, npt.NDArray[np.uint32]]:
+        """Return the entry of each row, and the row of each directory."""
         depths = np.frombuffer(self._depths, "uint32")[entries.parents] + 1
         depths[0] = 0
         by_depth = np.argsort(depths, kind="stable")
         bounds = np.searchsorted(depths[by_depth], np.arange(1, int(depths.max()) + 2)).tolist()
         directory_rows = np.zeros(len(self._depths), "uint32")
         levels = [by_depth[:1]]
-        level_starts = [0, 1]
+        row_count = 1
         for depth, (start, end) in enumerate(pairwise(bounds), 1):
             level = by_depth[start:end]
             above = directory_rows[entries.parents[level]]
@@ -235,10 +203,10 @@ class Tree:
             level = level[level > 0]  # without the files that are hidden
             listed_rows = entries.listed_rows[level]
             is_directory = listed_rows < 0
-            directory_rows[-1 - listed_rows[is_directory]] = level_starts[-1] + np.flatnonzero(is_directory)
+            directory_rows[-1 - listed_rows[is_directory]] = row_count + np.flatnonzero(is_directory)
             levels.append(level)
-            level_starts.append(level_starts[-1] + len(level))
-        return np.concatenate(levels), level_starts, directory_rows
+            row_count += len(level)
+        return np.concatenate(levels), directory_rows
 
     def _sorted_by_name(self, entries: "_Entries", siblings: list[int]) -> list[int]:
         """Return the entries sorted by name; entry 0, the root, stands for each file that a directory hides."""
@@ -251,30 +219,31 @@ class Tree:
         return ordered
 
 
-@dataclass(frozen=True, slots=True)
 class _Entries:
-    """The columns of a complete tree.
+    """The columns of a complete tree."""
 
-    `name_bounds` holds the beginning of each name, and at the end the end of the last one. `directories` holds the
-    entry of each directory, by its number.
-    """
-
-    parents: npt.NDArray[np.uint32]
-    directories: _Integers
-    listed_rows: _Integers
-    names: bytearray
-    name_lengths: npt.NDArray[np.uint8]
-    name_bounds: _Integers
+    def __init__(
+        self, names: bytearray, name_lengths: bytearray, parents: "array[int]", listed_rows: "array[int]"
+    ) -> None:
+        self.parents = np.frombuffer(parents, "uint32")
+        self.listed_rows = np.frombuffer(listed_rows, "int64")
+        # The entry of each directory, by its number.
+        self._directories = np.flatnonzero(self.listed_rows < 0)
+        self._names = names
+        self._name_lengths = np.frombuffer(name_lengths, "uint8")
+        # The beginning of each name, and at the end the end of the last one.
+        self._name_bounds = np.zeros(len(name_lengths) + 1, "int64")
+        np.cumsum(self._name_lengths, out=self._name_bounds[1:])
 
     def name(self, entry: int) -> bytes:
-        return bytes(self.names[self.name_bounds[entry] : self.name_bounds[entry + 1]])
+        return bytes(self._names[self._name_bounds[entry] : self._name_bounds[entry + 1]])
 
     def path(self, entry: int) -> bytes:
         """Return the path below the root, which is the first entry."""
         names = []
         while entry:
             names.append(self.name(entry))
-            entry = int(self.directories[self.parents[entry]])
+            entry = int(self._directories[self.parents[entry]])
         return b"/".join(reversed(names))
 
     def gather_names(self, order: _Integers) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint64]]:
@@ -282,12 +251,12 @@ class _Entries:
         # Files that were found one after another are neighbours here too, so a directory of files is one copy.
         run_starts = np.flatnonzero(np.diff(order, prepend=-2) != 1)
         run_lasts = np.append(run_starts[1:], len(order)) - 1
-        begins, ends = self.name_bounds[order[run_starts]], self.name_bounds[order[run_lasts] + 1]
+        begins, ends = self._name_bounds[order[run_starts]], self._name_bounds[order[run_lasts] + 1]
         names = bytearray()
-        with memoryview(self.names) as found:
+        with memoryview(self._names) as found:
             for begin, end in zip(begins.data, ends.data, strict=True):
                 names += found[begin:end]
-        return np.frombuffer(names, "uint8"), np.cumsum(self.name_lengths[order], dtype="uint64")
+        return np.frombuffer(names, "uint8"), np.cumsum(self._name_lengths[order], dtype="uint64")
 
 
 def _are_plain(names: list[bytes]) -> bool:

@@ -59,9 +59,6 @@ class KeyRange:
     after: str
     until: str | None = None
 
-    def __contains__(self, key: str) -> bool:
-        return self.after < key and (self.until is None or key <= self.until)
-
     def split(self, cuts: Iterable[str]) -> list["KeyRange"]:
         """Return the pieces between increasing `cuts` inside the range: disjoint, and together the range."""
         bounds = [self.after, *cuts]
@@ -243,7 +240,7 @@ class Frontier:
         until = span.range.until
         self._greatest = max(self._greatest, keys[-1]) if keys else self._greatest
         is_last = not is_truncated or (until is not None and bool(keys) and keys[-1] >= until)
-        mine = keys if until is None or not keys or keys[-1] <= until else [key for key in keys if key <= until]
+        mine = keys if until is None else keys[: bisect_right(keys, until)]
         self.page_count += 1
         self.key_count += len(mine)
         self._full_page = max(self._full_page, len(keys))
@@ -290,7 +287,8 @@ class Frontier:
         """Estimate the pages that `span` will still bring."""
         marks = self._marks_in(span.rest)
         if marks:
-            return len(marks) / self._marks_per_page(span)
+            passed = self._marks_in(KeyRange(span.range.after, span.cursor))
+            return len(marks) * span.pages / max(len(passed), 1)
         return pages_left(span.rest, span.last_page_after, self._alphabets)
 
     def _cut(self, span: Span, capacity: int) -> list[Span]:
@@ -323,7 +321,3 @@ class Frontier:
         low = bisect_right(self._marks, span.after)
         high = len(self._marks) if span.until is None else bisect_left(self._marks, span.until)
         return range(low, max(low, high))
-
-    def _marks_per_page(self, span: Span) -> float:
-        passed = self._marks_in(KeyRange(span.range.after, span.cursor))
-        return max(len(passed), 1) / span.pages

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from functools import partial
-from pathlib import Path
+from io import BufferedReader
 
 import trio
 
@@ -24,7 +24,6 @@ _MAX_MANIFEST_BYTES = 64 << 20
 _MAX_CHECKSUM_BYTES = 100
 # One file is parsed while the next is fetched; Python parses one at a time.
 _FILES_AT_ONCE = 2
-_STEP_BYTES = 8 << 20
 
 
 async def list_inventory(
@@ -47,8 +46,7 @@ async def list_inventory(
         )
     report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
     await report.read()
-    table, refusals = report.builder().build()
-    return Listing(table, refusals, requests + report.request_count)
+    return Listing(*report.builder().build(), requests + 2 * len(manifest.files))
 
 
 async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
@@ -82,10 +80,9 @@ class _Report:
         self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
         self._below = TableBuilder(source.bucket, self._folder.decode())
         # The object that the source names, used if the source is no folder (N1).
-        self._itself: ObjectColumns | None = None
+        self._itself = TableBuilder(source.bucket, source.path[: source.path.rfind("/") + 1])
         # Names that begin with the source's path, for the error if it is neither.
         self._neighbours: set[bytes] = set()
-        self.request_count = 0
         self._files_done = 0
 
     async def read(self) -> None:
@@ -101,11 +98,8 @@ class _Report:
         """Return a builder with all rows of the source; `SourceError` if it is neither a folder nor an object."""
         if len(self._below):
             return self._below
-        if self._itself is not None:
-            path = self._source.path
-            builder = TableBuilder(self._source.bucket, path[: path.rfind("/") + 1])
-            builder.add(*self._itself)
-            return builder
+        if len(self._itself):
+            return self._itself
         if self._neighbours:
             raise partial_name(self._source, sorted(self._neighbours))
         return self._below
@@ -115,35 +109,24 @@ class _Report:
             ref = await self._objects.head(self._bucket, file.key)
             if ref.size_bytes != file.size_bytes:
                 raise self._is_another(file, "size")
-            fd = os.memfd_create("fastfuse-inventory", os.MFD_CLOEXEC)
-            try:
-                await read_into(self._objects, ref, fd)
-                self.request_count += 2
-                await trio.to_thread.run_sync(partial(self._parse, file, fd))
-            finally:
-                os.close(fd)
+            with os.fdopen(os.memfd_create("fastfuse-inventory"), "rb") as data:
+                await read_into(self._objects, ref, data.fileno())
+                await trio.to_thread.run_sync(self._parse, file, data)
             self._files_done += 1
             self._tell()
 
     def _is_another(self, file: DataFile, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"the inventory file {self._uri(file)} is not the one that its manifest names ({what})"
+            f"the inventory file s3://{self._bucket}/{file.key} is not the one that its manifest names ({what})"
         )
 
-    def _uri(self, file: DataFile) -> S3Uri:
-        return S3Uri(self._bucket, file.key)
-
-    def _parse(self, file: DataFile, fd: int) -> None:
-        """Parse `file` in a thread of its own, and hand the rows to trio's thread."""
-        with Path(f"/proc/self/fd/{fd}").open("rb") as data:
-            digest = hashlib.md5(usedforsecurity=False)
-            while block := data.read(_STEP_BYTES):
-                digest.update(block)
-            if digest.hexdigest() != file.md5.lower():
-                raise self._is_another(file, "MD5")
-            data.seek(0)
-            for rows in read_rows(self._manifest, data, str(self._uri(file)), self._path):
-                trio.from_thread.run_sync(self._take, rows)
+    def _parse(self, file: DataFile, data: BufferedReader) -> None:
+        """Parse the `data` of `file` in a thread of its own, and hand the rows to trio's thread."""
+        if hashlib.file_digest(data, partial(hashlib.md5, usedforsecurity=False)).hexdigest() != file.md5.lower():
+            raise self._is_another(file, "MD5")
+        data.seek(0)
+        for rows in read_rows(self._manifest, data, f"s3://{self._bucket}/{file.key}", self._path):
+            trio.from_thread.run_sync(self._take, rows)
 
     def _take(self, rows: ObjectColumns) -> None:
         is_below = [key.startswith(self._folder) for key in rows.keys]
@@ -154,10 +137,8 @@ class _Report:
 
     def _take_beside(self, rows: ObjectColumns) -> None:
         """Take rows that begin with the source's path outside its folder; they count only if the folder is empty."""
-        itself = rows.chosen([key == self._path for key in rows.keys])
-        if itself.keys:
-            self._itself = itself
-        if len(self._below) or self._itself is not None:
+        self._itself.add(*rows.chosen([key == self._path for key in rows.keys]))
+        if len(self._below) or len(self._itself):
             self._neighbours.clear()
             return
         begun = len(self._path)

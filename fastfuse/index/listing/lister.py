@@ -73,47 +73,37 @@ async def list_source(
         AccessError: the objects may not be read by `reader`; or as `PageSource.list`.
         ConfigurationError, ServiceError: as `PageSource.list`.
     """
-    lister = _Lister(pages, source, progress, retries or Retries(), reader)
-    if is_key_name_prefix:
-        builder = await lister.list_key_names(allow_empty=allow_empty)
-    else:
-        builder = await lister.list_folder_or_object(allow_empty=allow_empty)
+    pager = Pager(pages, source.bucket, retries or Retries())
+    lister = _Lister(pager, source, progress, reader, allow_empty=allow_empty)
+    builder = await (lister.list_key_names() if is_key_name_prefix else lister.list_folder_or_object())
     table, refusals = builder.build()
     accept(source, table, refusals, strict=strict, allow_empty=allow_empty)
-    return Listing(table, refusals, lister.request_count)
+    return Listing(table, refusals, pager.request_count)
 
 
 class _Lister:
     def __init__(
-        self,
-        pages: PageSource,
-        source: S3Uri,
-        progress: ProgressCallback,
-        retries: Retries,
-        reader: RangeReader | None,
+        self, pager: Pager, source: S3Uri, progress: ProgressCallback, reader: RangeReader | None, *, allow_empty: bool
     ) -> None:
-        self._pager = Pager(pages, source.bucket, retries)
+        self._pager = pager
         self._reader = reader
         self._source = source
         self._progress = progress
+        self._allow_empty = allow_empty
         # Every continuation token that was followed: a token that comes back would make the listing endless.
         self._tokens: set[str] = set()
 
-    @property
-    def request_count(self) -> int:
-        return self._pager.request_count
-
-    async def list_folder_or_object(self, *, allow_empty: bool) -> TableBuilder:
+    async def list_folder_or_object(self) -> TableBuilder:
         """Take the source by clause N1."""
         path, folder = self._source.path, _folder(self._source.path)
         page = await self._first_page(folder)
         if folder != path and not page.keys:
-            return await self._one_object(path, folder, allow_empty=allow_empty)
+            return await self._one_object(path, folder)
         if folder != path:
             self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
-        return await self._all_pages(folder, page, folder, allow_empty=allow_empty)
+        return await self._all_pages(folder, page, folder)
 
-    async def list_key_names(self, *, allow_empty: bool) -> TableBuilder:
+    async def list_key_names(self) -> TableBuilder:
         """Take the source as a key name prefix.
 
         Where a folder has the name of the prefix and nothing else begins with it, the paths are relative to that
@@ -124,11 +114,11 @@ class _Lister:
         path, folder = self._source.path, _folder(self._source.path)
         is_folder = folder == path or not await self._neighbours()
         prefix, key_prefix = (folder, folder) if is_folder else (path, _parent(path))
-        return await self._all_pages(prefix, await self._first_page(prefix), key_prefix, allow_empty=allow_empty)
+        return await self._all_pages(prefix, await self._first_page(prefix), key_prefix)
 
-    async def _all_pages(self, prefix: str, first: Page, key_prefix: str, *, allow_empty: bool) -> TableBuilder:
+    async def _all_pages(self, prefix: str, first: Page, key_prefix: str) -> TableBuilder:
         """List every key that begins with `prefix`; the paths are relative to `key_prefix`."""
-        if not first.keys and not allow_empty:
+        if not first.keys and not self._allow_empty:
             raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
         await self._check_readable(prefix, first.refs(self._source.bucket))
         builder = TableBuilder(self._source.bucket, key_prefix)
@@ -148,22 +138,22 @@ class _Lister:
                 return builder
             page = await self._page(prefix, after=page)
 
-    async def _one_object(self, path: str, folder: str, *, allow_empty: bool) -> TableBuilder:
+    async def _one_object(self, path: str, folder: str) -> TableBuilder:
         """List the one object `path`, below which nothing lies; raise if there is no object of this name."""
         page = await self._page_of_object(path)
         if path.encode() in page.keys:
             row = page.keys.index(path.encode())
-            others = [name for name in page.common_prefixes + page.keys if name != path.encode()]
+            others = [name for name in page.names if name != path.encode()]
             self._warn_of_neighbours(f"the object {path}", others)
             await self._check_readable(path, page.refs(self._source.bucket)[row : row + 1])
             builder = TableBuilder(self._source.bucket, _parent(path))
             builder.add(*page.columns.rows(slice(row, row + 1)))
             _report(self._progress, self._pager, builder)
             return builder
-        candidates = sorted(page.common_prefixes + page.keys)
+        candidates = sorted(page.names)
         if candidates:
             raise partial_name(self._source, candidates)
-        if not allow_empty:
+        if not self._allow_empty:
             raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
         return TableBuilder(self._source.bucket, folder)
 
@@ -173,21 +163,17 @@ class _Lister:
         while path.encode() not in page.keys:
             if not page.is_truncated:
                 return first
-            last = max(page.common_prefixes + page.keys, default=b"")
+            last = max(page.names, default=b"")
             page = await self._page(path, delimiter="/", after=page)
-            if last < min(page.common_prefixes + page.keys, default=b""):
+            if last < min(page.names, default=b""):
                 return first
         return page
 
     async def _neighbours(self) -> list[bytes]:
         """Return names that begin with the source's path and do not lie in its folder, if there are any."""
-        path = self._source.path
-        page = await self._first_page(path, delimiter="/")
-        while True:
-            found = [name for name in page.common_prefixes + page.keys if name != _folder(path).encode()]
-            if found or not page.is_truncated:
-                return found
-            page = await self._page(path, delimiter="/", after=page)
+        folder = _folder(self._source.path).encode()
+        page = await self._first_page(self._source.path, delimiter="/", but=folder)
+        return [name for name in page.names if name != folder]
 
     def _warn_of_neighbours(self, taken_as: str, neighbours: list[bytes]) -> None:
         """Warn that File and Pipe mode take more keys for the same name (N1)."""
@@ -198,10 +184,10 @@ class _Lister:
                 *(self._source, taken_as, shown_names(self._source.bucket, sorted(neighbours))),
             )
 
-    async def _first_page(self, prefix: str, *, delimiter: str = "") -> Page:
-        """Return the first page that holds an entry, or else the last page: pages before it may be empty."""
+    async def _first_page(self, prefix: str, *, delimiter: str = "", but: bytes = b"") -> Page:
+        """Return the first page that holds an entry `but` this one, or else the last page: others may be empty."""
         page = await self._page(prefix, delimiter=delimiter)
-        while page.is_truncated and not page.keys and not page.common_prefixes:
+        while page.is_truncated and not set(page.names) - {but}:
             page = await self._page(prefix, delimiter=delimiter, after=page)
         return page
 
@@ -234,7 +220,7 @@ class _Lister:
         except UnicodeDecodeError as error:
             raise ServiceError(f"the listing cannot go on after {last_name!r}, which is not UTF-8") from error
         page = await self._pager.page(prefix, delimiter=delimiter, continuation_token=token, start_after=start_after)
-        if last_name and min(page.keys + page.common_prefixes, default=b"\xff") <= last_name:
+        if last_name and min(page.names, default=b"\xff") <= last_name:
             raise ServiceError(
                 f"{_STUCK}: the service sends {last_name!r} again, although the request was for the keys after it"
             )

@@ -24,15 +24,14 @@ from fastfuse.index.sources.manifests import (
     filtered_manifest,
     read_augmented_manifest,
     read_manifest,
-    shown,
 )
 from fastfuse.index.sources.shard import Shard
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.whole import read_into
 
-__all__ = ["add_found", "head_all", "list_augmented_manifest", "list_keys", "list_manifest", "parse_keys", "read_keys"]
+__all__ = ["head_all", "list_augmented_manifest", "list_keys", "list_manifest", "parse_keys", "read_keys"]
 
 # An error names this many of the missing objects.
 _MAX_NAMED = 10
@@ -70,10 +69,8 @@ async def list_keys(
         key_prefix = source.path[: source.path.rfind("/") + 1]  # the source is one object (N1)
     else:
         key_prefix = _folder(source)
-    builder = TableBuilder(source.bucket, key_prefix)
-    add_found(builder, await head_all(objects, named, name, progress))
-    table, refusals = builder.build()
-    return Listing(table, refusals, len(named))
+    found = await head_all(objects, named, name, progress)
+    return Listing(*_builder(found, source.bucket, key_prefix).build(), len(named))
 
 
 def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Reference]:
@@ -178,15 +175,17 @@ def _named(failed: Sequence[Reference], name: str) -> str:
     return "; ".join([*named, *([f"and {len(failed) - _MAX_NAMED:,} more"] if len(failed) > _MAX_NAMED else [])])
 
 
-def add_found(builder: TableBuilder, found: Sequence[ObjectRef], keys: Sequence[bytes] | None = None) -> None:
-    """Add objects to a table, under their own keys or under `keys`."""
+def _builder(found: Sequence[ObjectRef], bucket: str, key_prefix: str = "") -> TableBuilder:
+    """Return a builder with `found`, for a table of `bucket`, or of several buckets if `bucket` is empty."""
+    builder = TableBuilder(bucket, key_prefix)
     builder.add(
-        [ref.key.encode() for ref in found] if keys is None else keys,
+        [_path(ref, bucket).encode() for ref in found],
         [ref.size_bytes for ref in found],
         [ref.modified_ns for ref in found],
         [ref.etag for ref in found],
         [ref.storage_class for ref in found],
     )
+    return builder
 
 
 async def list_manifest(
@@ -218,7 +217,7 @@ async def list_manifest(
     if shard is not None and shard.by_bytes:
         found = [found[at] for at in shard.positions([ref.size_bytes for ref in found])]
     bucket = references[0].bucket if references else source.bucket
-    return _listing(TableBuilder(bucket, ""), found, references, requests, bucket)
+    return Listing(*_ordered(found, references, bucket).build(), requests)
 
 
 async def list_augmented_manifest(
@@ -253,9 +252,9 @@ async def list_augmented_manifest(
         lines = [lines[at] for at in shard.positions([_size(line, sizes) for line in lines])]
         kept = {(one.bucket, one.key) for one in _references(lines)}
         found = [one for one in found if (one.bucket, one.key) in kept]
-    builder = TableBuilder(bucket, "")
+    builder = _ordered(found, _references(lines), bucket)
     _add_lines(builder, source, ref, lines, bucket)
-    return _listing(builder, found, _references(lines), requests, bucket)
+    return Listing(*builder.build(), requests)
 
 
 async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, bytes]:
@@ -267,12 +266,9 @@ async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, by
             f"the manifest {source} has {ref.size_bytes:,} bytes; it may have {MAX_MANIFEST_BYTES:,}",
             hint="is it the manifest? If so, divide it into several",
         )
-    fd = os.memfd_create("fastfuse-manifest", os.MFD_CLOEXEC)
-    try:
-        await read_into(objects, ref, fd)
-        return ref, os.pread(fd, ref.size_bytes, 0)
-    finally:
-        os.close(fd)
+    with os.fdopen(os.memfd_create("fastfuse-manifest"), "rb") as file:
+        await read_into(objects, ref, file.fileno())
+        return ref, file.read()
 
 
 def _refuse_nothing(source: S3Uri, count: int, what: str, *, allow_empty: bool) -> None:
@@ -295,7 +291,7 @@ def _size(line: AugmentedLine, sizes_bytes: dict[tuple[str, str], int]) -> int:
 
 
 def _path(named: Reference | ObjectRef, bucket: str) -> str:
-    """Return the path in a table of `bucket`, or in one of several buckets if `bucket` is empty."""
+    """Return the path in the table of `_builder`."""
     return named.key if bucket else f"{named.bucket}/{named.key}"
 
 
@@ -314,13 +310,10 @@ def _add_lines(
     builder.add_made(name.encode(), filtered_manifest(lines), ref.modified_ns)
 
 
-def _listing(
-    builder: TableBuilder, found: Sequence[ObjectRef], references: Sequence[Reference], requests: int, bucket: str
-) -> Listing:
-    """Return the table of `found`, in the order of `references`, some of which may be of other parts."""
-    add_found(builder, found, [_path(ref, bucket).encode() for ref in found])
+def _ordered(found: Sequence[ObjectRef], references: Sequence[Reference], bucket: str) -> TableBuilder:
+    """Return `_builder` with the order of `references`, some of which may be of other parts."""
+    builder = _builder(found, bucket)
     places = {(ref.bucket, ref.key): at for at, ref in enumerate(found)}
     order = (places.get((reference.bucket, reference.key), -1) for reference in references)
     builder.set_source_order([at for at in order if at >= 0])
-    table, refusals = builder.build()
-    return Listing(table, refusals, requests)
+    return builder

@@ -14,10 +14,7 @@ encoding, and numbers that no column can hold. `Pager` refuses keys outside the 
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import Final
 from urllib.parse import unquote_to_bytes
 from xml.etree import ElementTree
@@ -26,7 +23,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError
-from fastfuse.objects import MAX_KEY_BYTES, ObjectColumns, ObjectRef
+from fastfuse.objects import MAX_KEY_BYTES, MAX_MOMENT_MS, ObjectColumns, ObjectRef, times_ns
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
 from fastfuse.s3.failures import Kind
@@ -55,9 +52,6 @@ _ENTITIES = {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}
 _NAMESPACE = re.compile(r"^\{[^}]*\}")
 _DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _AWS_TIMES = {len(form): form for form in (b"0000-00-00T00:00:00Z", b"0000-00-00T00:00:00.000Z")}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# int64 nanoseconds since the epoch reach from 1677 to 2262, as everywhere in numpy.
-_MAX_MOMENT_MS = ((1 << 63) - 1) // 1_000_000
 _NOT_S3 = "is the endpoint an S3 service that speaks ListObjectsV2?"
 # S3 answers at least 5,500 requests a second and prefix; 64 pages of 100 ms are 640, or 640,000 objects a second.
 MAX_IN_FLIGHT: Final = 64
@@ -87,8 +81,12 @@ class Page:
             raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
         if max(map(len, self.keys), default=0) > MAX_KEY_BYTES:
             raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
-        if self.is_truncated and not self.next_token and not self.keys and not self.common_prefixes:
+        if self.is_truncated and not self.next_token and not self.names:
             raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
+
+    @property
+    def names(self) -> list[bytes]:
+        return self.common_prefixes + self.keys
 
     @property
     def columns(self) -> ObjectColumns:
@@ -230,23 +228,13 @@ def _parse_times(times: list[bytes]) -> list[int]:
         except ValueError:
             pass  # the slow way names the time that cannot be read
         else:
-            if np.all((moments >= -_MAX_MOMENT_MS) & (moments <= _MAX_MOMENT_MS)):
+            if np.all((moments >= -MAX_MOMENT_MS) & (moments <= MAX_MOMENT_MS)):
                 in_ns: list[int] = (moments * 1_000_000).tolist()
                 return in_ns
-    return [_parse_time(time.decode("ascii", "replace")) for time in times]
-
-
-def _parse_time(text: str) -> int:
     try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        since_epoch_ms = (moment - _EPOCH) // timedelta(milliseconds=1)
-        if abs(since_epoch_ms) > _MAX_MOMENT_MS:
-            raise ValueError("beyond the range of the column")
+        return times_ns(time.decode("ascii", "replace") for time in times)
     except ValueError as error:
-        raise ServiceError(f"the LIST reply holds an unreadable time: {text[:64]!r}", hint=_NOT_S3) from error
-    return since_epoch_ms * 1_000_000
+        raise ServiceError(f"the LIST reply holds an unreadable time: {str(error)[:96]}", hint=_NOT_S3) from error
 
 
 class Pager:
@@ -291,19 +279,25 @@ class Pager:
             async with self._limiter:
                 begun_s = trio.current_time()
                 self.request_count += 1
-                with self._awaited(name):
-                    try:
-                        return await self._source.list(
-                            self._bucket,
-                            prefix=prefix,
-                            start_after=start_after,
-                            continuation_token=continuation_token,
-                            delimiter=delimiter,
-                        )
-                    except RetryableError as error:
-                        if error.failure.kind is Kind.THROTTLED:
-                            self._shrink(begun_s)
-                        raise
+                number = self.request_count
+                self._asked[number] = (name, begun_s)
+                if not self._is_watched:
+                    self._is_watched = True
+                    trio.lowlevel.spawn_system_task(self._tell_silence)
+                try:
+                    return await self._source.list(
+                        self._bucket,
+                        prefix=prefix,
+                        start_after=start_after,
+                        continuation_token=continuation_token,
+                        delimiter=delimiter,
+                    )
+                except RetryableError as error:
+                    if error.failure.kind is Kind.THROTTLED:
+                        self._shrink(begun_s)
+                    raise
+                finally:
+                    del self._asked[number]
 
         with trio.move_on_after(LIST_DEADLINE_S):
             body = await self._retries.run(request_once, name=name)
@@ -311,19 +305,6 @@ class Pager:
             self._grow()
             return _checked(parse_page(body), prefix)
         raise ServiceError(f"no LIST page of {self._bucket!r} arrived within {LIST_DEADLINE_S:.0f} s")
-
-    @contextmanager
-    def _awaited(self, name: str) -> Iterator[None]:
-        """Note that a request for the page of that `name` waits for its reply while the context lasts."""
-        number = self.request_count
-        self._asked[number] = (name, trio.current_time())
-        if not self._is_watched:
-            self._is_watched = True
-            trio.lowlevel.spawn_system_task(self._tell_silence)
-        try:
-            yield
-        finally:
-            del self._asked[number]
 
     async def _tell_silence(self) -> None:
         """Log what waits for its reply for long, once in 30 s, until nothing waits."""

@@ -10,14 +10,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from itertools import compress
 from operator import and_
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.objects import ObjectColumns
+from fastfuse.index.sources.uri import shown
+from fastfuse.objects import ObjectColumns, times_ns
 
 __all__ = ["DataFile", "Manifest", "load_parquet", "parse_manifest", "read_rows"]
 
@@ -39,12 +39,6 @@ _STEP_BYTES = 1 << 16
 _MAX_FIELD_LETTERS = 1 << 16
 _MAX_LINE_BYTES = 4 * _MAX_FIELD_LETTERS
 _MAX_SIZE_BYTES = 1 << 62
-# An error quotes this much of a word.
-_SHOWN_LETTERS = 40
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
-# A column holds nanoseconds since 1970 in 63 bits.
-_MAX_MOMENT_MS = (1 << 63) // 10**6 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +148,7 @@ def _current_csv_rows(columns: Mapping[str, Sequence[str]], prefix: bytes) -> It
         return
     key, size, modified, etag = (list(compress(columns[name], is_wanted)) for name in _NEEDED)
     classes = compress(columns["storage_class"], is_wanted) if "storage_class" in columns else [""] * len(key)
-    yield _rows(list(compress(keys, is_wanted)), _parsed_sizes(size), _parsed_times_ns(modified), etag, classes)
+    yield _rows(list(compress(keys, is_wanted)), _parsed_sizes(size), times_ns(modified), etag, classes)
 
 
 def _rows(
@@ -183,7 +177,7 @@ def _flags(words: Sequence[str], *, wanted: bool) -> list[bool]:
     meanings = {word: word.lower() for word in set(words)}
     unknown = set(meanings.values()) - {"true", "false", ""}
     if unknown:
-        raise ValueError(f"the flag {min(unknown)[:_SHOWN_LETTERS]!r}")
+        raise ValueError(f"the flag {shown(min(unknown))}")
     kept = {word: meaning in ("", str(wanted).lower()) for word, meaning in meanings.items()}
     return [kept[word] for word in words]
 
@@ -194,14 +188,6 @@ def _parsed_sizes(words: Sequence[str]) -> list[int]:
     if not all(words) or not (digits.isascii() and digits.isdigit()):
         raise ValueError("a size that is no number")
     return list(map(int, words))
-
-
-def _parsed_times_ns(words: Sequence[str]) -> list[int]:
-    moments = [datetime.fromisoformat(word) for word in words]
-    in_ms = [((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // _MILLISECOND for at in moments]
-    if max(in_ms) > _MAX_MOMENT_MS or min(in_ms) < -_MAX_MOMENT_MS:
-        raise ValueError("a time beyond all others")
-    return [moment * 1_000_000 for moment in in_ms]
 
 
 def load_parquet() -> None:

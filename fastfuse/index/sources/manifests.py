@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.objects import MAX_KEY_BYTES
 
 __all__ = [
     *("AugmentedLine", "JsonText", "Member", "Reference", "check_attribute_names", "decoded", "filtered_manifest"),
-    *("read_augmented_manifest", "read_manifest", "shown"),
+    *("read_augmented_manifest", "read_manifest"),
 ]
 
-# An error quotes this much of a value.
-_SHOWN_LETTERS = 60
 _CORRECT = "correct the file here"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MANIFEST_FORM = 'a manifest is [{"prefix": "s3://BUCKET/PREFIX/"}, "KEY", "KEY", ...]'
@@ -69,12 +67,6 @@ class Member(NamedTuple):
     value: Any
     start: int
     end: int
-
-
-def shown(value: object) -> str:
-    """Return the `repr` of `value`, which no terminal interprets, cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."
 
 
 def decoded(data: bytes, name: str, first_line: int = 1) -> str:

@@ -1,13 +1,13 @@
-"""``s3://bucket/prefix``, taken apart."""
+"""``s3://bucket/prefix``, taken apart; and `shown`, for errors that quote what others wrote."""
 
 import re
 from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["S3Uri"]
+__all__ = ["S3Uri", "shown"]
 
-# An error quotes this much of a URI.
+# An error quotes this much of a text.
 _SHOWN_LETTERS = 120
 # Parts of another kind of address: a user, perhaps with a password, and a query, which may be a signature.
 _SECRETS = re.compile(r"(?<=://)[^/?@]*(?=@)|(?<=\?).+", re.DOTALL)
@@ -33,34 +33,27 @@ class S3Uri:
         """
         scheme, separator, rest = text.partition("://")
         if not separator or scheme.lower() != "s3":
-            shown = _SECRETS.sub("...", text)
-            raise ConfigurationError(f"{_shown(shown)} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
+            public = _SECRETS.sub("...", text)
+            raise ConfigurationError(f"{shown(public)} is not an S3 URI", hint="write it as s3://BUCKET/PREFIX")
         if point := _ACCESS_POINT.match(rest):
             bucket, path = point[1], rest[point.end() :]
         else:
             bucket, _, path = rest.partition("/")
         if not bucket:
-            raise ConfigurationError(f"{_shown(text)} names no bucket", hint="write it as s3://BUCKET/PREFIX")
+            raise ConfigurationError(f"{shown(text)} names no bucket", hint="write it as s3://BUCKET/PREFIX")
         if "\0" in path:
             raise ConfigurationError("the S3 URI holds a NUL character", hint="no path of a mount can")
-        if not text.isascii() and not _is_utf8(text):
-            raise ConfigurationError(f"{_shown(text)} is not UTF-8", hint="every S3 key is")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # of a surrogate: Python makes them of bytes outside the locale's encoding
+            raise ConfigurationError(f"{shown(text)} is not UTF-8", hint="every S3 key is") from error
         return cls(bucket, path)
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.path}"
 
 
-def _shown(text: str) -> str:
-    """Return the `repr` of `text`, which no terminal interprets, cut if it is long."""
-    shown = repr(text)
-    return shown if len(shown) <= _SHOWN_LETTERS else f"{shown[:_SHOWN_LETTERS]}..."
-
-
-def _is_utf8(text: str) -> bool:
-    """Return False for lone surrogates, which Python makes of arguments outside the locale's encoding."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def shown(value: object) -> str:
+    """Return the `repr` of `value`, which no terminal interprets, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}..."

@@ -52,7 +52,7 @@ def listing_of(table: InodeTable) -> dict[str, object]:
     unusual = np.flatnonzero(kinds == Kind.FILE_OTHER_ETAG)
     hashed.update(np.delete(etags, unusual, axis=0).tobytes() if len(unusual) else np.ascontiguousarray(etags).data)
     for row in unusual:
-        hashed.update(f"{table.etag(table.inode(int(row)))}\n".encode(errors="surrogateescape"))
+        hashed.update(f"{table.ref(table.inode(int(row))).etag}\n".encode(errors="surrogateescape"))
     metadata = table.metadata
     return {"Objects": metadata.file_count, "Bytes": metadata.total_bytes, "ListingSha256": hashed.hexdigest()}
 

@@ -171,7 +171,7 @@ def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
     table, _ = build({b"a": 1, b"b": 1}, etag=lambda key: etag if key == b"b" else MD5)
     inode = table.lookup(ROOT, b"b")
     assert inode is not None
-    assert table.etag(inode) == etag
+    assert table.ref(inode).etag == etag
 
 
 def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
@@ -201,7 +201,7 @@ def test_256_storage_classes_are_told_apart_and_a_service_with_more_is_refused()
     builder = TableBuilder("bucket", "")
     builder.add(keys[:256], [1] * 256, [0] * 256, [MD5] * 256, names[:256])
     table, _ = builder.build()
-    assert [table.storage_class(inode) for inode in files(table)] == names[:256]
+    assert [table.ref(inode).storage_class for inode in files(table)] == names[:256]
     for split in (0, 200):
         builder = TableBuilder("bucket", "")
         builder.add(keys[:split], [1] * split, [0] * split, [MD5] * split, names[:split])

@@ -103,14 +103,6 @@ def test_only_made_files_have_bytes_in_the_table() -> None:
         table.ref(find(table, b"a"))
 
 
-@pytest.mark.parametrize("path", [b"", b"a/", b"b"])
-def test_a_path_of_no_file_and_one_that_is_made_already_are_refused_at_once(path: bytes) -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add_made(b"b", b"", 0)
-    with pytest.raises(ValueError, match=r"no path of a file|made twice"):
-        builder.add_made(path, b"", 0)
-
-
 @pytest.mark.parametrize(
     ("path", "reason"), [(b"a//b", Reason.EMPTY_SEGMENT), (b"..", Reason.DOT_SEGMENT), (b"\xff", Reason.NOT_UTF8)]
 )
