@@ -15,7 +15,7 @@ from functools import partial
 import trio
 
 from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, ReplyHead, first_words, parse_head
-from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.threads import NoThreadError, in_thread
 from fastfuse.s3.tls import TlsConnection
 
 __all__ = ["SILENT_CALLS", "TASK_BYTES", "Connection", "StallWatch"]
@@ -92,11 +92,10 @@ class Connection:
     After any exception, a cancellation too, the connection cannot be used again: close it.
     """
 
-    def __init__(self, sock: socket.socket, tls: TlsConnection | None, receivers: Receivers) -> None:
+    def __init__(self, sock: socket.socket, tls: TlsConnection | None) -> None:
         self._sock = sock
         self._tls = tls
         self._stream = sock if tls is None else tls
-        self._receivers = receivers
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._watch: StallWatch | None = None
@@ -346,13 +345,14 @@ class Connection:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     async def _receive_in_thread(self, data: memoryview) -> int:
+        """Receive in a thread, or here where the system has no room for one."""
         # Set before the thread starts: from now on only the thread may close the socket.
         self._is_in_thread = True
         try:
-            return await self._receivers.run(partial(self._receive_all, data))
+            return await in_thread(partial(self._receive_all, data))
         except NoThreadError:
             self._is_in_thread = False
-            raise
+            return await self._receive_rest(data)
 
     def _receive_all(self, data: memoryview) -> int:
         """Receive in a thread until `data` is full, or the connection ends."""
