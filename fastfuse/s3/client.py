@@ -218,7 +218,7 @@ class S3Client:
         self._slots.acquire_nowait()
         try:
             began_s = trio.current_time()
-            head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
+            head = await connection.ask(request, self._read_watch)
             if head is None:
                 return None
             self._saw_first_byte(trio.current_time() - began_s)
@@ -244,7 +244,7 @@ class S3Client:
             request = route.get_request(credentials, ref, start, end)
             try:
                 began_s = trio.current_time()
-                connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
+                connection, head = await self._routes.ask(route, request, self._read_watch)
                 self._saw_first_byte(trio.current_time() - began_s)
                 return await self._receive(connection, head, route, credentials, ref, start, end)
             except (BadReplyHeadError, OSError) as error:

@@ -22,10 +22,8 @@ __all__ = ["SILENT_CALLS", "TASK_BYTES", "Connection", "StallWatch"]
 
 # The task itself receives a body of at most this size: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
-# One call for the head and the beginning of the body, or for all of a small object. What comes with the head of a
-# long body is copied, so less is taken there.
+# One call for the head and the beginning of the body, or for all of a small object.
 _FIRST_BYTES = 64 << 10
-_FIRST_BYTES_BEFORE_THREAD = 4 << 10
 # A thread that waits for all of a long body sleeps until so much has come (SO_RCVLOWAT) instead of waking with each
 # packet: 3 ms at 90 MB/s. See docs/MEASUREMENTS.md, "low-water mark".
 _WAKING_BYTES = 256 << 10
@@ -139,13 +137,11 @@ class Connection:
         self._is_stalled = True
         trio.lowlevel.notify_closing(self._sock)
 
-    async def ask(
-        self, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
-    ) -> ReplyHead | None:
+    async def ask(self, request: bytes, watch: StallWatch, *, has_body: bool = True) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.
 
-        The connection is closed unless a head is returned. `expected_bytes` is the expected length of the body;
-        `has_body` is false for a HEAD, whose reply describes a body that does not follow.
+        The connection is closed unless a head is returned. `has_body` is false for a HEAD, whose reply describes a body
+        that does not follow.
 
         Raises:
             BadReplyHeadError: what came is not HTTP/1.1.
@@ -157,9 +153,7 @@ class Connection:
         self._asked_s = watch.begin(self)
         try:
             await self._send(request)
-            head = await self._receive_head(
-                _FIRST_BYTES if expected_bytes <= TASK_BYTES else _FIRST_BYTES_BEFORE_THREAD
-            )
+            head = await self._receive_head()
         except BaseException as error:
             self.close()
             if self._has_begun or not isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -176,12 +170,12 @@ class Connection:
             self._decoder = BodyDecoder()
         return head
 
-    async def _receive_head(self, first_bytes: int) -> ReplyHead:
+    async def _receive_head(self) -> ReplyHead:
         """Receive up to the end of the head of a final reply, and keep what comes behind it."""
         received = b""
         interim_replies = 0
         while True:
-            chunk = await self._receive(first_bytes)
+            chunk = await self._receive()
             if not chunk:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             self._has_begun = True
@@ -287,13 +281,13 @@ class Connection:
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_writable)
 
-    async def _receive(self, most_bytes: int) -> bytes:
+    async def _receive(self) -> bytes:
         while True:
             # The reply has not come yet: a call before the wait would receive nothing.
             if self._tls is None or self._tls.is_quiet:
                 await self._wait(trio.lowlevel.wait_readable)
             try:
-                return self._stream.recv(most_bytes)
+                return self._stream.recv(_FIRST_BYTES)
             except BlockingIOError:
                 # The end of the TLS record has not come yet.
                 if self._tls is not None and not self._tls.is_quiet:
@@ -332,7 +326,7 @@ class Connection:
         assert self._watch is not None
         self._watch.begin(self)
         try:
-            return await self._receive(_FIRST_BYTES)
+            return await self._receive()
         finally:
             self._watch.end(self)
 

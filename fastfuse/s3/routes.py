@@ -236,7 +236,7 @@ class Routes:
             raise
 
     async def ask(
-        self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
+        self, route: Route, request: bytes, watch: StallWatch, *, has_body: bool = True
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
@@ -255,7 +255,7 @@ class Routes:
                     connection = await self.connect(route)
                 except OSError as error:
                     raise NotConnectedError(error) from error
-            head = await connection.ask(request, watch, expected_bytes=expected_bytes, has_body=has_body)
+            head = await connection.ask(request, watch, has_body=has_body)
             if head is not None:
                 return connection, head
         raise NoReplyError("the connection was closed without an answer")
