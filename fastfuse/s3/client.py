@@ -183,19 +183,16 @@ class S3Client:
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        is_small, began_s = end - start <= TASK_BYTES, trio.current_time()
-        # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
-        reply = await self._get_at_once(ref, start, end) if is_small else None
-        if isinstance(reply, tuple):
-            return reply
+        began_s, failed = trio.current_time(), None
+        if end - start <= TASK_BYTES:
+            # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
+            reply = await self._get_at_once(ref, start, end)
+            if isinstance(reply, tuple):
+                return reply
+            failed = reply
         with trio.move_on_at(ends_s):
-            if not is_small:
-                reply = await self._get_at_once(ref, start, end)
-                if isinstance(reply, tuple):
-                    return reply
             again = partial(self._get_once, ref, start, end)
-            name = _shown(ref.bucket, ref.key)
-            return await self._retries.run(again, name=name, failed=reply, began_s=began_s)
+            return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
 
     async def _get_at_once(
@@ -210,29 +207,15 @@ class S3Client:
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
-        credentials = self._signing(source.latest if source else None)
-        request = route.get_request(credentials, ref, start, end)
-        connection = route.fresh_connection()
-        if connection is None:
-            return None
         self._slots.acquire_nowait()
         try:
-            began_s = trio.current_time()
-            head = await connection.ask(request, self._read_watch)
-            if head is None:
-                return None
-            self._saw_first_byte(trio.current_time() - began_s)
-            reply = await self._receive(connection, head, route, credentials, ref, start, end)
-            if self._retries.is_in_trouble:
+            credentials = self._signing(source.latest if source else None)
+            reply = await self._exchange(route, credentials, ref, start, end, is_new=False)
+            if reply is not None and self._retries.is_in_trouble:
                 self._retries.answered()
             return reply
         except RetryableError as error:
             return error
-        except (BadReplyHeadError, OSError) as error:
-            failure = read_failure(error, ref)
-            if isinstance(failure, RetryableError):
-                return failure
-            raise failure from error
         finally:
             self._slots.release()
 
@@ -241,14 +224,9 @@ class S3Client:
         async with self._slots:
             if self._rate.is_limited:
                 await self._wait_for_turn(ref)
-            request = route.get_request(credentials, ref, start, end)
-            try:
-                began_s = trio.current_time()
-                connection, head = await self._routes.ask(route, request, self._read_watch)
-                self._saw_first_byte(trio.current_time() - began_s)
-                return await self._receive(connection, head, route, credentials, ref, start, end)
-            except (BadReplyHeadError, OSError) as error:
-                raise read_failure(error, ref) from error
+            reply = await self._exchange(route, credentials, ref, start, end)
+            assert reply is not None
+            return reply
 
     async def _wait_for_turn(self, ref: ObjectRef) -> None:
         turn_s = self._rate.turn_s(trio.current_time())
@@ -256,29 +234,43 @@ class S3Client:
             raise UnavailableError(f"{ref.key!r} could not be read in time: the service throttles.")
         await trio.sleep_until(turn_s)
 
-    async def _receive(
+    async def _exchange(
         self,
-        connection: Connection,
-        head: ReplyHead,
         route: Route,
         credentials: Credentials | None,
         ref: ObjectRef,
         start: int,
         end: int,
-    ) -> tuple[Buffer, ReplyHead]:
-        """Receive the range behind this `head` of a reply, and put back `connection`."""
+        *,
+        is_new: bool = True,
+    ) -> tuple[Buffer, ReplyHead] | None:
+        """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
+        request = route.get_request(credentials, ref, start, end)
+        began_s = trio.current_time()
         try:
-            if head.status not in (200, 206):
-                failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials, is_read=True)
-                self._note_refusal(head.status, failure)
-                raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
-            self._has_met_s3 = True
-            data = self._buffers.take(end - start)
-            await bodies.read_range(connection, head, ref, start, data)
-            self._rate.answered(trio.current_time())
-        finally:
-            self._put_back(route, connection)
-        return data.toreadonly(), head
+            if is_new:
+                connection, head = await self._routes.ask(route, request, self._read_watch)
+            elif (idle := route.fresh_connection()) and (answer := await idle.ask(request, self._read_watch)):
+                connection, head = idle, answer
+            else:
+                return None
+            self._saw_first_byte(trio.current_time() - began_s)
+            try:
+                if head.status not in (200, 206):
+                    failure, is_mended = await self._refusal(
+                        connection, head, ref.bucket, route, credentials, is_read=True
+                    )
+                    self._note_refusal(head.status, failure)
+                    raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
+                self._has_met_s3 = True
+                data = self._buffers.take(end - start)
+                await bodies.read_range(connection, head, ref, start, data)
+                self._rate.answered(trio.current_time())
+            finally:
+                self._put_back(route, connection)
+            return data.toreadonly(), head
+        except (BadReplyHeadError, OSError) as error:
+            raise read_failure(error, ref) from error
 
     async def _ask_once(
         self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
