@@ -12,11 +12,7 @@ __all__ = ["RequestRate"]
 # A lone refusal is no limit: S3 refuses a few while it moves load about.
 _LEAST_REFUSED = 3
 _LEAST_SHARE = 0.02
-# If the share is this high, the answers of a shorter time count.
-_HIGH_SHARE = 0.3
-_FIRST_WINDOW_S = 0.2
-_SHORT_WINDOW_S = 0.4
-_WINDOW_S = 1.0
+_LEAST_WINDOW_S = 0.2
 _LONGEST_WINDOW_S = 5.0
 # The rate as a share of what was answered, and how it grows from there: by 5 % in 4 s, 35 % in 10 s, 230 % in 20 s.
 _BACK_OFF = 0.95
@@ -69,18 +65,13 @@ class RequestRate:
             return  # a service that answers nothing is out of order, and bears any rate once it is not
         share = self._refused / (self._answered + self._refused)
         window_s = now_s - self._window_began_s
-        if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < self._least_window_s(share):
+        if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < _LEAST_WINDOW_S:
             return
         rate = _BACK_OFF * self._answered / window_s
         # Some services refuse everything until a second is over, which tells nothing about the rate.
         self._per_s = max(_LEAST_PER_S, max(rate, self._per_s / 2) if self.is_limited else rate)
         self._set_s = now_s
         self._window_began_s = -inf
-
-    def _least_window_s(self, share: float) -> float:
-        if not self.is_limited:
-            return _FIRST_WINDOW_S
-        return _SHORT_WINDOW_S if share >= _HIGH_SHARE else _WINDOW_S
 
     def _begin_window(self, now_s: float) -> None:
         if now_s > self._window_began_s + _LONGEST_WINDOW_S:
