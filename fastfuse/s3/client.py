@@ -117,7 +117,7 @@ class S3Client:
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         if is_checked is not None:
-            self._integrity.count_direct(is_checked=is_checked)
+            self._integrity.count("ok" if is_checked else "none")
 
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
@@ -168,10 +168,6 @@ class S3Client:
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         return (await self._ask_once(bucket, query=query))[1]
 
-    async def prepare(self, bucket: str) -> None:
-        """Find credentials, region and address, which the first request would otherwise wait for. Raises as `list`."""
-        await self._prepared(bucket)
-
     async def region(self, bucket: str, *, is_read: bool = False) -> str:
         """Return the region of `bucket`. Raises as `list`, and `RetryableError` as a read (`is_read`) does."""
         return (await self._routes.find(bucket, is_read=is_read)).endpoint.region
@@ -220,7 +216,7 @@ class S3Client:
             self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
-        route, credentials = await self._prepared(ref.bucket, is_read=True)
+        route, credentials = await self.prepare(ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
                 await self._wait_for_turn(ref)
@@ -283,7 +279,7 @@ class S3Client:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
-        route, credentials = await self._prepared(bucket, is_read=is_read)
+        route, credentials = await self.prepare(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
         async with self._slots:
@@ -357,8 +353,11 @@ class S3Client:
             hint="Name it with --region.",
         )
 
-    async def _prepared(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
-        """Return how to reach `bucket` and what to sign with."""
+    async def prepare(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
+        """Return how to reach `bucket` and what to sign with, found at the first request if not before.
+
+        Raises as `list`, and `RetryableError` as a read (`is_read`) does.
+        """
         if self._closed:
             raise RuntimeError("the client is closed")
         source = self.session.credentials

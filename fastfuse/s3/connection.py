@@ -220,13 +220,9 @@ class Connection:
             done = await self.read_into(memoryview(data))
             return bytes(data[:done])
         whole = bytearray()
-        while len(whole) < most_bytes and await self._has_more():
+        while len(whole) < most_bytes and await self.has_more():
             whole += self._pieces.pop(0)
         return bytes(whole[:most_bytes])
-
-    async def is_at_end(self) -> bool:
-        """Return whether a body of unknown length ends here; receive up to its end, or one piece more."""
-        return not await self._has_more()
 
     def close(self) -> None:
         """Close the socket. A thread that receives, or is about to, ends at once and closes it itself. Idempotent."""
@@ -241,7 +237,7 @@ class Connection:
 
     async def _read_untold_into(self, data: memoryview) -> int:
         done = 0
-        while done < len(data) and await self._has_more():
+        while done < len(data) and await self.has_more():
             piece = self._pieces.pop(0)
             part = piece[: len(data) - done]
             data[done : done + len(part)] = part
@@ -250,7 +246,7 @@ class Connection:
                 self._pieces.insert(0, piece[len(part) :])
         return done
 
-    async def _has_more(self) -> bool:
+    async def has_more(self) -> bool:
         """Return whether a body of unknown length has another piece; receive one if need be.
 
         Raises:
@@ -263,7 +259,12 @@ class Connection:
             raw: bytes | memoryview = self._begun
             self._begun = memoryview(b"")
             if not raw:
-                raw = await self._receive_watched()
+                assert self._watch is not None
+                self._watch.begin(self)
+                try:
+                    raw = await self._receive()
+                finally:
+                    self._watch.end(self)
             if not raw:
                 if self._decoder is not None:
                     raise ConnectionResetError(errno.ECONNRESET, "the connection was cut off between chunks")
@@ -321,14 +322,6 @@ class Connection:
         finally:
             watch.end(self)
         return done
-
-    async def _receive_watched(self) -> bytes:
-        assert self._watch is not None
-        self._watch.begin(self)
-        try:
-            return await self._receive()
-        finally:
-            self._watch.end(self)
 
     def _acknowledge(self) -> None:
         """Acknowledge at once what came: a server that uses Nagle's algorithm sends the rest only then.
