@@ -173,14 +173,11 @@ class Integrity:
         known = self._objects.pop(ref, None) or _Object()
         self._objects[ref] = known
         if len(self._objects) > _MAX_OBJECTS:
-            self._forget_one()
+            oldest = next(iter(self._objects))
+            old = self._objects.pop(oldest)
+            if any(span.failure for span in old.spans):
+                self._objects[oldest] = old  # the page cache may have the wrong bytes
         return known
-
-    def _forget_one(self) -> None:
-        ref, known = next(iter(self._objects.items()))
-        del self._objects[ref]
-        if any(span.failure for span in known.spans):
-            self._objects[ref] = known  # the page cache may have the wrong bytes
 
     async def _ask_spans(self, ref: ObjectRef) -> list[_Span]:
         """Return the ranges of `ref` that have checksums."""
