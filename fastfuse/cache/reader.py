@@ -28,7 +28,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.threads import NoThreadError, in_thread
 
 __all__ = ["CachedReader", "cached", "identity"]
 
@@ -112,7 +112,7 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._threads, self._reads = Receivers(), KernelReads(self._patience_s)
+        self._reads = KernelReads(self._patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -289,7 +289,7 @@ class CachedReader:
         """Return memory for ``[start, end)`` with what is `wanted` of it, read by a thread; add what cannot be read."""
         into = self._buffers.take(end - start)
 
-        def read() -> int:
+        def read() -> None:
             for extent, piece_start, piece_end in wanted:
                 try:
                     piece = into[piece_start - start : piece_end - start]
@@ -297,9 +297,8 @@ class CachedReader:
                 except (DamagedError, OSError) as error:
                     failed.append((extent, error))
                     break
-            return 0
 
-        await self._threads.run(read)
+        await in_thread(read)
         return into
 
     async def _read_small(self, extent: Extent, seed: int, start: int, end: int) -> memoryview | None:

@@ -64,7 +64,7 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
         raise ConnectionResetError("the connection was cut off")
     # The head has no length. More bytes than asked for are wrong; more than the beginning of an object are not.
     is_all = "content-range" in head.headers or len(into) == ref.size_bytes
-    if head.body_bytes is None and is_all and not await connection.is_at_end():
+    if head.body_bytes is None and is_all and await connection.has_more():
         raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.")
 
 

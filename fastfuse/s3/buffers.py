@@ -136,10 +136,6 @@ class PartBuffers:
     @property
     def resident_bytes(self) -> int:
         """The bytes of the buffers in use and of the free memory that has its pages."""
-        self._take_back()
-        return self._resident_bytes()
-
-    def _resident_bytes(self) -> int:
         return self._warm_units * _UNIT_BYTES + self._small_resident_bytes
 
     def _map(self, units: int) -> mmap.mmap | None:
@@ -175,7 +171,7 @@ class PartBuffers:
 
     def _cool(self) -> None:
         """Give pages back to the system: what the C library keeps, then those of free units."""
-        if self._arena is None or self._resident_bytes() <= self._limit_bytes:
+        if self._arena is None or self.resident_bytes <= self._limit_bytes:
             return
         if self._small_resident_bytes - self._small_bytes > self._most_lost_bytes:
             trim_malloc()
@@ -183,7 +179,7 @@ class PartBuffers:
         for start, length in self._blocks.free():
             end = start + length
             while (start := self._has_pages.find(1, start, end)) >= 0:
-                excess_bytes = self._resident_bytes() - self._limit_bytes
+                excess_bytes = self.resident_bytes - self._limit_bytes
                 if excess_bytes <= 0:
                     return
                 self._forget_pages(start, min(end - start, _units(excess_bytes)))

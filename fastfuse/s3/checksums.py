@@ -109,8 +109,6 @@ class CrcPieces:
     """The CRCs of the pieces of ``[start, end)`` that were fetched last. Invariant: they do not overlap."""
 
     def __init__(self, algorithm: str, start: int, end: int) -> None:
-        self.start = start
-        self.end = end
         self._algorithm = algorithm
         self._missing_bytes = end - start
         self._starts: list[int] = []

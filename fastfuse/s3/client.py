@@ -117,7 +117,7 @@ class S3Client:
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         if is_checked is not None:
-            self._integrity.count_direct(is_checked=is_checked)
+            self._integrity.count("ok" if is_checked else "none")
 
     def count_left(self, status: int) -> None:
         """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
@@ -168,10 +168,6 @@ class S3Client:
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         return (await self._ask_once(bucket, query=query))[1]
 
-    async def prepare(self, bucket: str) -> None:
-        """Find credentials, region and address, which the first request would otherwise wait for. Raises as `list`."""
-        await self._prepared(bucket)
-
     async def region(self, bucket: str, *, is_read: bool = False) -> str:
         """Return the region of `bucket`. Raises as `list`, and `RetryableError` as a read (`is_read`) does."""
         return (await self._routes.find(bucket, is_read=is_read)).endpoint.region
@@ -183,19 +179,16 @@ class S3Client:
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        is_small, began_s = end - start <= TASK_BYTES, trio.current_time()
-        # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
-        reply = await self._get_at_once(ref, start, end) if is_small else None
-        if isinstance(reply, tuple):
-            return reply
+        began_s, failed = trio.current_time(), None
+        if end - start <= TASK_BYTES:
+            # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
+            reply = await self._get_at_once(ref, start, end)
+            if isinstance(reply, tuple):
+                return reply
+            failed = reply
         with trio.move_on_at(ends_s):
-            if not is_small:
-                reply = await self._get_at_once(ref, start, end)
-                if isinstance(reply, tuple):
-                    return reply
             again = partial(self._get_once, ref, start, end)
-            name = _shown(ref.bucket, ref.key)
-            return await self._retries.run(again, name=name, failed=reply, began_s=began_s)
+            return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
 
     async def _get_at_once(
@@ -210,45 +203,26 @@ class S3Client:
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
-        credentials = self._signing(source.latest if source else None)
-        request = route.get_request(credentials, ref, start, end)
-        connection = route.fresh_connection()
-        if connection is None:
-            return None
         self._slots.acquire_nowait()
         try:
-            began_s = trio.current_time()
-            head = await connection.ask(request, self._read_watch, expected_bytes=end - start)
-            if head is None:
-                return None
-            self._saw_first_byte(trio.current_time() - began_s)
-            reply = await self._receive(connection, head, route, credentials, ref, start, end)
-            if self._retries.is_in_trouble:
+            credentials = self._signing(source.latest if source else None)
+            reply = await self._exchange(route, credentials, ref, start, end, is_new=False)
+            if reply is not None and self._retries.is_in_trouble:
                 self._retries.answered()
             return reply
         except RetryableError as error:
             return error
-        except (BadReplyHeadError, OSError) as error:
-            failure = read_failure(error, ref)
-            if isinstance(failure, RetryableError):
-                return failure
-            raise failure from error
         finally:
             self._slots.release()
 
     async def _get_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
-        route, credentials = await self._prepared(ref.bucket, is_read=True)
+        route, credentials = await self.prepare(ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
                 await self._wait_for_turn(ref)
-            request = route.get_request(credentials, ref, start, end)
-            try:
-                began_s = trio.current_time()
-                connection, head = await self._routes.ask(route, request, self._read_watch, expected_bytes=end - start)
-                self._saw_first_byte(trio.current_time() - began_s)
-                return await self._receive(connection, head, route, credentials, ref, start, end)
-            except (BadReplyHeadError, OSError) as error:
-                raise read_failure(error, ref) from error
+            reply = await self._exchange(route, credentials, ref, start, end)
+            assert reply is not None
+            return reply
 
     async def _wait_for_turn(self, ref: ObjectRef) -> None:
         ahead = self._turn.statistics().tasks_waiting
@@ -257,29 +231,43 @@ class S3Client:
         async with self._turn:
             await trio.sleep_until(self._rate.turn_s(trio.current_time()))
 
-    async def _receive(
+    async def _exchange(
         self,
-        connection: Connection,
-        head: ReplyHead,
         route: Route,
         credentials: Credentials | None,
         ref: ObjectRef,
         start: int,
         end: int,
-    ) -> tuple[Buffer, ReplyHead]:
-        """Receive the range behind this `head` of a reply, and put back `connection`."""
+        *,
+        is_new: bool = True,
+    ) -> tuple[Buffer, ReplyHead] | None:
+        """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
+        request = route.get_request(credentials, ref, start, end)
+        began_s = trio.current_time()
         try:
-            if head.status not in (200, 206):
-                failure, is_mended = await self._refusal(connection, head, ref.bucket, route, credentials, is_read=True)
-                self._note_refusal(head.status, failure)
-                raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
-            self._has_met_s3 = True
-            data = self._buffers.take(end - start)
-            await bodies.read_range(connection, head, ref, start, data)
-            self._rate.answered(trio.current_time())
-        finally:
-            self._put_back(route, connection)
-        return data.toreadonly(), head
+            if is_new:
+                connection, head = await self._routes.ask(route, request, self._read_watch)
+            elif (idle := route.fresh_connection()) and (answer := await idle.ask(request, self._read_watch)):
+                connection, head = idle, answer
+            else:
+                return None
+            self._saw_first_byte(trio.current_time() - began_s)
+            try:
+                if head.status not in (200, 206):
+                    failure, is_mended = await self._refusal(
+                        connection, head, ref.bucket, route, credentials, is_read=True
+                    )
+                    self._note_refusal(head.status, failure)
+                    raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
+                self._has_met_s3 = True
+                data = self._buffers.take(end - start)
+                await bodies.read_range(connection, head, ref, start, data)
+                self._rate.answered(trio.current_time())
+            finally:
+                self._put_back(route, connection)
+            return data.toreadonly(), head
+        except (BadReplyHeadError, OSError) as error:
+            raise read_failure(error, ref) from error
 
     async def _ask_once(
         self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
@@ -292,7 +280,7 @@ class S3Client:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
-        route, credentials = await self._prepared(bucket, is_read=is_read)
+        route, credentials = await self.prepare(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
         async with self._slots:
@@ -366,8 +354,11 @@ class S3Client:
             hint="Name it with --region.",
         )
 
-    async def _prepared(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
-        """Return how to reach `bucket` and what to sign with."""
+    async def prepare(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
+        """Return how to reach `bucket` and what to sign with, found at the first request if not before.
+
+        Raises as `list`, and `RetryableError` as a read (`is_read`) does.
+        """
         if self._closed:
             raise RuntimeError("the client is closed")
         source = self.session.credentials

@@ -15,17 +15,15 @@ from functools import partial
 import trio
 
 from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, ReplyHead, first_words, parse_head
-from fastfuse.s3.receivers import NoThreadError, Receivers
+from fastfuse.s3.threads import NoThreadError, in_thread
 from fastfuse.s3.tls import TlsConnection
 
 __all__ = ["SILENT_CALLS", "TASK_BYTES", "Connection", "StallWatch"]
 
 # The task itself receives a body of at most this size: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
-# One call for the head and the beginning of the body, or for all of a small object. What comes with the head of a
-# long body is copied, so less is taken there.
+# One call for the head and the beginning of the body, or for all of a small object.
 _FIRST_BYTES = 64 << 10
-_FIRST_BYTES_BEFORE_THREAD = 4 << 10
 # A thread that waits for all of a long body sleeps until so much has come (SO_RCVLOWAT) instead of waking with each
 # packet: 3 ms at 90 MB/s. See docs/MEASUREMENTS.md, "low-water mark".
 _WAKING_BYTES = 256 << 10
@@ -92,11 +90,10 @@ class Connection:
     After any exception, a cancellation too, the connection cannot be used again: close it.
     """
 
-    def __init__(self, sock: socket.socket, tls: TlsConnection | None, receivers: Receivers) -> None:
+    def __init__(self, sock: socket.socket, tls: TlsConnection | None) -> None:
         self._sock = sock
         self._tls = tls
         self._stream = sock if tls is None else tls
-        self._receivers = receivers
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._watch: StallWatch | None = None
@@ -140,13 +137,11 @@ class Connection:
         self._is_stalled = True
         trio.lowlevel.notify_closing(self._sock)
 
-    async def ask(
-        self, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
-    ) -> ReplyHead | None:
+    async def ask(self, request: bytes, watch: StallWatch, *, has_body: bool = True) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.
 
-        The connection is closed unless a head is returned. `expected_bytes` is the expected length of the body;
-        `has_body` is false for a HEAD, whose reply describes a body that does not follow.
+        The connection is closed unless a head is returned. `has_body` is false for a HEAD, whose reply describes a body
+        that does not follow.
 
         Raises:
             BadReplyHeadError: what came is not HTTP/1.1.
@@ -158,9 +153,7 @@ class Connection:
         self._asked_s = watch.begin(self)
         try:
             await self._send(request)
-            head = await self._receive_head(
-                _FIRST_BYTES if expected_bytes <= TASK_BYTES else _FIRST_BYTES_BEFORE_THREAD
-            )
+            head = await self._receive_head()
         except BaseException as error:
             self.close()
             if self._has_begun or not isinstance(error, BrokenPipeError | ConnectionResetError):
@@ -177,12 +170,12 @@ class Connection:
             self._decoder = BodyDecoder()
         return head
 
-    async def _receive_head(self, first_bytes: int) -> ReplyHead:
+    async def _receive_head(self) -> ReplyHead:
         """Receive up to the end of the head of a final reply, and keep what comes behind it."""
         received = b""
         interim_replies = 0
         while True:
-            chunk = await self._receive(first_bytes)
+            chunk = await self._receive()
             if not chunk:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             self._has_begun = True
@@ -227,13 +220,9 @@ class Connection:
             done = await self.read_into(memoryview(data))
             return bytes(data[:done])
         whole = bytearray()
-        while len(whole) < most_bytes and await self._has_more():
+        while len(whole) < most_bytes and await self.has_more():
             whole += self._pieces.pop(0)
         return bytes(whole[:most_bytes])
-
-    async def is_at_end(self) -> bool:
-        """Return whether a body of unknown length ends here; receive up to its end, or one piece more."""
-        return not await self._has_more()
 
     def close(self) -> None:
         """Close the socket. A thread that receives, or is about to, ends at once and closes it itself. Idempotent."""
@@ -248,7 +237,7 @@ class Connection:
 
     async def _read_untold_into(self, data: memoryview) -> int:
         done = 0
-        while done < len(data) and await self._has_more():
+        while done < len(data) and await self.has_more():
             piece = self._pieces.pop(0)
             part = piece[: len(data) - done]
             data[done : done + len(part)] = part
@@ -257,7 +246,7 @@ class Connection:
                 self._pieces.insert(0, piece[len(part) :])
         return done
 
-    async def _has_more(self) -> bool:
+    async def has_more(self) -> bool:
         """Return whether a body of unknown length has another piece; receive one if need be.
 
         Raises:
@@ -270,7 +259,12 @@ class Connection:
             raw: bytes | memoryview = self._begun
             self._begun = memoryview(b"")
             if not raw:
-                raw = await self._receive_watched()
+                assert self._watch is not None
+                self._watch.begin(self)
+                try:
+                    raw = await self._receive()
+                finally:
+                    self._watch.end(self)
             if not raw:
                 if self._decoder is not None:
                     raise ConnectionResetError(errno.ECONNRESET, "the connection was cut off between chunks")
@@ -288,13 +282,13 @@ class Connection:
             except BlockingIOError:
                 await self._wait(trio.lowlevel.wait_writable)
 
-    async def _receive(self, most_bytes: int) -> bytes:
+    async def _receive(self) -> bytes:
         while True:
             # The reply has not come yet: a call before the wait would receive nothing.
             if self._tls is None or self._tls.is_quiet:
                 await self._wait(trio.lowlevel.wait_readable)
             try:
-                return self._stream.recv(most_bytes)
+                return self._stream.recv(_FIRST_BYTES)
             except BlockingIOError:
                 # The end of the TLS record has not come yet.
                 if self._tls is not None and not self._tls.is_quiet:
@@ -329,14 +323,6 @@ class Connection:
             watch.end(self)
         return done
 
-    async def _receive_watched(self) -> bytes:
-        assert self._watch is not None
-        self._watch.begin(self)
-        try:
-            return await self._receive(_FIRST_BYTES)
-        finally:
-            self._watch.end(self)
-
     def _acknowledge(self) -> None:
         """Acknowledge at once what came: a server that uses Nagle's algorithm sends the rest only then.
 
@@ -346,13 +332,14 @@ class Connection:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     async def _receive_in_thread(self, data: memoryview) -> int:
+        """Receive in a thread, or here where the system has no room for one."""
         # Set before the thread starts: from now on only the thread may close the socket.
         self._is_in_thread = True
         try:
-            return await self._receivers.run(partial(self._receive_all, data))
+            return await in_thread(partial(self._receive_all, data))
         except NoThreadError:
             self._is_in_thread = False
-            raise
+            return await self._receive_rest(data)
 
     def _receive_all(self, data: memoryview) -> int:
         """Receive in a thread until `data` is full, or the connection ends."""

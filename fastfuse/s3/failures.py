@@ -35,7 +35,7 @@ from fastfuse.errors import (
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.proxies import ProxyRefusalError
-from fastfuse.s3.receivers import NoThreadError
+from fastfuse.s3.threads import NoThreadError
 from fastfuse.s3.tls import CertificateError, TlsError
 
 __all__ = [

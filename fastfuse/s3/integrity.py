@@ -126,10 +126,6 @@ class Integrity:
             known.landed.set()
             known.landed = trio.Event()
 
-    def count_direct(self, *, is_checked: bool) -> None:
-        """Count a small file that was checked elsewhere, or had no checksum."""
-        self._count("ok" if is_checked else "none")
-
     def _given(self, head: ReplyHead) -> Checksum | None:
         """Return the checksum of all that came behind `head`."""
         if "content-range" in head.headers:
@@ -139,7 +135,7 @@ class Integrity:
     async def _check_whole(self, ref: ObjectRef, data: Buffer, head: ReplyHead, ends_s: float) -> Buffer:
         expected = self._given(head)
         if expected is None:
-            self._count("none")
+            self.count("none")
             return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
@@ -148,10 +144,10 @@ class Integrity:
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)
             if digest != expected.digest:
-                self._count("mismatch")
+                self.count("mismatch")
                 raise IntegrityError(_failure(ref, 0, ref.size_bytes, expected, digest), hint=_HINT)
             self._fetched_again(ref)
-        self._count("ok")
+        self.count("ok")
         return data
 
     async def _check_piece(self, known: _Object, ref: ObjectRef, start: int, data: Buffer, ends_s: float) -> Buffer:
@@ -160,7 +156,7 @@ class Integrity:
                 if not known.is_asked:
                     known.spans = await self._ask_spans(ref)
                     known.is_asked = True
-                    self._count("begun" if known.spans else "none")
+                    self.count("begun" if known.spans else "none")
         if await self._first_wrong(known, ref, start, data) is not None:
             data, _ = await self._fetch(ref, start, start + len(data), ends_s)
             wrong = await self._first_wrong(known, ref, start, data)
@@ -168,7 +164,7 @@ class Integrity:
                 span, digest = wrong
                 if not span.failure:
                     span.failure = _failure(ref, span.start, span.end, span.expected, digest)
-                    self._count("mismatch")
+                    self.count("mismatch")
                 raise IntegrityError(span.failure, hint=_HINT)
             self._fetched_again(ref)
         return data
@@ -177,14 +173,11 @@ class Integrity:
         known = self._objects.pop(ref, None) or _Object()
         self._objects[ref] = known
         if len(self._objects) > _MAX_OBJECTS:
-            self._forget_one()
+            oldest = next(iter(self._objects))
+            old = self._objects.pop(oldest)
+            if any(span.failure for span in old.spans):
+                self._objects[oldest] = old  # the page cache may have the wrong bytes
         return known
-
-    def _forget_one(self) -> None:
-        ref, known = next(iter(self._objects.items()))
-        del self._objects[ref]
-        if any(span.failure for span in known.spans):
-            self._objects[ref] = known  # the page cache may have the wrong bytes
 
     async def _ask_spans(self, ref: ObjectRef) -> list[_Span]:
         """Return the ranges of `ref` that have checksums."""
@@ -240,7 +233,7 @@ class Integrity:
             if not span.is_verified:
                 span.is_verified = True
                 if all(one.is_verified for one in known.spans):
-                    self._count("ok")
+                    self.count("ok")
         return None
 
     async def _expected(self, known: _Object, ref: ObjectRef, span: _Span) -> Checksum | None:
@@ -252,18 +245,19 @@ class Integrity:
                 span.expected = given_checksum(head.headers, is_part=True)
             if span.expected is None:
                 known.spans = []
-                self._count("none")
+                self.count("none")
         return span.expected
 
     def _fetched_again(self, ref: ObjectRef) -> None:
-        self._count("refetched")
+        self.count("refetched")
         self._repeats.tell(
             "objects received damaged and fetched again",
             ref.key,
             f"{ref.key!r} was received damaged, and right the second time. {_HINT}",
         )
 
-    def _count(self, outcome: str) -> None:
+    def count(self, outcome: str) -> None:
+        """Count an object, or a small file that was checked elsewhere, by one of `metrics.CHECKS`."""
         self._counters.add(self._slots[outcome])
 
 

@@ -28,9 +28,9 @@ from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
-from fastfuse.s3.receivers import NoThreadError, Receivers
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
+from fastfuse.s3.threads import NoThreadError
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
 __all__ = [
@@ -166,7 +166,6 @@ class Routes:
         self._session = session
         self._watch = watch
         self._ask_region = ask_region
-        self._receivers = Receivers()
         # Each bucket has its own lock, so that a search that waits for a service delays no other bucket.
         self._searches: dict[str, trio.Lock] = {}
         self._routes: dict[str, Route] = {}
@@ -224,11 +223,11 @@ class Routes:
             with trio.fail_after(self._session.config.connect_timeout_s):
                 sock = await _connected(host, port, silence_s)
                 if tls is None:
-                    return Connection(sock, None, self._receivers)
+                    return Connection(sock, None)
                 if proxy is not None and endpoint.scheme == "https":
-                    await _open_tunnel(Connection(sock, None, self._receivers), endpoint, proxy, self._watch)
+                    await _open_tunnel(Connection(sock, None), endpoint, proxy, self._watch)
                     host = endpoint.host
-                return Connection(sock, await _secured(sock, tls, host), self._receivers)
+                return Connection(sock, await _secured(sock, tls, host))
         except BaseException as error:
             if sock is not None:
                 sock.close()
@@ -237,7 +236,7 @@ class Routes:
             raise
 
     async def ask(
-        self, route: Route, request: bytes, watch: StallWatch, *, expected_bytes: int = 0, has_body: bool = True
+        self, route: Route, request: bytes, watch: StallWatch, *, has_body: bool = True
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
@@ -256,7 +255,7 @@ class Routes:
                     connection = await self.connect(route)
                 except OSError as error:
                     raise NotConnectedError(error) from error
-            head = await connection.ask(request, watch, expected_bytes=expected_bytes, has_body=has_body)
+            head = await connection.ask(request, watch, has_body=has_body)
             if head is not None:
                 return connection, head
         raise NoReplyError("the connection was closed without an answer")

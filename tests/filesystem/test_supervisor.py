@@ -461,7 +461,6 @@ def test_a_worker_without_a_descriptor_left_is_replaced_only_where_it_cannot_tak
 # The threads that receive, that resolve names, that write to the tier, and those of large replies.
 _NO_THREADS = """
 import os, threading
-from fastfuse.s3 import receivers
 limit_fd = os.open({limit!r}, os.O_RDONLY)
 def limited(start):
     def start_or_not(*arguments):
@@ -470,7 +469,6 @@ def limited(start):
         return start(*arguments)
     return start_or_not
 threading.Thread.start = limited(threading.Thread.start)
-receivers.start_new_thread = limited(receivers.start_new_thread)
 """
 
 

@@ -35,12 +35,10 @@ from fastfuse.errors import (
 )
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
-from fastfuse.s3 import receivers
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
-from fastfuse.s3.receivers import NoThreadError, Receivers
 from tests.s3.canned import canned_server
 from tests.s3.places import client_of
 
@@ -72,11 +70,11 @@ def answering(*packets: bytes, is_delayed: bool = False) -> Iterator[str]:
         thread.join()
 
 
-def paired(idle_s: float = 10.0) -> tuple[socket.socket, socket.socket, Connection]:
+def paired() -> tuple[socket.socket, socket.socket, Connection]:
     """The two ends of a connection, and the client's."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    return ours, theirs, Connection(ours, None, Receivers(idle_s))
+    return ours, theirs, Connection(ours, None)
 
 
 @contextmanager
@@ -214,34 +212,15 @@ async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other(
         connection.close()
 
 
-async def test_of_a_long_body_only_what_comes_with_the_head_is_copied() -> None:
-    ours, theirs, connection = paired()
-    sent = b"".join(number.to_bytes(4, "big") for number in range(75_000))
-    with theirs:
-        sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
-        sending.start()
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=len(sent)) is not None
-        assert ours.recv(8, socket.MSG_PEEK) == sent[4096 - len(LONG_HEAD) :][:8]
-        body = bytearray(len(sent))
-        assert await connection.read_into(memoryview(body)) == len(sent)
-        assert body == sent
-        sending.join()
-        connection.close()
-
-
 async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_by_that_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    delayed: list[Callable[[], object]] = []
-
-    def begin_later(work: Callable[..., object], arguments: tuple[object, ...]) -> None:
-        delayed.append(partial(work, *arguments))
-
-    monkeypatch.setattr(receivers, "start_new_thread", begin_later)
-    ours, theirs, connection = paired(0.01)
+    start, delayed = trio.lowlevel.start_thread_soon, list[Callable[[], None]]()
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", lambda *work: delayed.append(partial(start, *work)))
+    ours, theirs, connection = paired()
     with theirs:
         theirs.sendall(LONG_HEAD)
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
         body = bytearray(300_000)
         with trio.move_on_after(0):
             await connection.read_into(memoryview(body))
@@ -251,26 +230,29 @@ async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_
         theirs.setblocking(True)
         assert theirs.recv(100).startswith(b"GET")
         assert theirs.recv(100) == b""
-    thread = threading.Thread(target=delayed[0])
-    thread.start()
+    delayed[0]()
     with trio.fail_after(10):
         while ours.fileno() >= 0:
             await trio.lowlevel.checkpoint()
     assert not any(body)
-    await trio.to_thread.run_sync(thread.join)
 
 
-async def test_a_connection_is_closed_where_there_is_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_body_is_received_without_a_thread_where_there_is_no_room_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def no_room(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(receivers, "start_new_thread", no_room)
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_room)
     ours, theirs, connection = paired()
+    sent, body = DATA[:300_000], bytearray(300_000)
     with theirs:
-        theirs.sendall(LONG_HEAD)
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH, expected_bytes=300_000) is not None
-        with pytest.raises(NoThreadError):
-            await connection.read_into(memoryview(bytearray(300_000)))
+        sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
+        sending.start()
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
+        assert await connection.read_into(memoryview(body)) == 300_000
+        assert body == sent
+        assert connection.is_reusable
         connection.close()
         assert ours.fileno() == -1
 
@@ -280,7 +262,7 @@ async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_i
 ) -> None:
     ours, theirs = socket.socketpair()
     watch = StallWatch(1.0, 60.0)
-    connection = Connection(ours, None, Receivers())
+    connection = Connection(ours, None)
     with theirs:
         began_s = watch.begin(connection)
         await trio.sleep(2)

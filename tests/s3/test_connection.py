@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, StallWatch, _receive_plain
-from fastfuse.s3.receivers import Receivers
 from tests.s3.queues import unread_bytes, unsent_bytes
 
 PATIENCE_S = 60.0
@@ -40,11 +39,11 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
 ) -> None:
     """The kernel wakes a thread only where much is there: it would not for less than that."""
     server, client = ends
-    connection = Connection(client, None, Receivers())
+    connection = Connection(client, None)
     body = bytearray(len(BODY))
 
     async def receive() -> None:
-        assert await connection.ask(b"GET", WATCH, expected_bytes=len(body)) is not None
+        assert await connection.ask(b"GET", WATCH) is not None
         assert await connection.read_into(memoryview(body)) == len(body)
 
     with trio.fail_after(PATIENCE_S):
@@ -64,12 +63,12 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
 
 async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) -> None:
     server, client = ends
-    connection = Connection(client, None, Receivers())
+    connection = Connection(client, None)
     body = bytearray(len(BODY))
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
-            assert await connection.ask(b"GET", WATCH, expected_bytes=len(body)) is not None
+            assert await connection.ask(b"GET", WATCH) is not None
             nursery.start_soon(connection.read_into, memoryview(body))
             while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != _WAKING_BYTES:
                 await trio.lowlevel.checkpoint()
@@ -139,7 +138,7 @@ async def test_a_connection_that_may_be_used_again_begins_with_the_next_reply(
     """However much of a body was read, and by which call."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    connection = Connection(ours, None, Receivers())
+    connection = Connection(ours, None)
     with theirs, ours:
         for reply, is_read_at_once, most_bytes in replies:
             theirs.sendall(reply.sent())

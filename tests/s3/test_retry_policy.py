@@ -54,20 +54,6 @@ def test_what_was_mended_is_tried_again_and_a_denied_object_a_few_times_only(kin
     assert attempts(kind, is_read=False, is_mended=True) == expected
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-def test_which_failures_are_tried_again_and_how_often(*, is_read: bool) -> None:
-    again = {kind: attempts(kind, is_read=is_read) for kind in Kind if attempts(kind, is_read=is_read) > 1}
-    assert again == {
-        Kind.THROTTLED: UNTIL_DEADLINE,
-        Kind.BUSY: UNTIL_DEADLINE,
-        Kind.BROKEN: UNTIL_DEADLINE,
-        Kind.UNREACHABLE: UNTIL_DEADLINE if is_read else 4,
-        Kind.NOT_S3: 4,
-        Kind.EXPIRED: 4,
-        Kind.SKEWED: 4,
-    }
-
-
 def test_retries_are_spread_once_a_burst_is_used_up_and_answers_allow_more() -> None:
     budget = RetryBudget()
     assert [budget.wait_s(100.0) for _ in range(RETRY_BURST)] == [0.0] * RETRY_BURST
