@@ -146,9 +146,12 @@ class CachedReader:
     def begin(
         self, begin: BeginGet, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]
     ) -> bool:
-        """Begin to get a range of which nothing is kept by `begin`, as `BeginGet` says, and keep it as `get` does."""
+        """Begin to get a range by `begin`, as `BeginGet` says, if nothing of it is kept; keep it as `get` does.
+
+        Leave to `get` what somebody else has claimed, and whatever is unusual.
+        """
         if end - start <= TASK_BYTES:
-            return False  # `get` looks into the index, which takes as long as the task
+            return False  # `begin` would refuse it, and `get` look into the index once more
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
         object_id, seed = identity(self._endpoint_url, ref)
@@ -161,7 +164,7 @@ class CachedReader:
             done(data)
 
         try:
-            # With the claim, so that nobody else has it, or fetches it. An error of the index turns the tier off.
+            # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
             if not self._find(object_id, start, end) and not self._is_off():
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
