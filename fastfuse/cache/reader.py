@@ -7,6 +7,7 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 import errno
 import logging
 import sqlite3
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 
@@ -25,9 +26,10 @@ from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import RangeReader
+from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
+from fastfuse.s3.connection import TASK_BYTES
 from fastfuse.s3.threads import NoThreadError, in_thread
 
 __all__ = ["CachedReader", "cached", "identity"]
@@ -141,11 +143,43 @@ class CachedReader:
             self._forget(ref, object_id)
             raise
 
+    def begin(
+        self, begin: BeginGet, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]
+    ) -> bool:
+        """Begin to get a range by `begin`, as `BeginGet` says, if nothing of it is kept; keep it as `get` does.
+
+        Leave to `get` what somebody else has claimed, and whatever is unusual.
+        """
+        if end - start <= TASK_BYTES:
+            return False  # `begin` would refuse it, and `get` look into the index once more
+        if not ref.etag or self._writer.is_gone or self._is_off():
+            return begin(ref, start, end, done)
+        object_id, seed = identity(self._endpoint_url, ref)
+        if object_id in self._wrong or not self._claim(object_id, start, end):
+            return False
+        is_begun, keeps, return_bytes = False, False, None
+
+        def ended(data: Buffer | None) -> None:
+            self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
+            done(data)
+
+        try:
+            # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
+            if not self._find(object_id, start, end) and not self._is_off():
+                is_begun = begin(ref, start, end, ended)
+            if is_begun:  # or `get` asks
+                return_bytes = self._ask(seed, start, end)
+                keeps = self._writer.takes(return_bytes)
+        finally:
+            if not keeps:
+                self._claims.release(object_id, start, end)
+        return is_begun
+
     async def _get_kept(self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int) -> Buffer:
         if self._writer.is_gone or self._is_off() or object_id in self._wrong:
             return await self._reader.get(ref, start, end)
         ends_s = trio.current_time() + self._deadline_s
-        return_bytes = self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
+        return_bytes = self._ask(seed, start, end)
         extents = self._find(object_id, start, end)
         if not gaps(((one.start, one.end) for one in extents), start, end):
             data = await self._read(object_id, seed, extents, start, end, {})
@@ -225,17 +259,37 @@ class CachedReader:
         self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None, *, keeps: bool
     ) -> memoryview:
         """Fetch ``[start, end)``; if it is claimed (`keeps`), have it kept, or give up the claim."""
-        is_handed_over = False
+        data: Buffer | None = None
         try:
             data = memoryview(await self._reader.get(ref, start, end))
-            if keeps and object_id not in self._wrong:
-                is_handed_over = self._writer.offer(Range(object_id, seed, start, data, return_bytes))
-            else:
-                self._counters.add(self._events["declined"], end - start)
             return data
         finally:
-            if keeps and not is_handed_over:
-                self._claims.release(object_id, start, end)
+            self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
+
+    def _end(
+        self,
+        object_id: int,
+        seed: int,
+        start: int,
+        end: int,
+        data: Buffer | None,
+        return_bytes: int | None,
+        *,
+        keeps: bool,
+    ) -> None:
+        """End the fetch of a range, in vain without `data`; if it is claimed, have it kept, or give up the claim."""
+        is_handed_over = False
+        if data is not None:
+            if keeps and object_id not in self._wrong:
+                is_handed_over = self._writer.offer(Range(object_id, seed, start, memoryview(data), return_bytes))
+            else:
+                self._counters.add(self._events["declined"], end - start)
+        if keeps and not is_handed_over:
+            self._claims.release(object_id, start, end)
+
+    def _ask(self, seed: int, start: int, end: int) -> int | None:
+        """Note that a range is asked for; return how long it takes to come back, if that is known."""
+        return self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
 
     def _claim(self, object_id: int, start: int, end: int) -> bool:
         try:

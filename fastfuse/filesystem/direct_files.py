@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import trio
 
+from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
@@ -92,13 +93,13 @@ class DirectFiles:
         take: Callable[[int], memoryview],
         *,
         most_threads: int,
-        may_read: bool,
+        tier: CachedReader | None,
     ) -> None:
-        """Start nothing yet, and no thread ever unless they `may_read`. A worker makes one, with its first table.
+        """Start nothing yet. A worker makes one, with its first table.
 
-        `take` gives the memory of parts.
+        `take` gives the memory of parts. A local `tier` claims and keeps them, and reads all small files: threads
+        cannot look into its index.
         """
-        self._may_read = may_read
         self._reads = reads
         self._engine = engine
         self._client = client
@@ -120,11 +121,11 @@ class DirectFiles:
         self._parts_rest = _Rest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
-        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
+        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots, takes_files=tier is None)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         interposed.tell_of_reads(self.tell)
-        engine.begin_parts_by(self.begin)
+        engine.begin_parts_by(self.begin if tier is None else partial(tier.begin, self.begin))
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -189,7 +190,7 @@ class DirectFiles:
         """Let threads read if that is right now, and not otherwise."""
         table = self._reads.table
         metadata, way = table.metadata, None
-        if metadata.bucket and self._may_read:
+        if metadata.bucket:
             with suppress(FastfuseError):  # the client's own requests tell
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
         is_armed, now_s = direct_reads.is_armed(), monotonic()

@@ -137,6 +137,7 @@ cdef int wrong_count = 0
 # Copies of the records that Python takes, so that no thread waits for the interpreter.
 cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
+cdef bint reads_files = False
 cdef int64_t *in_hand = NULL
 cdef int64_t *waiting = NULL
 cdef int64_t waiting_since_ns = 0, stalled = 0, in_flight_bytes = 0
@@ -148,12 +149,14 @@ pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
 
 
-def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
+def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots, *, bint takes_files):
     """Write replies to `device_fd`, and tell of what is returned through the eventfd `returned_fd`, from `threads`.
 
-    `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
+    `slots` has four numbers for each thread, where it notes its read. Unless `takes_files`, threads get parts only.
+    Starts no thread yet.
     """
-    global device, wrong_fd, most_threads, in_hand, _slots
+    global device, wrong_fd, most_threads, in_hand, reads_files, _slots
+    reads_files = takes_files
     most_threads = min(threads, _MOST_THREADS, len(slots) // 4)
     device, wrong_fd = device_fd, returned_fd
     in_hand, _slots = &slots[0], slots
@@ -444,7 +447,7 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
     Called by the loop's thread, which holds the GIL.
     """
     cdef Thread *thread
-    if route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
+    if not reads_files or route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
         return NULL
     thread = taken_thread(False)
     if thread == NULL:

@@ -25,7 +25,7 @@ import trio
 
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
-from fastfuse.cache.reader import cached
+from fastfuse.cache.reader import CachedReader, cached
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.direct_files import DirectFiles
@@ -135,11 +135,10 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, direct_reads)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
-        # They read from S3, not from the local tier.
-        may_read = cache is None
+        tier = reader if isinstance(reader, CachedReader) else None
         most_threads = min(client.max_connections, limit_bytes // _BYTES_PER_THREAD)
         direct_files = DirectFiles(
-            reads, engine, client, gets, task.session_fd, buffers.take, most_threads=most_threads, may_read=may_read
+            reads, engine, client, gets, task.session_fd, buffers.take, most_threads=most_threads, tier=tier
         )
         nursery.start_soon(direct_files.run)
         if task.hints is not None:

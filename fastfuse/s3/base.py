@@ -18,8 +18,8 @@ __all__ = [
 # The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
 LIST_DEADLINE_S = 300.0
 
-# Begins to get a range of an object, without a task, and calls a function with the bytes, or with None if `get` has to
-# get them. Returns False, and calls nothing, if `get` has to from the beginning.
+# Begins to get a range of an object, without a task, and later calls a function with the bytes, or with None if `get`
+# has to get them. Returns False, and calls nothing, if `get` has to from the beginning.
 BeginGet = Callable[[ObjectRef, int, int, Callable[[Buffer | None], None]], bool]
 
 # Hosts with more cores have faster networks. With 16 cores, and 20 ms and 90 MB/s for each connection, 128 bring

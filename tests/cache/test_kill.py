@@ -11,7 +11,7 @@ import trio
 
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.metrics import Counters
-from tests.cache.node import MIB, CountingStore, content, settings_of, tier
+from tests.cache.node import MIB, CountingStore, content, get_begun, settings_of, tier
 
 # `FASTFUSE_TEST_KILLS=200` is what a release is tried with.
 KILLS = int(os.environ.get("FASTFUSE_TEST_KILLS", "20"))
@@ -57,4 +57,4 @@ async def read_for_ever(store: CountingStore, directory: Path, seed: int, ready_
                 for key in chosen.sample(keys, 8):
                     ref = store.ref(key)
                     start = chosen.randrange(ref.size_bytes) if seed % 2 else 0
-                    nursery.start_soon(reader.get, ref, start, ref.size_bytes)
+                    nursery.start_soon(get_begun, reader, ref, start, ref.size_bytes, store)

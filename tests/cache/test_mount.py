@@ -5,7 +5,9 @@ import os
 import random
 import re
 import signal
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running, script
+from tests.semantics.test_threads import has_threads
 
 pytestmark = pytest.mark.fuse
 
@@ -61,6 +64,40 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
     assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)
     assert {path.stat().st_uid for path in (tmp_path / "cache").iterdir()} == {65534}
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "cache").iterdir()} == {0}
+
+
+def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> None:
+    """Files come until threads fetch for both mounts, which they do from some time after the first.
+
+    Some are small, which threads must not fetch: they cannot look into the index.
+    """
+    contents = [random.Random(n).randbytes(5 * MIB // 4 + n if n % 4 else 39_000 + n) for n in range(8)]
+    data = {f"d/{n}": contents[n % len(contents)] for n in range(2000)}
+    options, unread, read = (*options_of(tmp_path), "--part-size", "1MiB"), iter(data), list[str]()
+
+    def is_right(mount: Mount, key: str) -> bool:
+        return Path(mount.path, key[2:]).read_bytes() == data[key]
+
+    def reads_next(*mounts: Mount) -> bool:
+        read.append(next(unread))
+        return all(readers.map(is_right, mounts, repeat(read[-1])))
+
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server, ThreadPoolExecutor() as readers:
+        with (
+            mounted("s3://bucket/d/", server.endpoint_url, *options) as one,
+            mounted("s3://bucket/d/", server.endpoint_url, *options) as other,
+        ):
+            wait_until(lambda: reads_next(one) and has_threads(one))
+            wait_until(lambda: reads_next(other) and has_threads(other))
+            assert all(reads_next(one, other) for _ in range(24))
+            assert one.log.count("WARNING") == other.log.count("WARNING") == 0
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
+            assert all(is_right(later, key) for key in read)
+        fetched_bytes = Counter[str]()
+        for one_get in server.requests:
+            if one_get.operation == "GetObject" and one_get.sent_bytes > 1:  # each mount reads a byte first (L8)
+                fetched_bytes[one_get.key] += one_get.sent_bytes
+    assert {key: fetched_bytes[key] for key in read} == {key: len(data[key]) for key in read}
 
 
 def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(

@@ -27,7 +27,7 @@ class Threads:
         self._ended: list[tuple[int, bool, int, float]] = []
         self.fd = -1
 
-    def start(self, _device: int, returned_fd: int, *_: object) -> None:
+    def start(self, _device: int, returned_fd: int, *_: object, **__: object) -> None:
         self.fd = returned_fd
 
     def may_get_part(self) -> bool:
@@ -83,7 +83,7 @@ def place(threads: Threads) -> Place:
     engine: Any = SimpleNamespace(begin_parts_by=lambda _: None)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
     files = DirectFiles(
-        reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, may_read=True
+        reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, tier=None
     )
     files._source = "bucket", "p/"
     return Place(files, left)

@@ -12,6 +12,7 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, MemoryObjects, Stall
 from bench.s3server.faults import INTERNAL_ERROR, Action, Truncate
 from tests.filesystem.waiting import wait_until
+from tests.mounting import Mount
 from tests.semantics.places import Place, block_bytes, gets, place
 from tests.semantics.test_lifecycle import stopping
 from tests.semantics.test_metrics import Scrape, settle
@@ -37,8 +38,9 @@ def read(path: Path) -> bytes:
     return data
 
 
-def has_threads(here: Place) -> bool:
-    tasks = Path(f"/proc/{here.mount.worker()}/task")
+def has_threads(mount: Mount) -> bool:
+    """Return whether a thread of the worker has begun to fetch."""
+    tasks = Path(f"/proc/{mount.worker()}/task")
     return any(task.read_text() == "fastfuse-get\n" for task in tasks.glob("*/comm"))
 
 
@@ -50,7 +52,7 @@ def read_until_threads_do(here: Place) -> int:
         nonlocal count
         count += 1
         assert read(here.path / NAMES[0]) == data_of(0)
-        return has_threads(here)
+        return has_threads(here.mount)
 
     wait_until(is_met)
     return count
@@ -109,7 +111,7 @@ def test_parts_that_threads_read_are_right_and_counted_once() -> None:
             nonlocal count
             count += 1
             assert read(here.path / "large") == data
-            return has_threads(here)
+            return has_threads(here.mount)
 
         wait_until(is_met)
         settle(here)
@@ -124,7 +126,7 @@ def test_what_becomes_of_a_part_in_a_thread_is_made_good_by_the_client(action: A
     """D5"""
     data = block_bytes(1, 24 << 20)
     with place(MemoryObjects({"large": data})) as here:
-        wait_until(lambda: read(here.path / "large") == data and has_threads(here))
+        wait_until(lambda: read(here.path / "large") == data and has_threads(here.mount))
         before = len(gets(here))
         here.server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
         assert read(here.path / "large") == data
