@@ -1,14 +1,20 @@
-"""Runs of reads in one file: how the next read may follow on (`Cursor`), and how long runs are (`RunLengths`). Pure."""
+"""Runs of reads in one file: how the next read may follow on (`Cursor`), and how long runs are (`RunLengths`). Pure.
+
+A `Stride` is runs at about equal distances, by however many threads in turns. The next one is expected as far behind
+the latest as that is behind the one before, give or take what such a guess was wrong by lately.
+"""
 
 from collections import deque
 
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
 
-__all__ = ["Cursor", "RunLengths"]
+__all__ = ["Cursor", "RunLengths", "Stride"]
 
-# Equal steps between equal pieces before the next piece is foreseen. Random reads do not make four such pieces.
+# Equal steps between pieces before the next piece is foreseen. Random reads do not make four such pieces.
 _STRIDES = 3
+# A step is about equal if it differs by no more than this part of a piece, or a page, as requests are whole pages.
+_SLACK_DIVISOR = 4
 # A run this much longer than the runs before a jump is sequential. Random runs of one size vary by less.
 _LONGER = 1.5
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
@@ -24,7 +30,7 @@ class Cursor:
 
     __slots__ = (
         *("_hole", "ahead_until", "began_at", "begin", "below", "credit_bytes", "descending", "descents", "is_tail"),
-        *("pace", "piece_bytes", "position", "read_at", "reads", "sequential", "step_bytes", "steps"),
+        *("pace", "position", "read_at", "reads", "sequential", "stride"),
     )
 
     def __init__(self, begin: int, end: int, number: int = 0) -> None:
@@ -49,10 +55,8 @@ class Cursor:
         self.pace: ReaderPace | None = None
         # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # The distance from the run before, and how many times in a row it was the same.
-        self.step_bytes = self.steps = 0
-        # The length of the runs before, if all of these were alike.
-        self.piece_bytes = 0
+        # What this run is a piece of, if it follows on another one at a distance.
+        self.stride: Stride | None = None
 
     @property
     def run_bytes(self) -> int:
@@ -61,8 +65,8 @@ class Cursor:
 
     @property
     def is_strided(self) -> bool:
-        """True if this run is the latest of equal pieces at equal distances."""
-        return self.steps >= _STRIDES and not self.sequential
+        """True if this run is one of several pieces at equal distances."""
+        return self.stride is not None and self.stride.steps >= _STRIDES and not self.sequential
 
     @property
     def is_foreseen(self) -> bool:
@@ -111,35 +115,85 @@ class Cursor:
             self._hole = (self.position, offset)
             self.position = end
 
-    def steps_to(self, offset: int) -> bool:
-        """Return whether the next piece of this stride is at `offset`."""
-        return self.steps > 0 and self.begin + self.step_bytes == offset
-
     def follow(self, before: "Cursor") -> None:
-        """Note that this run began when `before` was over, and compare its step with the one before."""
-        step_bytes = self.begin - before.begin
-        if step_bytes <= before.run_bytes:
-            return
-        is_alike = before.steps > 0 and (step_bytes, before.run_bytes) == (before.step_bytes, before.piece_bytes)
-        self.steps = before.steps + 1 if is_alike else 1
-        self.step_bytes = step_bytes
-        self.piece_bytes = before.run_bytes
-        if is_alike:
-            self.ahead_until = max(self.begin, before.ahead_until)
+        """Note that this run began behind `before`: as the next piece of its stride, or else as the second of one."""
+        stride = before.stride
+        if stride is not None and stride.goes_on_at(self.begin):
+            stride.go_on(self)
+        elif self.begin - before.begin > before.run_bytes:
+            self.stride = Stride(before)
+            self.stride.go_on(self)
+
+
+class Stride:
+    """Runs at about equal distances, here called pieces."""
+
+    __slots__ = ("_expected", "_pieces", "_runs", "_slack_bytes", "_step_bytes", "_tolerance_bytes", "_wanted", "steps")
+
+    def __init__(self, first: Cursor) -> None:
+        # The latest pieces. One may still be read when others have begun.
+        self._runs = deque([first], maxlen=_STRIDES + 1)
+        self.steps = self._step_bytes = self._slack_bytes = 0
+        # Where the next piece begins, give or take.
+        self._expected = self._tolerance_bytes = 0
+        # What is wanted of which piece, counted from the latest one, which is 0.
+        self._pieces = -1
+        self._wanted = (0, 0)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The length of the longest of the latest pieces, as far as they were read."""
+        return max(run.run_bytes for run in self._runs)
+
+    @property
+    def ahead_until(self) -> int:
+        """Everything that is wanted was commanded up to here."""
+        return self._wanted[0]
+
+    def goes_on_at(self, offset: int) -> bool:
+        """Return whether a run at `offset` is the next piece."""
+        return abs(offset - self._expected) <= self._tolerance_bytes
+
+    def go_on(self, run: Cursor) -> None:
+        """Take `run` for the next piece."""
+        if self.steps:
+            faded_bytes = self._slack_bytes * 3 // 4
+            self._slack_bytes = max(abs(run.begin - self._expected), faded_bytes - faded_bytes % PAGE_BYTES)
+        self._step_bytes = run.begin - self._runs[-1].begin
+        self._runs.append(run)
+        self._expected = run.begin + self._step_bytes
+        self._tolerance_bytes = max(PAGE_BYTES, self.piece_bytes // _SLACK_DIVISOR)
+        self.steps += 1
+        self._pieces = max(-1, self._pieces - 1)
+        run.stride = self
+
+    def has_longer(self, run: Cursor, most_bytes: int) -> bool:
+        """Return whether a piece that is over, of at most `most_bytes`, was about as long as `run` is by now."""
+        ended = max((other.run_bytes for other in self._runs if other.read_at < run.began_at), default=0)
+        return self.steps > 1 and run.run_bytes <= _LONGER * ended <= _LONGER * most_bytes
 
     def next_piece(self, most_pieces: int) -> tuple[int, int] | None:
-        """Return the rest of the next piece that was not commanded, or None if enough pieces are ahead.
+        """Return what is wanted next and was not commanded, or None if enough pieces are ahead.
 
-        As many pieces are ahead as there were steps, and no more than `most_pieces`.
+        The rest of the latest piece comes first. As many pieces are ahead as there were steps, no more than
+        `most_pieces`, and none whose place is too uncertain.
         """
-        start = max(self.ahead_until, self.begin + self.step_bytes)
-        index, within = divmod(start - self.begin, self.step_bytes)
-        if within >= self.piece_bytes:
-            index, within = index + 1, 0
-        if index > min(self.steps, most_pieces):
-            return None
-        piece = self.begin + index * self.step_bytes
-        return piece + within, piece + self.piece_bytes
+        latest, piece_bytes = self._runs[-1], self.piece_bytes
+        while True:
+            start, end = self._wanted
+            start = max(start, latest.position)
+            if start < end:
+                return start, end
+            number = self._pieces + 1
+            slack_bytes = number * self._slack_bytes
+            if number > min(self.steps, most_pieces) or 2 * slack_bytes > piece_bytes:
+                return None
+            begin = latest.begin + number * self._step_bytes
+            self._pieces, self._wanted = number, (begin - slack_bytes, begin + piece_bytes + slack_bytes)
+
+    def commanded(self, until: int) -> None:
+        """Note that everything wanted up to `until` is held, in flight, or in the page cache."""
+        self._wanted = (until, self._wanted[1])
 
 
 class RunLengths:

@@ -395,13 +395,12 @@ class ReaderPace:
 
 
 class Rest(Waits):
-    """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
+    """The waits of reads at random places of one file."""
 
-    __slots__ = ("asked_until", "times_due")
+    __slots__ = ("times_due",)
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.asked_until = size_bytes
         self.times_due = 0
 
     def is_due(self, fetch_s: float) -> bool:
@@ -413,5 +412,5 @@ class Rest(Waits):
         if self.lost_s < fetch_s * (1 << self.times_due):
             return False
         self.lost_s = 0.0
-        self.asked_until, self.times_due = 0, self.times_due + 1
+        self.times_due += 1
         return True

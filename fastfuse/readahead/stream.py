@@ -16,7 +16,7 @@ from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import Rest, ServicePace
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.ranges import OPENING_PARTS
+from fastfuse.readahead.ranges import OPENING_PARTS, parts_around
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
@@ -55,10 +55,9 @@ class Stream:
     _cursor: Cursor | None = None
     # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
     _part: Part = _NO_PART
-    _rest: Rest = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._rest = Rest(self.file.ref.size_bytes)
+    _rest: Rest = field(default_factory=Rest)
+    # What is wanted of the rest, in order.
+    _rest_parts: list[tuple[int, int]] = field(default_factory=list)
 
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
@@ -282,16 +281,18 @@ class Stream:
             )
         in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
         if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
+            size_bytes, part_bytes, is_down = file.ref.size_bytes, config.part_size_bytes, self.window.is_falling
+            self._rest_parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=is_down)
             self._fetch_rest()
 
     def _fetch_rest(self) -> None:
-        rest, size_bytes, part_bytes = self._rest, self.file.ref.size_bytes, self._config.part_size_bytes
-        while rest.asked_until < size_bytes:
-            start = rest.asked_until
-            until = self._cover(start, min(start + part_bytes - start % part_bytes, size_bytes), is_left=True)
+        parts = self._rest_parts
+        while parts:
+            start, end = parts[0]
+            until = self._cover(start, end, is_left=True)
             if until is None:
                 return
-            rest.asked_until = until
+            parts[:1] = [(until, end)] if until < end else []
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""

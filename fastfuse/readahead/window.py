@@ -71,9 +71,9 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_mapped"),
-        *("_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service", "_short_runs", "_size"),
-        *("left", "share"),
+        *("_around", "_around_reads", "_before", "_begun", "_cap_bytes", "_config", "_falls", "_first_bytes"),
+        *("_is_cached", "_is_mapped", "_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service"),
+        *("_short_runs", "_size", "left", "share"),
     )
 
     def __init__(
@@ -89,6 +89,9 @@ class Window:
         # By position, least recently used first.
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
+        # The run that began last, and how many more of all runs began below the one before than above.
+        self._begun: Cursor | None = None
+        self._falls = 0
         self._reads = 0
         # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
@@ -124,6 +127,11 @@ class Window:
         runs = self._runs.values()
         is_only_footer = bool(runs) and all(run.is_tail for run in runs)
         return not is_only_footer and all(run.position == self._size for run in runs)
+
+    @property
+    def is_falling(self) -> bool:
+        """True if most runs began below the one before."""
+        return self._falls > 0
 
     def resize(self, share: Share) -> None:
         """Allow `share` ahead of each cursor; a small one gets smaller parts, so that several are on their way."""
@@ -251,7 +259,10 @@ class Window:
 
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
-        cursor.ahead_until = until
+        if cursor.is_strided and not cursor.descending and cursor.stride is not None:
+            cursor.stride.commanded(until)
+        else:
+            cursor.ahead_until = until
 
     def restart_ahead(self) -> None:
         """Look at everything ahead of every cursor again, as the page cache does not have what was left out."""
@@ -261,7 +272,7 @@ class Window:
     def forget(self) -> None:
         """Forget all readers after a failure: the next read starts clean, as the first one."""
         self._runs.clear()
-        self._last = None
+        self._last = self._begun = None
         self._lengths = RunLengths(self._config.part_size_bytes)
 
     def _descend(self, offset: int, end: int) -> Cursor | None:
@@ -288,13 +299,18 @@ class Window:
         if not offset and not self._is_small:
             cursor.pace = ReaderPace(self._service, 0 if self._is_cached else self._service.ramp_bytes)
         cursor.is_tail = offset > 0 and offset >= self._size - _TAIL_BYTES
-        before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
+        before = self._last
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
             self._short_runs = self._short_runs + 1 if self._is_short(before) else 0
             self._before = before
             if self._leader(offset) is None:  # else it is an early request
-                cursor.follow(before)
+                strides = (run for run in runs.values() if run.stride is not None and run.stride.goes_on_at(offset))
+                cursor.follow(next(strides, self._begun or before))
+        if not cursor.is_tail:
+            if self._begun is not None:
+                self._falls += 1 if offset < self._begun.begin else -1
+            self._begun = cursor
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
@@ -327,6 +343,8 @@ class Window:
             return
         if cursor.descents >= _SEQUENTIAL_READS - 1:
             cursor.descending = True
+            return
+        if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
             return
         cursor.sequential = True
         if not self._is_small:
@@ -428,9 +446,10 @@ class Window:
         return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
-        if not cursor.piece_bytes <= self._part_bytes:
+        stride = cursor.stride
+        if stride is None or stride.piece_bytes > self._part_bytes:
             return None
-        piece = cursor.next_piece(self.share.parts_in_flight)
+        piece = stride.next_piece(self.share.parts_in_flight)
         if piece is None or piece[0] >= self._size or piece[1] > cursor.position + self._cap_bytes:
             return None
         start = piece[0] - piece[0] % PAGE_BYTES

@@ -171,6 +171,23 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
     assert usage.most_bytes <= ReadaheadConfig().memory_limit_bytes
 
 
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_of_the_rest_of_a_file_comes_first_what_the_reader_heads_for(
+    autojump_clock: MockClock, is_down: bool
+) -> None:
+    ref = listed("rows", 800 * MIB)
+    service = SimulatedService(link_bytes_per_s=1e9)
+    rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 2000), reverse=is_down)
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for row in rows:
+            await engine.read(1, ref, row * PAGE, PAGE)
+            if len(rest := [start for _, start, end in service.gets if end - start == 8 * MIB]) > 3:
+                break
+        check_books(engine)
+    assert abs(rest[0] - row * PAGE) <= 16 * MIB
+    assert [start - rest[0] for start in rest] == [number * (-8 if is_down else 8) * MIB for number in range(len(rest))]
+
+
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
     ref = listed("tokens", 1 << 40)
     service = SimulatedService()
