@@ -47,6 +47,7 @@ _BIAS_BYTES = 4096
 _ROW_BYTES = 8192
 _ROWS = 20_000
 _READS = 1000
+_SOME_ROWS = random.Random(1).sample(range(_ROWS), _READS)
 _KEYS = 100_000
 _VALUE_BYTES = 512
 _MEMBERS = 1000
@@ -173,9 +174,9 @@ def _mapped_tensors(place: str) -> Iterator[bytes]:
         yield shard[number * _TENSOR_BYTES : (number + 1) * _TENSOR_BYTES].tobytes()
 
 
-def _mapped_rows(place: str) -> Iterator[bytes]:
+def _mapped_rows(place: str, numbers: list[int]) -> Iterator[bytes]:
     rows = np.load(f"{place}/rows.npy", mmap_mode="r")
-    for number in random.Random(1).sample(range(_ROWS), _READS):
+    for number in numbers:
         yield rows[number].tobytes()
 
 
@@ -240,14 +241,13 @@ def _column(place: str) -> Iterator[bytes]:
 
 
 def _taken_rows(place: str) -> Iterator[bytes]:
-    numbers = random.Random(1).sample(range(_ROWS), _READS)
-    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(numbers)
+    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(_SOME_ROWS)
     yield from (row.as_py() for row in table.column("row"))
 
 
 def _hdf5(place: str) -> Iterator[bytes]:
     with importlib.import_module("h5py").File(_file(place, "rows.h5"), "r") as file:
-        for number in random.Random(1).sample(range(_ROWS), _READS):
+        for number in _SOME_ROWS:
             yield file["rows"][number].tobytes()
 
 
@@ -295,7 +295,8 @@ _WORKLOADS = {
     "30 × 4 KiB of a mapped shard, 10 MiB apart": _Workload(_mapped_ends),
     "10 MiB of a mapped shard": _Workload(_mapped_tensor),
     "all 30 × 10 MiB of a mapped shard, shuffled": _Workload(_mapped_tensors),
-    "numpy memmap, 1,000 random rows of 8 KiB": _Workload(_mapped_rows),
+    "numpy memmap, 1,000 random rows of 8 KiB": _Workload(partial(_mapped_rows, numbers=_SOME_ROWS)),
+    "numpy memmap, the same rows in their order": _Workload(partial(_mapped_rows, numbers=sorted(_SOME_ROWS))),
     "numpy memmap, 1,000 crops of 1,025 tokens": _Workload(_mapped_crops),
     "the same crops by pread": _Workload(_read_crops),
     "safetensors, 30 biases of 4 KiB": _Workload(partial(_safetensors, names=_BIASES), "safetensors"),

@@ -1,7 +1,5 @@
-"""Runs of reads in one file: how the next read may follow on (`Cursor`), and how long runs are (`RunLengths`). Pure.
-
-A `Stride` is runs at about equal distances, by however many threads in turns. The next one is expected as far behind
-the latest as that is behind the one before, give or take what such a guess was wrong by lately.
+"""Runs of reads in one file: how the next read may follow on (`Cursor`), at which distances runs begin (`Stride`,
+`Latest`), and how long they are (`RunLengths`). Pure.
 """
 
 from collections import deque
@@ -9,10 +7,12 @@ from collections import deque
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
 
-__all__ = ["Cursor", "RunLengths", "Stride"]
+__all__ = ["Cursor", "Latest", "RunLengths", "Stride"]
 
 # Equal steps between pieces before the next piece is foreseen. Random reads do not make four such pieces.
 _STRIDES = 3
+# The next step is the mean of those between so many pieces.
+_PIECES = 8
 # A step is about equal if it differs by no more than this part of a piece, or a page, as requests are whole pages.
 _SLACK_DIVISOR = 4
 # A run this much longer than the runs before a jump is sequential. Random runs of one size vary by less.
@@ -23,6 +23,10 @@ _ALIKE = 1.1
 # Runs of a few pages count as alike: a map that is read at random is faulted page by page, and a GET of so much takes
 # hardly longer than one of a page.
 _SHORT_BYTES = 32 << 10
+# So many runs in a row, less than this apart on average, are dense. A connection brings more than that during the time
+# to the first byte (20 ms, 90 MB/s).
+_NEAR_RUNS = 12
+_NEAR_BYTES = 1 << 20
 
 
 class Cursor:
@@ -126,13 +130,16 @@ class Cursor:
 
 
 class Stride:
-    """Runs at about equal distances, here called pieces."""
+    """Runs at about equal distances, here called pieces, by however many threads in turns.
+
+    The next one is expected a mean step behind the latest, give or take `_slack_bytes`.
+    """
 
     __slots__ = ("_expected", "_pieces", "_runs", "_slack_bytes", "_step_bytes", "_tolerance_bytes", "_wanted", "steps")
 
     def __init__(self, first: Cursor) -> None:
         # The latest pieces. One may still be read when others have begun.
-        self._runs = deque([first], maxlen=_STRIDES + 1)
+        self._runs = deque([first], maxlen=_PIECES)
         self.steps = self._step_bytes = self._slack_bytes = 0
         # Where the next piece begins, give or take.
         self._expected = self._tolerance_bytes = 0
@@ -145,11 +152,6 @@ class Stride:
         """The length of the longest of the latest pieces, as far as they were read."""
         return max(run.run_bytes for run in self._runs)
 
-    @property
-    def ahead_until(self) -> int:
-        """Everything that is wanted was commanded up to here."""
-        return self._wanted[0]
-
     def goes_on_at(self, offset: int) -> bool:
         """Return whether a run at `offset` is the next piece."""
         return abs(offset - self._expected) <= self._tolerance_bytes
@@ -159,8 +161,8 @@ class Stride:
         if self.steps:
             faded_bytes = self._slack_bytes * 3 // 4
             self._slack_bytes = max(abs(run.begin - self._expected), faded_bytes - faded_bytes % PAGE_BYTES)
-        self._step_bytes = run.begin - self._runs[-1].begin
         self._runs.append(run)
+        self._step_bytes = (run.begin - self._runs[0].begin) // (len(self._runs) - 1)
         self._expected = run.begin + self._step_bytes
         self._tolerance_bytes = max(PAGE_BYTES, self.piece_bytes // _SLACK_DIVISOR)
         self.steps += 1
@@ -172,11 +174,11 @@ class Stride:
         ended = max((other.run_bytes for other in self._runs if other.read_at < run.began_at), default=0)
         return self.steps > 1 and run.run_bytes <= _LONGER * ended <= _LONGER * most_bytes
 
-    def next_piece(self, most_pieces: int) -> tuple[int, int] | None:
+    def next_piece(self, most_pieces: int, most_bytes: int) -> tuple[int, int] | None:
         """Return what is wanted next and was not commanded, or None if enough pieces are ahead.
 
         The rest of the latest piece comes first. As many pieces are ahead as there were steps, no more than
-        `most_pieces`, and none whose place is too uncertain.
+        `most_pieces`, none whose place is too uncertain, and none at all if they are longer than `most_bytes`.
         """
         latest, piece_bytes = self._runs[-1], self.piece_bytes
         while True:
@@ -186,7 +188,11 @@ class Stride:
                 return start, end
             number = self._pieces + 1
             slack_bytes = number * self._slack_bytes
-            if number > min(self.steps, most_pieces) or 2 * slack_bytes > piece_bytes:
+            if (
+                number > min(self.steps, most_pieces)
+                or _SLACK_DIVISOR * slack_bytes > piece_bytes
+                or piece_bytes > most_bytes
+            ):
                 return None
             begin = latest.begin + number * self._step_bytes
             self._pieces, self._wanted = number, (begin - slack_bytes, begin + piece_bytes + slack_bytes)
@@ -194,6 +200,28 @@ class Stride:
     def commanded(self, until: int) -> None:
         """Note that everything wanted up to `until` is held, in flight, or in the page cache."""
         self._wanted = (until, self._wanted[1])
+
+
+class Latest(deque[Cursor]):
+    """The runs that began last. `dense_bytes` is how far they went near to one another, 0 while they do not."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=_NEAR_RUNS)
+        self.dense_bytes = self._dense_from = 0
+
+    @property
+    def are_falling(self) -> bool:
+        """True if they went towards the beginning of the file."""
+        return bool(self) and self[-1].begin < self[0].begin
+
+    def append(self, run: Cursor) -> None:
+        """Note that `run` has begun."""
+        super().append(run)
+        begins = {run.begin for run in self}
+        if len(begins) < _NEAR_RUNS or max(begins) - min(begins) > _NEAR_RUNS * _NEAR_BYTES:
+            self._dense_from, self.dense_bytes = self[0].begin, 0
+        else:
+            self.dense_bytes = abs(run.begin - self._dense_from)
 
 
 class RunLengths:

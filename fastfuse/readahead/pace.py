@@ -397,11 +397,7 @@ class ReaderPace:
 class Rest(Waits):
     """The waits of reads at random places of one file."""
 
-    __slots__ = ("times_due",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.times_due = 0
+    times_due = 0
 
     def is_due(self, fetch_s: float) -> bool:
         """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew.

@@ -25,6 +25,8 @@ __all__ = ["Stream"]
 # The rest of a file comes over more connections, but nobody asked for its bytes. A price at the rate of few of them
 # spares the network where a library reads a few places: docs/MEASUREMENTS.md.
 _PRICED_CONNECTIONS = 4
+# Parts ahead for each part that dense reads have come across: twice the run, as of a reader in sequence.
+_DENSE_GROWTH = 2
 # Placeholders for a stream that has read no part and has no window yet.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
@@ -240,13 +242,15 @@ class Stream:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self.window
         while (wanted := window.next_ahead(cursor)) is not None:
-            until = self._cover(*wanted, is_left=cursor.descending)
+            until = self._cover(*wanted, is_left=not cursor.sequential)
             if until is None:
                 return
             window.commanded(cursor, until)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
+        if window.latest.dense_bytes and not cursor.is_foreseen:
+            self._want_rest(cursor, 1 + _DENSE_GROWTH * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:
@@ -281,9 +285,14 @@ class Stream:
             )
         in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
         if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
-            size_bytes, part_bytes, is_down = file.ref.size_bytes, config.part_size_bytes, self.window.is_falling
-            self._rest_parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=is_down)
+            self._want_rest(cursor)
             self._fetch_rest()
+
+    def _want_rest(self, cursor: Cursor, most_parts: int | None = None) -> None:
+        """Want all of the file from where the reader is, the way that it goes, or `most_parts` of it."""
+        size_bytes, part_bytes = self.file.ref.size_bytes, self._config.part_size_bytes
+        parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=self.window.latest.are_falling)
+        self._rest_parts = parts[:most_parts]
 
     def _fetch_rest(self) -> None:
         parts = self._rest_parts

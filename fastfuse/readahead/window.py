@@ -24,7 +24,8 @@ began where a sequential one has been or is about to come is the same reader at 
 * A read where a sequential cursor is about to come is an early request of that one.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
-* Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
+* Pieces at about equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
+* Runs near to one another are *dense*. The stream then fetches whole parts, ever more of them, the way that they go.
 * A sequential reader fetches whole parts, and keeps a window ahead of itself. The window is a multiple of its run until
   `pace` knows how much the reader takes during one GET.
 
@@ -32,7 +33,7 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run and the win
 their size. After a while all readers of a file thus cut it at the same places, and share the parts.
 """
 
-from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
@@ -71,9 +72,9 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_around", "_around_reads", "_before", "_begun", "_cap_bytes", "_config", "_falls", "_first_bytes"),
+        *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes"),
         *("_is_cached", "_is_mapped", "_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service"),
-        *("_short_runs", "_size", "left", "share"),
+        *("_short_runs", "_size", "latest", "left", "share"),
     )
 
     def __init__(
@@ -89,9 +90,7 @@ class Window:
         # By position, least recently used first.
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
-        # The run that began last, and how many more of all runs began below the one before than above.
-        self._begun: Cursor | None = None
-        self._falls = 0
+        self.latest = Latest()
         self._reads = 0
         # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
@@ -127,11 +126,6 @@ class Window:
         runs = self._runs.values()
         is_only_footer = bool(runs) and all(run.is_tail for run in runs)
         return not is_only_footer and all(run.position == self._size for run in runs)
-
-    @property
-    def is_falling(self) -> bool:
-        """True if most runs began below the one before."""
-        return self._falls > 0
 
     def resize(self, share: Share) -> None:
         """Allow `share` ahead of each cursor; a small one gets smaller parts, so that several are on their way."""
@@ -259,7 +253,7 @@ class Window:
 
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
-        if cursor.is_strided and not cursor.descending and cursor.stride is not None:
+        if cursor.stride is not None and cursor.is_strided and not cursor.descending:
             cursor.stride.commanded(until)
         else:
             cursor.ahead_until = until
@@ -272,7 +266,8 @@ class Window:
     def forget(self) -> None:
         """Forget all readers after a failure: the next read starts clean, as the first one."""
         self._runs.clear()
-        self._last = self._begun = None
+        self._last = None
+        self.latest = Latest()
         self._lengths = RunLengths(self._config.part_size_bytes)
 
     def _descend(self, offset: int, end: int) -> Cursor | None:
@@ -306,11 +301,9 @@ class Window:
             self._before = before
             if self._leader(offset) is None:  # else it is an early request
                 strides = (run for run in runs.values() if run.stride is not None and run.stride.goes_on_at(offset))
-                cursor.follow(next(strides, self._begun or before))
+                cursor.follow(next(strides, self.latest[-1]))
         if not cursor.is_tail:
-            if self._begun is not None:
-                self._falls += 1 if offset < self._begun.begin else -1
-            self._begun = cursor
+            self.latest.append(cursor)
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
@@ -341,10 +334,10 @@ class Window:
         """Make `cursor`, of unknown kind, sequential or descending if it is by now."""
         if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
             return
+        if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
+            return
         if cursor.descents >= _SEQUENTIAL_READS - 1:
             cursor.descending = True
-            return
-        if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
             return
         cursor.sequential = True
         if not self._is_small:
@@ -446,10 +439,8 @@ class Window:
         return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
-        stride = cursor.stride
-        if stride is None or stride.piece_bytes > self._part_bytes:
-            return None
-        piece = stride.next_piece(self.share.parts_in_flight)
+        stride, most_pieces = cursor.stride, self.share.parts_in_flight
+        piece = stride.next_piece(most_pieces, self._part_bytes) if stride is not None else None
         if piece is None or piece[0] >= self._size or piece[1] > cursor.position + self._cap_bytes:
             return None
         start = piece[0] - piece[0] % PAGE_BYTES

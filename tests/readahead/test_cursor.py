@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from tests.readahead.readers import KIB, MIB
 
 
@@ -47,8 +47,8 @@ def pieces_at(begins: list[int], piece_bytes: int = 64 * KIB, first: Cursor | No
 
 def wanted(cursor: Cursor, pieces: int) -> list[tuple[int, int]]:
     assert cursor.stride is not None
-    found = []
-    while (piece := cursor.stride.next_piece(64)) is not None and len(found) < pieces:
+    found: list[tuple[int, int]] = []
+    while (piece := cursor.stride.next_piece(64, 8 * MIB)) is not None and len(found) < pieces:
         cursor.stride.commanded(piece[1])
         found.append(piece)
     return found
@@ -73,7 +73,7 @@ def test_as_many_pieces_are_ahead_as_there_were_steps() -> None:
 def test_what_is_missing_of_a_piece_comes_before_the_next_piece() -> None:
     cursor = pieces_at([31 * MIB], 4 * KIB, pieces_at([MIB, 11 * MIB, 21 * MIB]))
     assert cursor.stride is not None
-    assert cursor.stride.next_piece(64) == (31 * MIB + 4 * KIB, 31 * MIB + 64 * KIB)
+    assert cursor.stride.next_piece(64, 8 * MIB) == (31 * MIB + 4 * KIB, 31 * MIB + 64 * KIB)
     cursor.stride.commanded(31 * MIB + 16 * KIB)
     assert wanted(cursor, 2) == [
         (31 * MIB + 16 * KIB, 31 * MIB + 64 * KIB),
@@ -82,19 +82,17 @@ def test_what_is_missing_of_a_piece_comes_before_the_next_piece() -> None:
 
 
 def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may_be_elsewhere() -> None:
-    begins = [MIB, 11 * MIB, 21 * MIB + 12 * KIB, 31 * MIB + 12 * KIB]
-    cursor = pieces_at(begins)
+    cursor = pieces_at([MIB, 11 * MIB + 8 * KIB, 21 * MIB + 4 * KIB, 31 * MIB])
     assert cursor.is_strided
-    # Each is as far behind as the last was, give or take 12 KiB, and 24 the second.
-    place = 41 * MIB + 12 * KIB
+    # As far behind the latest as they are apart on average, give or take 8 KiB, and 16 the second.
     assert wanted(cursor, 64) == [
-        (place - 12 * KIB, place + 76 * KIB),
-        (place + 10 * MIB - 24 * KIB, place + 10 * MIB + 88 * KIB),
+        (41 * MIB - 8 * KIB, 41 * MIB + 72 * KIB),
+        (51 * MIB - 16 * KIB, 51 * MIB + 80 * KIB),
     ]
-    # A guess that was right makes the next one surer.
-    for _ in range(5):
+    # Guesses that were right make the next ones surer.
+    for _ in range(12):
         cursor = pieces_at([cursor.begin + 10 * MIB], first=cursor)
-    assert wanted(cursor, 64)[-1] == (cursor.begin + 80 * MIB, cursor.begin + 80 * MIB + 64 * KIB)
+    assert wanted(cursor, 64)[-1] == (cursor.begin + 150 * MIB, cursor.begin + 150 * MIB + 64 * KIB)
 
 
 def test_distances_of_any_number_of_bytes_are_equal_to_a_page() -> None:
@@ -107,6 +105,21 @@ def test_distances_of_any_number_of_bytes_are_equal_to_a_page() -> None:
 def test_pieces_that_touch_or_overlap_are_no_stride() -> None:
     assert not stride(10, step_bytes=64 * KIB).is_strided
     assert not stride(10, step_bytes=-10 * MIB).is_strided
+
+
+def test_runs_near_to_one_another_are_dense_and_so_are_no_readers_of_one_place() -> None:
+    latest = Latest()
+    for number in range(11):
+        latest.append(Cursor(number * MIB, number * MIB + 8 * KIB))
+        assert not latest.dense_bytes
+    latest.append(Cursor(11 * MIB, 11 * MIB + 8 * KIB))
+    assert latest.dense_bytes == 11 * MIB
+    assert not latest.are_falling
+    latest.append(Cursor(14 * MIB, 14 * MIB + 8 * KIB))
+    assert not latest.dense_bytes
+    for _ in range(12):
+        latest.append(Cursor(MIB, MIB + 8 * KIB))
+    assert not latest.dense_bytes
 
 
 def lengths(*runs: int) -> RunLengths:
