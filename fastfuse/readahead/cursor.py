@@ -1,6 +1,4 @@
-"""Runs of reads in one file: how the next read may follow on (`Cursor`), at which distances runs begin (`Stride`,
-`Latest`), and how long they are (`RunLengths`). Pure.
-"""
+"""Runs of reads in one file: what follows on (`Cursor`), distances (`Stride`, `Latest`), and `RunLengths`. Pure."""
 
 from collections import deque
 
@@ -119,11 +117,15 @@ class Cursor:
             self._hole = (self.position, offset)
             self.position = end
 
+    def steps_to(self, offset: int) -> bool:
+        """Return whether the next piece of this stride is at `offset`."""
+        stride = self.stride
+        return stride is not None and abs(offset - stride.expected) <= stride.tolerance_bytes
+
     def follow(self, before: "Cursor") -> None:
         """Note that this run began behind `before`: as the next piece of its stride, or else as the second of one."""
-        stride = before.stride
-        if stride is not None and stride.goes_on_at(self.begin):
-            stride.go_on(self)
+        if before.stride is not None and before.steps_to(self.begin):
+            before.stride.go_on(self)
         elif self.begin - before.begin > before.run_bytes:
             self.stride = Stride(before)
             self.stride.go_on(self)
@@ -135,14 +137,13 @@ class Stride:
     The next one is expected a mean step behind the latest, give or take `_slack_bytes`.
     """
 
-    __slots__ = ("_expected", "_pieces", "_runs", "_slack_bytes", "_step_bytes", "_tolerance_bytes", "_wanted", "steps")
+    __slots__ = ("_pieces", "_runs", "_slack_bytes", "_wanted", "expected", "steps", "tolerance_bytes")
 
     def __init__(self, first: Cursor) -> None:
-        # The latest pieces. One may still be read when others have begun.
+        # The latest pieces. One may be read on when others have begun.
         self._runs = deque([first], maxlen=_PIECES)
-        self.steps = self._step_bytes = self._slack_bytes = 0
-        # Where the next piece begins, give or take.
-        self._expected = self._tolerance_bytes = 0
+        # Where the next piece begins, how far elsewhere it may, and what such guesses were wrong by lately.
+        self.expected = self.tolerance_bytes = self._slack_bytes = self.steps = 0
         # What is wanted of which piece, counted from the latest one, which is 0.
         self._pieces = -1
         self._wanted = (0, 0)
@@ -152,19 +153,14 @@ class Stride:
         """The length of the longest of the latest pieces, as far as they were read."""
         return max(run.run_bytes for run in self._runs)
 
-    def goes_on_at(self, offset: int) -> bool:
-        """Return whether a run at `offset` is the next piece."""
-        return abs(offset - self._expected) <= self._tolerance_bytes
-
     def go_on(self, run: Cursor) -> None:
         """Take `run` for the next piece."""
         if self.steps:
             faded_bytes = self._slack_bytes * 3 // 4
-            self._slack_bytes = max(abs(run.begin - self._expected), faded_bytes - faded_bytes % PAGE_BYTES)
+            self._slack_bytes = max(abs(run.begin - self.expected), faded_bytes - faded_bytes % PAGE_BYTES)
         self._runs.append(run)
-        self._step_bytes = (run.begin - self._runs[0].begin) // (len(self._runs) - 1)
-        self._expected = run.begin + self._step_bytes
-        self._tolerance_bytes = max(PAGE_BYTES, self.piece_bytes // _SLACK_DIVISOR)
+        self.expected = run.begin + (run.begin - self._runs[0].begin) // (len(self._runs) - 1)
+        self.tolerance_bytes = max(PAGE_BYTES, self.piece_bytes // _SLACK_DIVISOR)
         self.steps += 1
         self._pieces = max(-1, self._pieces - 1)
         run.stride = self
@@ -178,24 +174,18 @@ class Stride:
         """Return what is wanted next and was not commanded, or None if enough pieces are ahead.
 
         The rest of the latest piece comes first. As many pieces are ahead as there were steps, no more than
-        `most_pieces`, none whose place is too uncertain, and none at all if they are longer than `most_bytes`.
+        `most_pieces`, none whose place is too uncertain, and none of more than `most_bytes`.
         """
         latest, piece_bytes = self._runs[-1], self.piece_bytes
-        while True:
-            start, end = self._wanted
-            start = max(start, latest.position)
-            if start < end:
-                return start, end
+        most_pieces = min(self.steps, most_pieces) if piece_bytes <= most_bytes else -1
+        while (start := max(self._wanted[0], latest.position)) >= self._wanted[1]:
             number = self._pieces + 1
             slack_bytes = number * self._slack_bytes
-            if (
-                number > min(self.steps, most_pieces)
-                or _SLACK_DIVISOR * slack_bytes > piece_bytes
-                or piece_bytes > most_bytes
-            ):
+            if number > most_pieces or slack_bytes > piece_bytes // _SLACK_DIVISOR:
                 return None
-            begin = latest.begin + number * self._step_bytes
+            begin = latest.begin + number * (self.expected - latest.begin)
             self._pieces, self._wanted = number, (begin - slack_bytes, begin + piece_bytes + slack_bytes)
+        return start, self._wanted[1]
 
     def commanded(self, until: int) -> None:
         """Note that everything wanted up to `until` is held, in flight, or in the page cache."""

@@ -25,8 +25,6 @@ __all__ = ["Stream"]
 # The rest of a file comes over more connections, but nobody asked for its bytes. A price at the rate of few of them
 # spares the network where a library reads a few places: docs/MEASUREMENTS.md.
 _PRICED_CONNECTIONS = 4
-# Parts ahead for each part that dense reads have come across: twice the run, as of a reader in sequence.
-_DENSE_GROWTH = 2
 # Placeholders for a stream that has read no part and has no window yet.
 _NO_PART = Part(FileParts(0, ObjectRef("", "", 0, "")), 0, 0)
 _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
@@ -250,7 +248,8 @@ class Stream:
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
         if window.latest.dense_bytes and not cursor.is_foreseen:
-            self._want_rest(cursor, 1 + _DENSE_GROWTH * window.latest.dense_bytes // self._config.part_size_bytes)
+            # Twice as far as they went, as ahead of a reader in sequence.
+            self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:

@@ -72,9 +72,9 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes"),
-        *("_is_cached", "_is_mapped", "_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service"),
-        *("_short_runs", "_size", "latest", "left", "share"),
+        *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_mapped"),
+        *("_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service", "_short_runs", "_size"),
+        *("latest", "left", "share"),
     )
 
     def __init__(
@@ -300,8 +300,7 @@ class Window:
             self._short_runs = self._short_runs + 1 if self._is_short(before) else 0
             self._before = before
             if self._leader(offset) is None:  # else it is an early request
-                strides = (run for run in runs.values() if run.stride is not None and run.stride.goes_on_at(offset))
-                cursor.follow(next(strides, self.latest[-1]))
+                cursor.follow(next((run for run in runs.values() if run.steps_to(offset)), self.latest[-1]))
         if not cursor.is_tail:
             self.latest.append(cursor)
         if len(runs) >= _MAX_CURSORS:
@@ -439,8 +438,8 @@ class Window:
         return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
-        stride, most_pieces = cursor.stride, self.share.parts_in_flight
-        piece = stride.next_piece(most_pieces, self._part_bytes) if stride is not None else None
+        assert cursor.stride is not None
+        piece = cursor.stride.next_piece(self.share.parts_in_flight, self._part_bytes)
         if piece is None or piece[0] >= self._size or piece[1] > cursor.position + self._cap_bytes:
             return None
         start = piece[0] - piece[0] % PAGE_BYTES
