@@ -168,7 +168,7 @@ class Stride:
     def has_longer(self, run: Cursor, most_bytes: int) -> bool:
         """Return whether a piece that is over, of at most `most_bytes`, was about as long as `run` is by now."""
         ended = max((other.run_bytes for other in self._runs if other.read_at < run.began_at), default=0)
-        return self.steps > 1 and run.run_bytes <= _LONGER * ended <= _LONGER * most_bytes
+        return run.run_bytes <= _LONGER * ended <= _LONGER * most_bytes
 
     def next_piece(self, most_pieces: int, most_bytes: int) -> tuple[int, int] | None:
         """Return what is wanted next and was not commanded, or None if enough pieces are ahead.
