@@ -174,9 +174,9 @@ def _mapped_tensors(place: str) -> Iterator[bytes]:
         yield shard[number * _TENSOR_BYTES : (number + 1) * _TENSOR_BYTES].tobytes()
 
 
-def _mapped_rows(place: str, numbers: list[int]) -> Iterator[bytes]:
+def _mapped_rows(place: str) -> Iterator[bytes]:
     rows = np.load(f"{place}/rows.npy", mmap_mode="r")
-    for number in numbers:
+    for number in _SOME_ROWS:
         yield rows[number].tobytes()
 
 
@@ -245,9 +245,9 @@ def _taken_rows(place: str) -> Iterator[bytes]:
     yield from (row.as_py() for row in table.column("row"))
 
 
-def _hdf5(place: str) -> Iterator[bytes]:
+def _hdf5(place: str, numbers: list[int]) -> Iterator[bytes]:
     with importlib.import_module("h5py").File(_file(place, "rows.h5"), "r") as file:
-        for number in _SOME_ROWS:
+        for number in numbers:
             yield file["rows"][number].tobytes()
 
 
@@ -295,15 +295,15 @@ _WORKLOADS = {
     "30 × 4 KiB of a mapped shard, 10 MiB apart": _Workload(_mapped_ends),
     "10 MiB of a mapped shard": _Workload(_mapped_tensor),
     "all 30 × 10 MiB of a mapped shard, shuffled": _Workload(_mapped_tensors),
-    "numpy memmap, 1,000 random rows of 8 KiB": _Workload(partial(_mapped_rows, numbers=_SOME_ROWS)),
-    "numpy memmap, the same rows in their order": _Workload(partial(_mapped_rows, numbers=sorted(_SOME_ROWS))),
+    "numpy memmap, 1,000 random rows of 8 KiB": _Workload(_mapped_rows),
     "numpy memmap, 1,000 crops of 1,025 tokens": _Workload(_mapped_crops),
     "the same crops by pread": _Workload(_read_crops),
     "safetensors, 30 biases of 4 KiB": _Workload(partial(_safetensors, names=_BIASES), "safetensors"),
     "safetensors, 1 tensor of 10 MiB": _Workload(partial(_safetensors, names=["weight07"]), "safetensors"),
     "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": _Workload(partial(_torch, numbers=[7]), "torch", "s3fs"),
     "torch.load(mmap=True), all 30 tensors, shuffled": _Workload(partial(_torch, numbers=_SHUFFLED), "torch", "s3fs"),
-    "h5py, 1,000 random chunks of 8 KiB": _Workload(_hdf5, "h5py", "s3fs"),
+    "h5py, 1,000 random chunks of 8 KiB": _Workload(partial(_hdf5, numbers=_SOME_ROWS), "h5py", "s3fs"),
+    "h5py, the same chunks in order": _Workload(partial(_hdf5, numbers=sorted(_SOME_ROWS)), "h5py", "s3fs"),
     "lmdb, 1,000 random keys": _Workload(_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": _Workload(_sqlite),
     "zarr, 100 crops of chunks of 800 KiB": _Workload(partial(_zarr, name="chunks.zarr"), "zarr", "s3fs"),
