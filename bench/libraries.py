@@ -46,6 +46,7 @@ _BIAS_BYTES = 4096
 _ROW_BYTES = 8192
 _ROWS = 20_000
 _READS = 1000
+_SOME_ROWS = random.Random(1).sample(range(_ROWS), _READS)
 _KEYS = 100_000
 _VALUE_BYTES = 512
 _MEMBERS = 1000
@@ -174,7 +175,7 @@ def _mapped_tensors(place: str) -> Iterator[bytes]:
 
 def _mapped_rows(place: str) -> Iterator[bytes]:
     rows = np.load(f"{place}/rows.npy", mmap_mode="r")
-    for number in random.Random(1).sample(range(_ROWS), _READS):
+    for number in _SOME_ROWS:
         yield rows[number].tobytes()
 
 
@@ -239,14 +240,13 @@ def _column(place: str) -> Iterator[bytes]:
 
 
 def _taken_rows(place: str) -> Iterator[bytes]:
-    numbers = random.Random(1).sample(range(_ROWS), _READS)
-    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(numbers)
+    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(_SOME_ROWS)
     yield from (row.as_py() for row in table.column("row"))
 
 
-def _hdf5(place: str) -> Iterator[bytes]:
+def _hdf5(place: str, numbers: list[int]) -> Iterator[bytes]:
     with importlib.import_module("h5py").File(_file(place, "rows.h5"), "r") as file:
-        for number in random.Random(1).sample(range(_ROWS), _READS):
+        for number in numbers:
             yield file["rows"][number].tobytes()
 
 
@@ -301,7 +301,8 @@ _WORKLOADS = {
     "safetensors, 1 tensor of 10 MiB": _Workload(partial(_safetensors, names=["weight07"]), "safetensors"),
     "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": _Workload(partial(_torch, numbers=[7]), "torch", "s3fs"),
     "torch.load(mmap=True), all 30 tensors, shuffled": _Workload(partial(_torch, numbers=_SHUFFLED), "torch", "s3fs"),
-    "h5py, 1,000 random chunks of 8 KiB": _Workload(_hdf5, "h5py", "s3fs"),
+    "h5py, 1,000 random chunks of 8 KiB": _Workload(partial(_hdf5, numbers=_SOME_ROWS), "h5py", "s3fs"),
+    "h5py, the same chunks in order": _Workload(partial(_hdf5, numbers=sorted(_SOME_ROWS)), "h5py", "s3fs"),
     "lmdb, 1,000 random keys": _Workload(_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": _Workload(_sqlite),
     "zarr, 100 crops of chunks of 800 KiB": _Workload(partial(_zarr, name="chunks.zarr"), "zarr", "s3fs"),

@@ -1,14 +1,18 @@
-"""Runs of reads in one file: how the next read may follow on (`Cursor`), and how long runs are (`RunLengths`). Pure."""
+"""Runs of reads in one file: what follows on (`Cursor`), distances (`Stride`, `Latest`), and `RunLengths`. Pure."""
 
 from collections import deque
 
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
 
-__all__ = ["Cursor", "RunLengths"]
+__all__ = ["Cursor", "Latest", "RunLengths", "Stride"]
 
-# Equal steps between equal pieces before the next piece is foreseen. Random reads do not make four such pieces.
+# Equal steps between pieces before the next piece is foreseen. Random reads do not make four such pieces.
 _STRIDES = 3
+# The next step is the mean of those between so many pieces.
+_PIECES = 8
+# A step is about equal if it differs by no more than this part of a piece, or a page, as requests are whole pages.
+_SLACK_DIVISOR = 4
 # A run this much longer than the runs before a jump is sequential. Random runs of one size vary by less.
 _LONGER = 1.5
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
@@ -17,6 +21,10 @@ _ALIKE = 1.1
 # Runs of a few pages count as alike: a map that is read at random is faulted page by page, and a GET of so much takes
 # hardly longer than one of a page.
 _SHORT_BYTES = 32 << 10
+# So many runs in a row, less than this apart on average, are dense. A connection brings more than that during the time
+# to the first byte (20 ms, 90 MB/s).
+_NEAR_RUNS = 12
+_NEAR_BYTES = 1 << 20
 
 
 class Cursor:
@@ -24,7 +32,7 @@ class Cursor:
 
     __slots__ = (
         *("_hole", "ahead_until", "began_at", "begin", "below", "credit_bytes", "descending", "descents", "is_tail"),
-        *("pace", "piece_bytes", "position", "read_at", "reads", "sequential", "step_bytes", "steps"),
+        *("pace", "position", "read_at", "reads", "sequential", "stride"),
     )
 
     def __init__(self, begin: int, end: int, number: int = 0) -> None:
@@ -49,10 +57,8 @@ class Cursor:
         self.pace: ReaderPace | None = None
         # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # The distance from the run before, and how many times in a row it was the same.
-        self.step_bytes = self.steps = 0
-        # The length of the runs before, if all of these were alike.
-        self.piece_bytes = 0
+        # What this run is a piece of, if it follows on another one at a distance.
+        self.stride: Stride | None = None
 
     @property
     def run_bytes(self) -> int:
@@ -61,8 +67,8 @@ class Cursor:
 
     @property
     def is_strided(self) -> bool:
-        """True if this run is the latest of equal pieces at equal distances."""
-        return self.steps >= _STRIDES and not self.sequential
+        """True if this run is one of several pieces at equal distances."""
+        return self.stride is not None and self.stride.steps >= _STRIDES and not self.sequential
 
     @property
     def is_foreseen(self) -> bool:
@@ -113,33 +119,99 @@ class Cursor:
 
     def steps_to(self, offset: int) -> bool:
         """Return whether the next piece of this stride is at `offset`."""
-        return self.steps > 0 and self.begin + self.step_bytes == offset
+        stride = self.stride
+        return stride is not None and abs(offset - stride.expected) <= stride.tolerance_bytes
 
     def follow(self, before: "Cursor") -> None:
-        """Note that this run began when `before` was over, and compare its step with the one before."""
-        step_bytes = self.begin - before.begin
-        if step_bytes <= before.run_bytes:
-            return
-        is_alike = before.steps > 0 and (step_bytes, before.run_bytes) == (before.step_bytes, before.piece_bytes)
-        self.steps = before.steps + 1 if is_alike else 1
-        self.step_bytes = step_bytes
-        self.piece_bytes = before.run_bytes
-        if is_alike:
-            self.ahead_until = max(self.begin, before.ahead_until)
+        """Note that this run began behind `before`: as the next piece of its stride, or else as the second of one."""
+        if before.stride is not None and before.steps_to(self.begin):
+            before.stride.go_on(self)
+        elif self.begin - before.begin > before.run_bytes:
+            self.stride = Stride(before)
+            self.stride.go_on(self)
 
-    def next_piece(self, most_pieces: int) -> tuple[int, int] | None:
-        """Return the rest of the next piece that was not commanded, or None if enough pieces are ahead.
 
-        As many pieces are ahead as there were steps, and no more than `most_pieces`.
+class Stride:
+    """Runs at about equal distances, here called pieces, by however many threads in turns.
+
+    The next one is expected a mean step behind the latest, give or take `_slack_bytes`.
+    """
+
+    __slots__ = ("_pieces", "_runs", "_slack_bytes", "_wanted", "expected", "steps", "tolerance_bytes")
+
+    def __init__(self, first: Cursor) -> None:
+        # The latest pieces. One may be read on when others have begun.
+        self._runs = deque([first], maxlen=_PIECES)
+        # Where the next piece begins, how far elsewhere it may, and what such guesses were wrong by lately.
+        self.expected = self.tolerance_bytes = self._slack_bytes = self.steps = 0
+        # What is wanted of which piece, counted from the latest one, which is 0.
+        self._pieces = -1
+        self._wanted = (0, 0)
+
+    @property
+    def piece_bytes(self) -> int:
+        """The length of the longest of the latest pieces, as far as they were read."""
+        return max(run.run_bytes for run in self._runs)
+
+    def go_on(self, run: Cursor) -> None:
+        """Take `run` for the next piece."""
+        if self.steps:
+            faded_bytes = self._slack_bytes * 3 // 4
+            self._slack_bytes = max(abs(run.begin - self.expected), faded_bytes - faded_bytes % PAGE_BYTES)
+        self._runs.append(run)
+        self.expected = run.begin + (run.begin - self._runs[0].begin) // (len(self._runs) - 1)
+        self.tolerance_bytes = max(PAGE_BYTES, self.piece_bytes // _SLACK_DIVISOR)
+        self.steps += 1
+        self._pieces = max(-1, self._pieces - 1)
+        run.stride = self
+
+    def has_longer(self, run: Cursor, most_bytes: int) -> bool:
+        """Return whether a piece that is over, of at most `most_bytes`, was about as long as `run` is by now."""
+        ended = max((other.run_bytes for other in self._runs if other.read_at < run.began_at), default=0)
+        return run.run_bytes <= _LONGER * ended <= _LONGER * most_bytes
+
+    def next_piece(self, most_pieces: int, most_bytes: int) -> tuple[int, int] | None:
+        """Return what is wanted next and was not commanded, or None if enough pieces are ahead.
+
+        The rest of the latest piece comes first. As many pieces are ahead as there were steps, no more than
+        `most_pieces`, none whose place is too uncertain, and none of more than `most_bytes`.
         """
-        start = max(self.ahead_until, self.begin + self.step_bytes)
-        index, within = divmod(start - self.begin, self.step_bytes)
-        if within >= self.piece_bytes:
-            index, within = index + 1, 0
-        if index > min(self.steps, most_pieces):
-            return None
-        piece = self.begin + index * self.step_bytes
-        return piece + within, piece + self.piece_bytes
+        latest, piece_bytes = self._runs[-1], self.piece_bytes
+        most_pieces = min(self.steps, most_pieces) if piece_bytes <= most_bytes else -1
+        while (start := max(self._wanted[0], latest.position)) >= self._wanted[1]:
+            number = self._pieces + 1
+            slack_bytes = number * self._slack_bytes
+            if number > most_pieces or slack_bytes > piece_bytes // _SLACK_DIVISOR:
+                return None
+            begin = latest.begin + number * (self.expected - latest.begin)
+            self._pieces, self._wanted = number, (begin - slack_bytes, begin + piece_bytes + slack_bytes)
+        return start, self._wanted[1]
+
+    def commanded(self, until: int) -> None:
+        """Note that everything wanted up to `until` is held, in flight, or in the page cache."""
+        self._wanted = (until, self._wanted[1])
+
+
+class Latest(deque[Cursor]):
+    """The runs that began last. `dense_bytes` is how far they went near to one another, 0 while they do not."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=_NEAR_RUNS)
+        self.dense_bytes = self._dense_from = 0
+
+    @property
+    def are_falling(self) -> bool:
+        """True if they went towards the beginning of the file."""
+        return bool(self) and self[-1].begin < self[0].begin
+
+    def append(self, run: Cursor) -> None:
+        """Note that `run` has begun."""
+        super().append(run)
+        begins = {run.begin for run in self}
+        if len(begins) < _NEAR_RUNS or max(begins) - min(begins) > _NEAR_RUNS * _NEAR_BYTES:
+            self._dense_from, self.dense_bytes = self[0].begin, 0
+        else:
+            self.dense_bytes = abs(run.begin - self._dense_from)
 
 
 class RunLengths:

@@ -395,14 +395,9 @@ class ReaderPace:
 
 
 class Rest(Waits):
-    """The waits of reads at random places of one file. What is before `asked_until` is not wanted, or asked for."""
+    """The waits of reads at random places of one file."""
 
-    __slots__ = ("asked_until", "times_due")
-
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__()
-        self.asked_until = size_bytes
-        self.times_due = 0
+    times_due = 0
 
     def is_due(self, fetch_s: float) -> bool:
         """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew.
@@ -413,5 +408,5 @@ class Rest(Waits):
         if self.lost_s < fetch_s * (1 << self.times_due):
             return False
         self.lost_s = 0.0
-        self.asked_until, self.times_due = 0, self.times_due + 1
+        self.times_due += 1
         return True

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "opening_ends", "part_ranges"]
+__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "opening_ends", "part_ranges", "parts_around"]
 
 # GETs of the first MiB of a large file, side by side, as its reader waits for it.
 OPENING_PARTS = 4
@@ -70,3 +70,10 @@ def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator
         end = known_part_end(start, size_bytes, part_bytes, before_bytes)
         yield start, end
         start = end
+
+
+def parts_around(offset: int, size_bytes: int, part_bytes: int, *, is_down: bool) -> list[tuple[int, int]]:
+    """Return all parts of a file: from `offset` on to the end that a reader is heading for, then the others."""
+    parts = [(start, min(start + part_bytes, size_bytes)) for start in range(0, size_bytes, part_bytes)]
+    at = offset // part_bytes
+    return parts[at::-1] + parts[at + 1 :] if is_down else parts[at:] + parts[:at]

@@ -16,7 +16,7 @@ from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import Rest, ServicePace
 from fastfuse.readahead.parts import Fetches, FileParts, Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.ranges import OPENING_PARTS
+from fastfuse.readahead.ranges import OPENING_PARTS, parts_around
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
@@ -55,10 +55,9 @@ class Stream:
     _cursor: Cursor | None = None
     # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
     _part: Part = _NO_PART
-    _rest: Rest = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._rest = Rest(self.file.ref.size_bytes)
+    _rest: Rest = field(default_factory=Rest)
+    # What is wanted of the rest, in order.
+    _rest_parts: list[tuple[int, int]] = field(default_factory=list)
 
     async def read(self, offset: int, end: int) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
@@ -241,13 +240,16 @@ class Stream:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self.window
         while (wanted := window.next_ahead(cursor)) is not None:
-            until = self._cover(*wanted, is_left=cursor.descending)
+            until = self._cover(*wanted, is_left=not cursor.sequential)
             if until is None:
                 return
             window.commanded(cursor, until)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
+        if window.latest.dense_bytes and not cursor.is_foreseen:
+            # Twice as far as they went, as ahead of a reader in sequence.
+            self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:
@@ -282,16 +284,23 @@ class Stream:
             )
         in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
         if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
+            self._want_rest(cursor)
             self._fetch_rest()
 
+    def _want_rest(self, cursor: Cursor, most_parts: int | None = None) -> None:
+        """Want all of the file from where the reader is, the way that it goes, or `most_parts` of it."""
+        size_bytes, part_bytes = self.file.ref.size_bytes, self._config.part_size_bytes
+        parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=self.window.latest.are_falling)
+        self._rest_parts = parts[:most_parts]
+
     def _fetch_rest(self) -> None:
-        rest, size_bytes, part_bytes = self._rest, self.file.ref.size_bytes, self._config.part_size_bytes
-        while rest.asked_until < size_bytes:
-            start = rest.asked_until
-            until = self._cover(start, min(start + part_bytes - start % part_bytes, size_bytes), is_left=True)
+        parts = self._rest_parts
+        while parts:
+            start, end = parts[0]
+            until = self._cover(start, end, is_left=True)
             if until is None:
                 return
-            rest.asked_until = until
+            parts[:1] = [(until, end)] if until < end else []
 
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""

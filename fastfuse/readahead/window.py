@@ -24,7 +24,8 @@ began where a sequential one has been or is about to come is the same reader at 
 * A read where a sequential cursor is about to come is an early request of that one.
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
-* Equal pieces at equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
+* Pieces at about equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
+* Runs near to one another are *dense*. The stream then fetches whole parts, ever more of them, the way that they go.
 * A sequential reader fetches whole parts, and keeps a window ahead of itself. The window is a multiple of its run until
   `pace` knows how much the reader takes during one GET.
 
@@ -32,7 +33,7 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run and the win
 their size. After a while all readers of a file thus cut it at the same places, and share the parts.
 """
 
-from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
@@ -73,7 +74,7 @@ class Window:
     __slots__ = (
         *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_mapped"),
         *("_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service", "_short_runs", "_size"),
-        *("left", "share"),
+        *("latest", "left", "share"),
     )
 
     def __init__(
@@ -89,6 +90,7 @@ class Window:
         # By position, least recently used first.
         self._runs: dict[int, Cursor] = {}
         self._last: Cursor | None = None
+        self.latest = Latest()
         self._reads = 0
         # What was read ahead for readers that have jumped away, until the stream has released it.
         self.left: list[tuple[int, int]] = []
@@ -251,7 +253,10 @@ class Window:
 
     def commanded(self, cursor: Cursor, until: int) -> None:
         """Note that everything ahead of `cursor` up to `until` is held, in flight, or in the page cache."""
-        cursor.ahead_until = until
+        if cursor.stride is not None and cursor.is_strided and not cursor.descending:
+            cursor.stride.commanded(until)
+        else:
+            cursor.ahead_until = until
 
     def restart_ahead(self) -> None:
         """Look at everything ahead of every cursor again, as the page cache does not have what was left out."""
@@ -262,6 +267,7 @@ class Window:
         """Forget all readers after a failure: the next read starts clean, as the first one."""
         self._runs.clear()
         self._last = None
+        self.latest = Latest()
         self._lengths = RunLengths(self._config.part_size_bytes)
 
     def _descend(self, offset: int, end: int) -> Cursor | None:
@@ -288,13 +294,15 @@ class Window:
         if not offset and not self._is_small:
             cursor.pace = ReaderPace(self._service, 0 if self._is_cached else self._service.ramp_bytes)
         cursor.is_tail = offset > 0 and offset >= self._size - _TAIL_BYTES
-        before = next((other for other in runs.values() if other.steps_to(offset)), self._last)
+        before = self._last
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
             self._short_runs = self._short_runs + 1 if self._is_short(before) else 0
             self._before = before
             if self._leader(offset) is None:  # else it is an early request
-                cursor.follow(before)
+                cursor.follow(next((run for run in runs.values() if run.steps_to(offset)), self.latest[-1]))
+        if not cursor.is_tail:
+            self.latest.append(cursor)
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
@@ -324,6 +332,8 @@ class Window:
     def _promote(self, cursor: Cursor) -> None:
         """Make `cursor`, of unknown kind, sequential or descending if it is by now."""
         if cursor.reads < _SEQUENTIAL_READS or not self._lengths.is_exceeded_by(cursor.run_bytes):
+            return
+        if cursor.stride is not None and cursor.stride.has_longer(cursor, self._part_bytes):
             return
         if cursor.descents >= _SEQUENTIAL_READS - 1:
             cursor.descending = True
@@ -428,9 +438,8 @@ class Window:
         return (start, self._page_end(start, min(start + step_bytes, end), self._part_bytes)) if start < end else None
 
     def _next_piece(self, cursor: Cursor) -> tuple[int, int] | None:
-        if not cursor.piece_bytes <= self._part_bytes:
-            return None
-        piece = cursor.next_piece(self.share.parts_in_flight)
+        assert cursor.stride is not None
+        piece = cursor.stride.next_piece(self.share.parts_in_flight, self._part_bytes)
         if piece is None or piece[0] >= self._size or piece[1] > cursor.position + self._cap_bytes:
             return None
         start = piece[0] - piece[0] % PAGE_BYTES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from tests.readahead.readers import KIB, MIB
 
 
@@ -31,40 +31,95 @@ def test_a_request_that_comes_late_for_what_was_jumped_over_changes_nothing_but_
 
 
 def stride(pieces: int, step_bytes: int = 10 * MIB, piece_bytes: int = 64 * KIB) -> Cursor:
-    cursor = Cursor(MIB, MIB + piece_bytes)
-    for piece in range(1, pieces):
-        after = Cursor(MIB + piece * step_bytes, MIB + piece * step_bytes + piece_bytes)
-        after.follow(cursor)
+    return pieces_at([MIB + piece * step_bytes for piece in range(pieces)], piece_bytes)
+
+
+def pieces_at(begins: list[int], piece_bytes: int = 64 * KIB, first: Cursor | None = None) -> Cursor:
+    cursor = first
+    for begin in begins:
+        after = Cursor(begin, begin + piece_bytes)
+        if cursor is not None:
+            after.follow(cursor)
         cursor = after
+    assert cursor is not None
     return cursor
 
 
-def test_a_piece_of_another_length_or_distance_begins_anew() -> None:
-    cursor = stride(4)
-    for begin, length in ((41 * MIB + 4 * KIB, 64 * KIB), (51 * MIB, 4 * KIB), (61 * MIB, 64 * KIB)):
-        after = Cursor(begin, begin + length)
-        after.follow(cursor)
-        cursor = after
-        assert not cursor.is_strided
+def wanted(cursor: Cursor, pieces: int) -> list[tuple[int, int]]:
+    assert cursor.stride is not None
+    found: list[tuple[int, int]] = []
+    while (piece := cursor.stride.next_piece(64, 8 * MIB)) is not None and len(found) < pieces:
+        cursor.stride.commanded(piece[1])
+        found.append(piece)
+    return found
 
 
-def test_the_next_run_of_a_stride_knows_what_was_commanded_for_it() -> None:
+def test_a_piece_at_another_distance_begins_anew() -> None:
     cursor = stride(5)
-    cursor.ahead_until = 71 * MIB + 64 * KIB
-    after = Cursor(51 * MIB, 51 * MIB + 64 * KIB)
-    after.follow(cursor)
-    assert after.next_piece(64) == (81 * MIB, 81 * MIB + 64 * KIB)
+    assert cursor.is_strided
+    assert not pieces_at([51 * MIB + 20 * KIB], first=cursor).is_strided
 
 
-def test_the_rest_of_a_piece_comes_before_the_next_piece() -> None:
+def test_as_many_pieces_are_ahead_as_there_were_steps() -> None:
+    pieces = [(MIB + piece * 10 * MIB, MIB + piece * 10 * MIB + 64 * KIB) for piece in range(20)]
     cursor = stride(4)
-    cursor.ahead_until = 41 * MIB + 16 * KIB
-    assert cursor.next_piece(64) == (41 * MIB + 16 * KIB, 41 * MIB + 64 * KIB)
+    assert wanted(cursor, 64) == pieces[4:7]
+    after = pieces_at([pieces[4][0]], first=cursor)
+    assert wanted(after, 64) == pieces[7:9]
+    # The reader of the piece before may be another thread.
+    assert wanted(cursor, 64) == []
+
+
+def test_what_is_missing_of_a_piece_comes_before_the_next_piece() -> None:
+    cursor = pieces_at([31 * MIB], 4 * KIB, pieces_at([MIB, 11 * MIB, 21 * MIB]))
+    assert cursor.stride is not None
+    assert cursor.stride.next_piece(64, 8 * MIB) == (31 * MIB + 4 * KIB, 31 * MIB + 64 * KIB)
+    cursor.stride.commanded(31 * MIB + 16 * KIB)
+    assert wanted(cursor, 2) == [
+        (31 * MIB + 16 * KIB, 31 * MIB + 64 * KIB),
+        (41 * MIB, 41 * MIB + 64 * KIB),
+    ]
+
+
+def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may_be_elsewhere() -> None:
+    cursor = pieces_at([MIB, 11 * MIB + 8 * KIB, 21 * MIB + 4 * KIB, 31 * MIB])
+    assert cursor.is_strided
+    # As far behind the latest as they are apart on average, give or take 8 KiB, and 16 the second.
+    assert wanted(cursor, 64) == [
+        (41 * MIB - 8 * KIB, 41 * MIB + 72 * KIB),
+        (51 * MIB - 16 * KIB, 51 * MIB + 80 * KIB),
+    ]
+    # Guesses that were right make the next ones surer.
+    for _ in range(12):
+        cursor = pieces_at([cursor.begin + 10 * MIB], first=cursor)
+    assert wanted(cursor, 64)[-1] == (cursor.begin + 150 * MIB, cursor.begin + 150 * MIB + 64 * KIB)
+
+
+def test_distances_of_any_number_of_bytes_are_equal_to_a_page() -> None:
+    begins = [number * (10 * MIB + 1000) // (4 * KIB) * 4 * KIB for number in range(1, 20)]
+    cursor = pieces_at(begins, 4 * KIB)
+    assert cursor.stride is not None
+    assert cursor.stride.steps == 18
 
 
 def test_pieces_that_touch_or_overlap_are_no_stride() -> None:
     assert not stride(10, step_bytes=64 * KIB).is_strided
     assert not stride(10, step_bytes=-10 * MIB).is_strided
+
+
+def test_runs_near_to_one_another_are_dense_and_so_are_no_readers_of_one_place() -> None:
+    latest = Latest()
+    for number in range(11):
+        latest.append(Cursor(number * MIB, number * MIB + 8 * KIB))
+        assert not latest.dense_bytes
+    latest.append(Cursor(11 * MIB, 11 * MIB + 8 * KIB))
+    assert latest.dense_bytes == 11 * MIB
+    assert not latest.are_falling
+    latest.append(Cursor(14 * MIB, 14 * MIB + 8 * KIB))
+    assert not latest.dense_bytes
+    for _ in range(12):
+        latest.append(Cursor(MIB, MIB + 8 * KIB))
+    assert not latest.dense_bytes
 
 
 def lengths(*runs: int) -> RunLengths:

@@ -171,6 +171,57 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
     assert usage.most_bytes <= ReadaheadConfig().memory_limit_bytes
 
 
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_of_the_rest_of_a_file_comes_first_what_the_reader_heads_for(
+    autojump_clock: MockClock, is_down: bool
+) -> None:
+    ref = listed("rows", 800 * MIB)
+    service = SimulatedService()
+    rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 200), reverse=is_down)
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for row in rows:
+            await engine.read(1, ref, row * PAGE, PAGE)
+            if len(rest := [start for _, start, end in service.gets if end - start == 8 * MIB]) > 3:
+                break
+        check_books(engine)
+    assert abs(rest[0] - row * PAGE) <= 16 * MIB
+    assert [start - rest[0] for start in rest[:4]] == [number * (-8 if is_down else 8) * MIB for number in range(4)]
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_rows_near_to_one_another_that_threads_take_in_order_come_at_the_speed_of_a_reader_in_sequence(
+    autojump_clock: MockClock, is_down: bool
+) -> None:
+    """As lance takes rows, from the last to the first; a GET for each takes 5 s, and the whole file 0.4 s."""
+    ref = listed("rows", 400 * MIB)
+    service = SimulatedService(link_bytes_per_s=1e9)
+    rows = iter(sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 2000), reverse=is_down))
+
+    async def take(engine: ReadEngine) -> None:
+        for row in rows:
+            await engine.read(1, ref, row * PAGE, PAGE)
+
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        async with trio.open_nursery() as threads:
+            for _ in range(8):
+                threads.start_soon(take, engine)
+        took_s = trio.current_time()
+        check_books(engine)
+    assert took_s < 1
+    assert service.fetched_bytes <= 1.02 * ref.size_bytes
+
+
+async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_not_the_file(
+    autojump_clock: MockClock,
+) -> None:
+    ref = listed("rows", 800 * MIB)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for row in random.Random(1).sample(range(2560, 5120), 20):
+            await engine.read(1, ref, row * PAGE, PAGE)
+    assert service.fetched_bytes <= 33 * MIB
+
+
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
     ref = listed("tokens", 1 << 40)
     service = SimulatedService()

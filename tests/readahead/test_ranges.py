@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.ranges import grown_part_bytes, known_part_end, opening_ends, part_ranges
+from fastfuse.readahead.ranges import grown_part_bytes, known_part_end, opening_ends, part_ranges, parts_around
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -81,3 +81,19 @@ def test_parts_that_are_no_whole_mib_keep_their_size() -> None:
 def test_a_short_rest_is_no_get_of_its_own_where_it_fits_into_the_last_part() -> None:
     assert list(part_ranges(300 * KIB, 8 * MIB, 0)) == [(0, 300 * KIB)]
     assert list(part_ranges(9 * MIB, 8 * MIB, 1 << 30)) == [(0, 8 * MIB), (8 * MIB, 9 * MIB)]
+
+
+@given(st.integers(1, 100), st.integers(1, 10), st.data())
+def test_the_parts_around_a_place_are_all_parts_those_that_the_reader_heads_for_first(
+    size_bytes: int, part_bytes: int, data: st.DataObject
+) -> None:
+    offset = data.draw(st.integers(0, size_bytes - 1))
+    up, down = (parts_around(offset, size_bytes, part_bytes, is_down=is_down) for is_down in (False, True))
+    for parts in (up, down):
+        assert parts[0][0] <= offset < parts[0][1]
+        assert sorted(parts) == [
+            (start, min(start + part_bytes, size_bytes)) for start in range(0, size_bytes, part_bytes)
+        ]
+    ahead, below = (size_bytes - 1) // part_bytes - offset // part_bytes, offset // part_bytes
+    assert all(end == start for (_, end), (start, _) in pairwise(up[: ahead + 1]))
+    assert all(end == start for (start, _), (_, end) in pairwise(down[: below + 1]))

@@ -12,7 +12,7 @@ reads = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 0.5)), min_size
 
 
 def with_the_rule(waits_s: list[float], prices_s: list[float]) -> float:
-    rest, now_s = Rest(100), 0.0
+    rest, now_s = Rest(), 0.0
     for wait_s, price_s in zip(waits_s, prices_s, strict=True):
         rest.waits(now_s)
         now_s += wait_s
@@ -47,17 +47,16 @@ def test_reads_that_wait_at_the_same_time_lose_that_time_once() -> None:
 
 
 def test_after_the_rest_was_asked_for_the_count_begins_anew() -> None:
-    rest = Rest(100)
+    rest = Rest()
     rest.waits(0.0)
     rest.goes_on(2.0)
     assert not rest.is_due(2.1)
-    assert rest.asked_until == 100
     assert rest.is_due(2.0)
-    assert (rest.asked_until, rest.is_due(0.1)) == (0, False)
+    assert not rest.is_due(0.1)
 
 
 def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
-    rest, now_s = Rest(100), 0.0
+    rest, now_s = Rest(), 0.0
     due_s: list[float] = []
     while len(due_s) < 4:
         rest.waits(now_s)
@@ -69,7 +68,7 @@ def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
 
 
 def test_readers_that_always_overlap_lose_time_too() -> None:
-    rest = Rest(100)
+    rest = Rest()
     rest.waits(0.0)
     for now_s in (1.0, 2.0, 3.0):
         rest.waits(now_s - 0.5)
