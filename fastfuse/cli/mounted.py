@@ -93,7 +93,7 @@ def status(
 def stats(
     mountpoint: Mountpoint,
     *,
-    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1)] = 1.0,
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1, max=86400)] = 1.0,
     count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
     summary: Annotated[bool, option("--summary",
         "Say once what the mount did since it began, and why readers waited.")] = False,
