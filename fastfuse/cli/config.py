@@ -6,7 +6,6 @@ Every check that needs no network is made here, before anything is mounted, and 
 import math
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -154,20 +153,6 @@ def channel_mountpoint(channel: str) -> Path:
     return CHANNELS_ROOT / channel
 
 
-def _check_is_outside(mountpoint: Path, directories: Mapping[str, Path | None]) -> None:
-    """Check that the mount will cover none of the directories that it writes to, by their option.
-
-    Raises:
-        ConfigurationError: one lies in the mountpoint.
-    """
-    for name, directory in directories.items():
-        if directory is not None and directory.is_relative_to(mountpoint):
-            raise ConfigurationError(
-                f"{name} {str(directory)!r} lies in the mountpoint",
-                hint="name a directory that the mount does not cover",
-            )
-
-
 @takes(origin=origin, cache=cache, connection=connection)
 def mount_settings(
     source: Annotated[str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE",
@@ -226,7 +211,6 @@ def mount_settings(
             hint="give the helper its MOUNTPOINT, and this mount neither that nor --channel nor --fuse-fd",
         )
     place = channel_mountpoint(channel or "training") if mountpoint is None else Path(os.path.abspath(mountpoint))
-    _check_is_outside(place, {"--cache": cache.directory if cache else None, "--index-cache": origin.cache})
     memory_bytes = memory_target_bytes(memory_target, available_memory_bytes())
     if not re.fullmatch("[0-7]{1,4}", umask, re.ASCII) or int(umask, 8) > 0o777:
         raise ConfigurationError(f"--umask {umask!r} is not an octal mask", hint="write it as 022")
