@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,8 +24,8 @@ _KINDS: dict[int, type[FastfuseError]] = {
 # As `log.command_text` writes it.
 _REFUSAL = re.compile(r"^fastfuse: error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
 _OPTION = re.compile(r"[a-z][a-z_]*")
-# They change who the mount belongs to.
-_RESERVED = {"daemon", "fuse_fd", "fuse_socket"}
+# They change who the mount belongs to, or make none.
+_RESERVED = {"daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
 
 
 class Mount:
@@ -73,7 +74,8 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
 
     `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
     is ``--training``, and a list repeats its option. A daemon serves the mount, and logs to ``log_file`` or to syslog.
-    If the program is killed by SIGKILL, the mount stays: ``fastfuse unmount PATH``.
+    If a signal ends the program at once, as SIGTERM does to a script that has no handler for it, the mount stays:
+    ``fastfuse unmount PATH``.
 
     Raises:
         ConfigurationError: an option is wrong, or there is no such option.
@@ -84,11 +86,15 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     """
     words = [word for name, value in options.items() for word in _words(name, value)]
     place = Path(tempfile.mkdtemp(prefix="fastfuse-") if path is None else path).absolute()
-    done = _run("mount", "--daemon", *words, "--", source, str(place))
-    if done.returncode:
+    try:
+        done = _run("mount", "--daemon", *words, "--", source, str(place))
+        if done.returncode:
+            raise _error_of(done)
+    except BaseException:  # Ctrl-C, too
         if path is None:
-            place.rmdir()
-        raise _error_of(done)
+            with suppress(OSError):
+                place.rmdir()
+        raise
     return Mount(source, place, is_temporary=path is None)
 
 
@@ -109,6 +115,8 @@ def _words(name: str, value: Option) -> list[str]:
         return []
     if value is True:
         return [option]
+    if name == "umask" and isinstance(value, int):
+        raise ConfigurationError(f"umask {value} is a number, and not written in octal", hint="write it as umask='022'")
     if isinstance(value, str | int | float | os.PathLike):
         return [f"{option}={os.fspath(value) if isinstance(value, os.PathLike) else value}"]
     return [f"{option}={one}" for one in value]

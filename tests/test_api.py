@@ -6,9 +6,11 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -86,6 +88,8 @@ def test_stats_of_a_mount_and_of_a_path(options: dict[str, Any]) -> None:
         ("train/", {}, errors.ConfigurationError, "is not an S3 URI"),
         ("s3://bucket/train/", {"frobnicate": True}, errors.ConfigurationError, "No such option: --frobnicate"),
         ("s3://bucket/train/", {"daemon": True}, errors.ConfigurationError, "no option 'daemon'"),
+        ("s3://bucket/train/", {"help": True}, errors.ConfigurationError, "no option 'help'"),
+        ("s3://bucket/train/", {"umask": 0o077}, errors.ConfigurationError, "not written in octal"),
         ("s3://bucket/train/", {"Memory-Target": "1"}, errors.ConfigurationError, "no option 'Memory-Target'"),
         ("s3://bucket/train/", {"memory_target": "much"}, errors.ConfigurationError, "--memory-target 'much'"),
     ],
@@ -145,6 +149,16 @@ def test_a_script_that_ends_leaves_no_mount_and_loads_no_event_loop(options: dic
     path, _, loaded = done.stdout.strip().partition(" ")
     assert (done.returncode, done.stderr, loaded) == (3, "", "set() 1")
     assert not Path(path).exists()
+
+
+def test_a_mount_that_is_interrupted_leaves_no_directory(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        fastfuse.mount("s3://bucket/train/", **options)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_package_names_what_it_has() -> None:

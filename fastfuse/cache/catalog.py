@@ -11,7 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-__all__ = ["BLOCK_BYTES", "FORMAT", "MAX_EXTENT_BYTES", "Extent", "Index", "Segment", "connect", "create", "create_in"]
+__all__ = [
+    "BLOCK_BYTES",
+    "FORMAT",
+    "MAX_EXTENT_BYTES",
+    "Extent",
+    "Index",
+    "Segment",
+    "connect",
+    "create",
+    "create_in",
+    "is_full",
+]
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 2
@@ -112,6 +123,11 @@ def create_in(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {FORMAT}")
+
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Return whether the index could not be changed because its disk is full."""
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 @contextmanager

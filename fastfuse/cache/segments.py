@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from fastfuse.cache.catalog import BLOCK_BYTES, Extent
+from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
 
 __all__ = [
     "ALIGNMENT",
@@ -30,6 +31,7 @@ __all__ = [
     "aligned",
     "aligned_part",
     "digests_of",
+    "evict",
     "give_to_owner",
     "place_of",
     "segment_bytes",
@@ -152,10 +154,15 @@ class Segments:
         """Remove a segment, if it is there, and free its room at once, also if readers have it open."""
         with self._mutex:
             self._open.pop(number, None)
+        self.empty(number)
+        with suppress(FileNotFoundError):
+            os.unlink(_name(number), dir_fd=self._directory_fd)
+
+    def empty(self, number: int) -> None:
+        """Free the room of a segment, if it is there; its name, and so the lock on it, stays."""
         with suppress(FileNotFoundError):
             fd = os.open(_name(number), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory_fd)
             try:
-                os.unlink(_name(number), dir_fd=self._directory_fd)
                 os.ftruncate(fd, 0)
             finally:
                 os.close(fd)
@@ -264,6 +271,22 @@ class Filling:
             data, offset = data[count:], offset + count
             if self._staged_bytes == _STAGE_BYTES:
                 self.flush()
+
+
+def evict(index: Index, segments: Segments, number: int) -> int:
+    """Let a segment go that the caller has `locked`, its rows first; return the bytes that were in it.
+
+    A full disk has no room for the transaction either. Then the segment is emptied before it.
+    """
+    try:
+        size_bytes = index.evict(number)
+    except sqlite3.Error as error:
+        if not is_full(error):
+            raise
+        segments.empty(number)
+        size_bytes = index.evict(number)
+    segments.remove(number)
+    return size_bytes
 
 
 def place_of(filled_bytes: int, size_bytes: int) -> int:

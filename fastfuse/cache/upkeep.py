@@ -9,7 +9,7 @@ from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps
 from fastfuse.cache.reader import identity
-from fastfuse.cache.segments import DamagedError, Segments
+from fastfuse.cache.segments import DamagedError, Segments, evict
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError
 from fastfuse.objects import ObjectRef
@@ -62,8 +62,7 @@ def clear(cache: OpenCache) -> dict[str, int]:
     for number in index.segments().keys() | set(segments.numbers()):
         with segments.locked(number) as is_ours:
             if is_ours:
-                size_bytes += index.evict(number)
-                segments.remove(number)
+                size_bytes += evict(index, segments, number)
             removed += is_ours
             busy += not is_ours
     return {"segments": removed, "bytes": size_bytes, "busy_segments": busy}

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from fastfuse.cache.catalog import Extent, Index, Segment
+from fastfuse.cache.catalog import Extent, Index, Segment, is_full
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.policy import Returns, is_worth_it
-from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, place_of, segment_bytes
+from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, evict, place_of, segment_bytes
 from fastfuse.metrics import CACHE_EVENTS, Counters
 
 __all__ = ["Range", "Writer"]
@@ -326,8 +326,7 @@ class Writer:
         for number, _ in self._victims(_VICTIMS):
             with self._segments.locked(number) as is_ours:
                 if is_ours:
-                    self._count("evicted", self._index.evict(number))
-                    self._segments.remove(number)
+                    self._count("evicted", evict(self._index, self._segments, number))
                     return True
         return False
 
@@ -369,8 +368,12 @@ class Writer:
                 self.is_gone = True
                 self._tell("directory", f"the cache {self._cache.settings.directory} was removed; reads come from S3")
             return
-        if self._hits or self._asked_bytes > self._committed_bytes:
-            self._commit([], {})
+        try:
+            if self._hits or self._asked_bytes > self._committed_bytes:
+                self._commit([], {})
+        except sqlite3.Error as error:
+            if not is_full(error):  # what is evicted makes room again
+                raise
         while self._is_too_large() and self._evict():
             pass
         self._look_for_victim()

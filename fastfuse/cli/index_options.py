@@ -89,7 +89,11 @@ def origin(
     named = [name for name, value in given.items() if value is not None]
     is_shared = named == ["--index", "--index-max-age"] and isinstance(saved, S3Uri) and max_age_s > 0
     if len(named) > 1 and not is_shared:
-        raise ConfigurationError(f"{named[0]} and {named[1]} contradict each other", hint="an index has one origin")
+        is_aged = named == ["--index", "--index-max-age"]
+        raise ConfigurationError(
+            f"{named[0]} and {named[1]} contradict each other",
+            hint="an age above 0s goes with an index in S3" if is_aged else "an index has one origin",
+        )
     other = "--index-cache" if index_cache is not None else "--index-max-age"
     if no_index_cache and (index_cache is not None or (max_age_s and not is_shared)):
         raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")

@@ -4,7 +4,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -12,6 +12,9 @@ from fastfuse import log
 from fastfuse.cli.messages import say
 from fastfuse.cli.options import option
 from fastfuse.errors import ConfigurationError, FastfuseError, MountError
+
+if TYPE_CHECKING:
+    from fastfuse.report.records import Record
 
 __all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
 
@@ -93,7 +96,7 @@ def status(
 def stats(
     mountpoint: Mountpoint,
     *,
-    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1)] = 1.0,
+    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1, max=86400)] = 1.0,
     count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
     summary: Annotated[bool, option("--summary",
         "Say once what the mount did since it began, and why readers waited.")] = False,
@@ -214,8 +217,9 @@ def report(
         help="A mount (left out, the only one); the base directory of a 'fastfuse run' that has ended; or a record "
         "that --json printed.")] = None,
     *,
-    output: Annotated[Path, option("--output -o FILE",
-        "Where to write the page; - is stdout.", parser=Path)] = Path("fastfuse-report.html"),
+    output: Annotated[Path | None, option("--output -o FILE",
+        "Where to write the page (left out, fastfuse-report.html), or with --json the record (left out, stdout); "
+        "- is stdout.", parser=Path)] = None,
     as_json: Annotated[bool, option("--json", "Print the record instead, of which a page can be made later.")] = False,
 ) -> int:  # fmt: skip
     """Write one HTML page of what a mount or a job did.
@@ -230,24 +234,26 @@ def report(
         place = the_only_mount("a report is of")
     found = records.record_at(Path(os.path.abspath(place)))
     record = records.read_record(found)
-    if as_json:
-        say(json.dumps(found))
+    text = json.dumps(found) if as_json else _page(record)
+    written = output or Path("-" if as_json else "fastfuse-report.html")
+    if str(written) == "-":
+        say(text)
         return 0
+    try:
+        written.write_text(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output {written} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
+        ) from error
+    say(f"wrote {written}")
+    return 0
+
+
+def _page(record: "Record") -> str:
     try:
         from fastfuse.report.layout import page
     except ImportError:
         raise ConfigurationError(
             "a report takes pygal, which is not installed", hint="pip install 'fastfuse[report]'"
         ) from None
-    text = page(record)
-    if str(output) == "-":
-        say(text)
-        return 0
-    try:
-        output.write_text(text)
-    except OSError as error:
-        raise ConfigurationError(
-            f"--output {output} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
-        ) from error
-    say(f"wrote {output}")
-    return 0
+    return page(record)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -69,6 +70,20 @@ class MountSettings:
     notify_socket: str | None = None
     # The service manager ends a mount that it does not hear from for so long; None if it has not said.
     watchdog_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the mount covers no directory that it writes to.
+
+        Raises:
+            ConfigurationError: it does.
+        """
+        written = {"--cache": self.cache.directory if self.cache else None, "--index-cache": self.origin.cache}
+        for option, directory in written.items():
+            if directory is not None and directory.is_relative_to(self.mountpoint):
+                raise ConfigurationError(
+                    f"{option} {str(directory)!r} lies in the mountpoint {self.mountpoint}",
+                    hint="name a directory that the mount does not cover",
+                )
 
     @property
     def queue_bytes(self) -> int:

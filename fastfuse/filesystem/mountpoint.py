@@ -286,14 +286,21 @@ class BusyMountError(MountError):
 
 
 def _resolved(path: Path) -> Path:
-    """Return `path` without links. A mountpoint itself is not looked at: it may be dead, or its daemon may hang."""
+    """Return `path` without links, as far as this user may look.
+
+    A mountpoint itself is not looked at: it may be dead, or its daemon may hang.
+    """
     mountpoints = {entry.path for entry in _entries()}
     place = path.absolute()
     for _ in range(_MAX_LINKS):
-        place = place.resolve() if place.name in {"", ".."} else place.parent.resolve() / place.name
-        if place in mountpoints or not place.is_symlink():
+        parent = os.path.realpath(place.parent)  # Path.resolve fails where links lead in a circle
+        place = Path(os.path.realpath(place) if place.name in {"", ".."} else os.path.join(parent, place.name))
+        if place in mountpoints:
             break
-        place = place.parent / place.readlink()
+        try:
+            place = place.parent / place.readlink()
+        except OSError:  # no link, or nothing that this user may look at
+            break
     return place
 
 

@@ -1,6 +1,7 @@
 """Find the record that a report is of: of a live mount, in a file, or where a job left it; and check it."""
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -67,7 +68,7 @@ def record_at(place: Path) -> dict[str, Any]:
     if entry is not None and entry.is_ours:
         told = ask(entry_of(place), RECORD)
         return {**told, "channels": [{name: told[name] for name in ("source", "at", "numbers")}]}
-    path = place / "output" / HISTORY_NAME if place.is_dir() else place
+    path = place / "output" / HISTORY_NAME if os.path.isdir(place) else place
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigurationError(f"{path} is too large for a record of fastfuse", hint=_HINT)

@@ -5,6 +5,7 @@ Nothing here loads botocore's S3 model (16 MB), which only uploads need.
 
 import copy
 import io
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -152,7 +153,7 @@ class S3Session:
         if not given:
             return None
         bundle = Path(given)
-        if not bundle.is_file():
+        if not os.path.isfile(bundle):
             raise ConfigurationError(f"There is no CA bundle {given!r}.", hint="Correct --ca-bundle or AWS_CA_BUNDLE.")
         return bundle
 

@@ -25,7 +25,7 @@ _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+(
 
 
 class ProxyRefusalError(OSError):
-    """The proxy did not open a tunnel; the text says what it answered."""
+    """The proxy cannot be reached, or did not open a tunnel; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -221,7 +221,7 @@ class Routes:
         sock = None
         try:
             with trio.fail_after(self._session.config.connect_timeout_s):
-                sock = await _connected(host, port, silence_s)
+                sock = await (_connected if proxy is None else _connected_to_proxy)(host, port, silence_s)
                 if tls is None:
                     return Connection(sock, None)
                 if proxy is not None and endpoint.scheme == "https":
@@ -325,6 +325,16 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(silence_s), int(silence_s % 1 * 1e6)))
     return sock
+
+
+async def _connected_to_proxy(host: str, port: int, silence_s: float) -> socket.socket:
+    try:
+        return await _connected(host, port, silence_s)
+    except NoThreadError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        raise ProxyRefusalError(error.errno, f"the proxy {host}, port {port}, cannot be reached: {reason}") from error
 
 
 async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy, watch: StallWatch) -> None:

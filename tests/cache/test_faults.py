@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,8 @@ from unittest.mock import patch
 import pytest
 import trio
 
-from fastfuse.cache import writer
+from fastfuse.cache import upkeep, writer
+from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.metrics import CACHE_FAILURES, Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
 
@@ -219,3 +220,32 @@ def test_a_disk_that_cannot_be_written_at_all_is_no_reason_to_fail(
     subprocess.run(["mount", "-o", "remount,ro", str(directory.parent)], check=True)
     trio.run(partial(read, directory, Counters()))
     assert "cannot be used; reads come from S3" in caplog.text
+
+
+async def test_a_tier_gives_room_back_once_others_have_filled_the_disk(directory: Path) -> None:
+    await read(directory, Counters())
+    store, settings = CountingStore(DATA), settings_of(directory, size_bytes=20 * MIB, min_free_bytes=2 * MIB)
+    async with tier(store, settings) as reader:
+        await reader.get(store.ref("0"), 0, len(DATA["0"]))
+        full(directory)
+        with trio.fail_after(30):
+            while free_bytes(directory) < 2 * MIB:  # noqa: ASYNC110 - nothing tells when the tier has looked
+                await trio.sleep(0.05)
+        assert bytes(await reader.get(store.ref("0"), 0, len(DATA["0"]))) == DATA["0"]
+
+
+async def test_clear_makes_room_on_a_full_disk(directory: Path) -> None:
+    settings = settings_of(directory, size_bytes=20 * MIB)
+    await read(directory, Counters())
+    prepare(settings, os.geteuid())
+    with closing(open_cache(settings)) as cache:
+        full(directory)
+        assert upkeep.clear(cache)["busy_segments"] == 0
+        assert upkeep.status(cache)["segments"] == 0
+    assert segments(directory) == []
+    assert free_bytes(directory) >= 2 * MIB
+
+
+def free_bytes(directory: Path) -> int:
+    there = os.statvfs(directory)
+    return there.f_bavail * there.f_frsize

@@ -328,6 +328,14 @@ class TestMount:
         settings = mount_settings(source="s3://b", mountpoint=Path("x/../data"), connection=ConnectionConfig())
         assert settings.mountpoint == tmp_path / "data"
 
+    @pytest.mark.parametrize("name", ["", "below"])
+    def test_it_does_not_cover_what_the_mount_writes_to(self, tmp_path: Path, name: str) -> None:
+        within = tmp_path / name
+        for option in ("cache", "index_cache"):
+            named = f"--{option.replace('_', '-')} '{within}' lies in the mountpoint"
+            with pytest.raises(ConfigurationError, match=named):
+                mount_settings(source="s3://b", mountpoint=tmp_path, connection=ConnectionConfig(), **{option: within})
+
     @pytest.mark.parametrize("umask", ["8", "", "rwx", "01777", "-1", "0o22"])
     def test_a_umask_that_is_not_octal_is_refused(self, umask: str) -> None:
         with pytest.raises(ConfigurationError, match="is not an octal mask"):

@@ -165,6 +165,14 @@ def test_a_link_that_leads_round_in_circles_is_no_mountpoint(tmp_path: Path) -> 
         prepare_mountpoint(tmp_path / "a", create_parents=False)
 
 
+def test_below_what_cannot_be_looked_at_nothing_is_mounted(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to("circle")
+    for place in (tmp_path / "circle" / "below", tmp_path / ("x" * 256), tmp_path / ("x" * 256) / "below"):
+        assert find_mount(place) is None
+        with pytest.raises(MountError, match="cannot be used: "):
+            prepare_mountpoint(place, create_parents=False)
+
+
 def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
     with kernel_mount(tmp_path, "tmpfs"):
         with pytest.raises(MountError, match="is a mountpoint already, of type tmpfs"):

@@ -125,6 +125,10 @@ def test_a_mount_is_reported_and_its_record_makes_the_same_page_later(tmp_path: 
         done = run_fastfuse("report", str(mount.path), "-o", str(written))
         assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {written}\n", "")
         assert mount.stop() == 0
+    again = tmp_path / "again.json"
+    done = run_fastfuse("report", str(kept), "--json", "-o", str(again))
+    assert (done.returncode, done.stdout) == (0, f"wrote {again}\n")
+    assert json.loads(again.read_text()) == json.loads(kept.read_text())
     later = run_fastfuse("report", str(kept), "-o", "-")
     assert later.returncode == 0
     for found in (Page(written.read_text()), Page(later.stdout)):

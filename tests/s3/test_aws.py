@@ -53,9 +53,10 @@ def test_an_endpoint_with_a_password_is_refused_without_showing_it() -> None:
     assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
-def test_a_missing_ca_bundle_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="no CA bundle '/absent'") as caught:
-        _ = S3Session(ConnectionConfig(ca_bundle="/absent")).authorities
+@pytest.mark.parametrize("name", ["/absent", f"/{'x' * 256}"])
+def test_a_missing_ca_bundle_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no CA bundle '{name}'") as caught:
+        _ = S3Session(ConnectionConfig(ca_bundle=name)).authorities
     assert "--ca-bundle" in caught.value.hint
 
 

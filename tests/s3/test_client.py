@@ -447,6 +447,18 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
         await reader.aclose()
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_a_proxy_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    monkeypatch.setenv(f"{scheme}_proxy", f"http://user:hunter2@127.0.0.1:{port}")
+    reader = client_of(ConnectionConfig(endpoint_url=f"{scheme}://s3.test", region="r", verify_ssl=False))
+    named = rf"s3\.test cannot be reached: the proxy 127\.0\.0\.1, port {port}, cannot be reached: Connection refused"
+    with pytest.raises(ServiceError, match=named):
+        await reader.head("bucket", "key")
+    await reader.aclose()
+
+
 async def test_plain_http_asks_the_proxy_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with canned_server(lambda _: (206, {"Content-Range": "bytes 0-9/2097152"}, DATA[:10])) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:pass@"))
