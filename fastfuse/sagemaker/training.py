@@ -141,8 +141,8 @@ class HostNames:
 
 def _are_mounts_shared() -> bool:
     """Return whether mounts and unmounts reach the namespaces that are made of this one (proc(5))."""
-    mounts = (line.partition(" - ")[0].split() for line in _MOUNTS.read_text().splitlines())
-    return any(fields[4] == "/" and any(tag.startswith("shared:") for tag in fields[6:]) for fields in mounts)
+    mounts = (line.partition(b" - ")[0].split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")[:-1])
+    return any(fields[4] == b"/" and any(tag.startswith(b"shared:") for tag in fields[6:]) for fields in mounts)
 
 
 def _own_address() -> str:

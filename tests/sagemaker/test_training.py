@@ -79,7 +79,9 @@ def test_of_private_mounts_no_namespace_is_made_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, is_made: bool
 ) -> None:
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"5 1 0:5 / /proc rw shared:9 - proc proc rw\n1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n")
+    # The kernel escapes little of a path: no byte that UTF-8 does not have, and no end of a line but \n.
+    other = b"5 1 0:5 / /mnt/\xff\r\x85/x rw shared:9 - cifs //host/\xe4 rw\n"
+    mounts.write_bytes(other + f"1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n".encode())
     monkeypatch.setattr(training, "_MOUNTS", mounts)
     alone = Cluster(current_host="algo-1", hosts=("algo-1",))
     # The look-up of a name that nobody knows may take long.
