@@ -1,6 +1,8 @@
 """The process that trains: the names of a job's hosts resolve for it alone; what it leaves running is ended."""
 
+import math
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -132,3 +134,15 @@ def test_only_what_the_command_left_running_is_told_to_end() -> None:
             assert later.wait() == -15
         assert earlier.poll() is None
         earlier.kill()
+
+
+def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that waits for a device would fill the log, and use a core."""
+    command = CommandProcess("/bin/sleep", ["sleep", "600"], {})
+    command.stop(signal.SIGTERM, 0.0, has_it=True)
+    assert command.left_s == 0.0
+    command.enforce()
+    assert command.left_s == math.inf
+    command.enforce()
+    assert caplog.text.count("the command did not end in time and is killed") == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == -signal.SIGKILL
