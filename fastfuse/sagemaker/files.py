@@ -150,7 +150,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
     """Make the directories, and put each file in place whole.
 
     Raises:
-        ConfigurationError: something cannot be made below the base directory.
+        ConfigurationError: a directory or file cannot be made, or a `LocalPath` cannot be written to.
         DiskError: the disk is full.
     """
     files: dict[str, Mapping[str, object]] = {
@@ -166,6 +166,23 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
                 write_file(config_fd, name, [json.dumps(content, separators=(",", ":"))])
     except OSError as error:
         raise _cannot_make(paths.config / (error.filename or ""), error) from error
+    for synced in job.synced:
+        _make_synced(paths.of(synced.local_path), paths.base)
+
+
+def _make_synced(path: Path, base: Path) -> None:
+    """Make a directory whose files go to S3, unless it lies below `base`, which is ours."""
+    if path.is_relative_to(base):
+        return
+    try:
+        with directory_at(path, path):
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        message = f"files of the job go to S3 from {str(path)!r}, which cannot be made or written to: {error.strerror}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            raise DiskError(message, hint=FREE_SPACE) from error
+        raise ConfigurationError(message, hint="make it writable, or name another directory as LocalPath") from error
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
@@ -302,7 +319,7 @@ def _left(paths: JobPaths, synced: Iterable[Path], *, has_run: bool) -> Iterator
 
 
 def _has_files(path: Path) -> bool:
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
+    if os.path.islink(path) or (os.path.exists(path) and not os.path.isdir(path)):  # no error if it is out of reach
         return True
     # A directory is looked into and no further than to its first file; links to directories are files, too.
     for top, folders, files in os.walk(path):

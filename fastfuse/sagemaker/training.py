@@ -16,6 +16,7 @@ library passes such an alias to a name server, and those do not know addresses o
 import ctypes
 import ipaddress
 import logging
+import math
 import os
 import re
 import shutil
@@ -141,8 +142,8 @@ class HostNames:
 
 def _are_mounts_shared() -> bool:
     """Return whether mounts and unmounts reach the namespaces that are made of this one (proc(5))."""
-    mounts = (line.partition(" - ")[0].split() for line in _MOUNTS.read_text().splitlines())
-    return any(fields[4] == "/" and any(tag.startswith("shared:") for tag in fields[6:]) for fields in mounts)
+    mounts = (line.partition(b" - ")[0].split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")[:-1])
+    return any(fields[4] == b"/" and any(tag.startswith(b"shared:") for tag in fields[6:]) for fields in mounts)
 
 
 def _own_address() -> str:
@@ -207,6 +208,7 @@ class CommandProcess:
         self.pid = fork_child(lambda: _become(program, command, dict(environment), ignored, names))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
+        self._is_killed = False
         # The leftovers that were told to end.
         self._told: set[int] = set()
 
@@ -228,7 +230,9 @@ class CommandProcess:
         assert self._exit_code is not None
         if self._exit_code >= 0:
             return f"the command exited with {self._exit_code}"
-        return f"the command was killed by {signal.Signals(-self._exit_code).name}"
+        number = -self._exit_code
+        names = {known.value: known.name for known in signal.Signals}  # without most of the real-time signals
+        return f"the command was killed by {names.get(number, f'signal {number}')}"
 
     def stop(self, number: signal.Signals, timeout_s: float, *, has_it: bool = False) -> None:
         """Send `number` to the command, unless it `has_it`, and let `enforce` kill it after the timeout."""
@@ -242,13 +246,16 @@ class CommandProcess:
 
     @property
     def left_s(self) -> float | None:
-        """The seconds until the command must be killed; None while it may run."""
+        """The seconds until the command must be killed: None while it may run, infinite once it was killed."""
+        if self._is_killed:
+            return math.inf
         return None if self._kill_at_s is None else max(0.0, self._kill_at_s - time.monotonic())
 
     def enforce(self) -> None:
         """Kill the command and all that it started if its time is over."""
         if not self.is_over and self.left_s == 0.0:
             _log.warning("the command did not end in time and is killed")
+            self._is_killed = True
             self.kill()
 
     def kill(self) -> None:

@@ -140,6 +140,8 @@ def test_checkpoints_elsewhere_are_not_taken_for_this_jobs(tmp_path: Path) -> No
         put_aside(paths, "job-2", keeps=False, synced=[elsewhere])
     assert put_aside(paths, "job-2", keeps=True, synced=[elsewhere]) is None
     assert files(elsewhere) == {"1"}
+    # One that cannot be looked at is no file of an earlier run; making it says what is wrong.
+    assert put_aside(paths, "job-3", keeps=False, synced=[tmp_path / ("x" * 300)]) is None
 
 
 def test_a_note_leads_nowhere_out_of_the_base_directory(tmp_path: Path) -> None:

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker import files
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
 from fastfuse.sagemaker.files import JobPaths, write_job_files
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
+
+NOBODY = 65534
 
 # https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html, examples of
 # "Hyperparameters", "Input Data Configuration" and "Distributed Training Configuration".
@@ -175,3 +179,26 @@ def test_a_base_directory_that_cannot_be_made_is_refused_with_what_to_do(tmp_pat
     with pytest.raises(ConfigurationError, match=r"file.*cannot be made: File exists") as caught:
         written(tmp_path / "file", described(request()))
     assert "--base-dir" in caught.value.hint
+
+
+def with_checkpoints(path: Path) -> TrainingJob:
+    return described(request(CheckpointConfig={"S3Uri": "s3://b/c/", "LocalPath": str(path)}))
+
+
+def test_a_local_path_elsewhere_is_made_or_refused_with_what_to_do(tmp_path: Path) -> None:
+    written(tmp_path / "base", with_checkpoints(tmp_path / "my checkpoints/1"))
+    assert (tmp_path / "my checkpoints/1").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"/file/x', which cannot be made or written to") as caught:
+        written(tmp_path / "base", with_checkpoints(tmp_path / "file/x"))
+    assert "LocalPath" in caught.value.hint
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
+def test_a_local_path_that_others_own_is_refused() -> None:
+    def work() -> None:
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        with pytest.raises(ConfigurationError, match="'/usr', which cannot be made or written to: Permission denied"):
+            files._make_synced(Path("/usr"), Path("/base"))
+
+    assert wait_child(fork_child(work)) == 0

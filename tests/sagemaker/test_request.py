@@ -135,6 +135,7 @@ REFUSED = [
     ),
     Refused(BASE, (*S3, "S3Uri"), "file://host/train", "'host/train' is not the full path of a directory"),
     Refused(BASE, (*S3, "S3Uri"), "file:///train/../../etc", "'/train/../../etc' is not the full path"),
+    Refused(BASE, (*S3, "S3Uri"), "file:///tra\0in", r"'/tra\x00in' is not the full path"),
     Refused(BASE, (*CHANNEL, "DataSource"), DATASET, "is a dataset of the SageMaker hub", below=("DatasetSource",)),
     Refused(BASE, EFS, FILE_SYSTEM, "has S3DataSource and FileSystemDataSource", (*CHANNEL, "DataSource")),
     Refused(BASE, (*S3, "S3DataType"), ABSENT, "is missing"),

@@ -1,6 +1,8 @@
 """The process that trains: the names of a job's hosts resolve for it alone; what it leaves running is ended."""
 
+import math
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -79,7 +81,9 @@ def test_of_private_mounts_no_namespace_is_made_unasked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, is_made: bool
 ) -> None:
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"5 1 0:5 / /proc rw shared:9 - proc proc rw\n1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n")
+    # The kernel escapes little of a path: no byte that UTF-8 does not have, and no end of a line but \n.
+    other = b"5 1 0:5 / /mnt/\xff\r\x85/x rw shared:9 - cifs //host/\xe4 rw\n"
+    mounts.write_bytes(other + f"1 0 8:1 / / rw{tags} - ext4 /dev/sda1 rw\n".encode())
     monkeypatch.setattr(training, "_MOUNTS", mounts)
     alone = Cluster(current_host="algo-1", hosts=("algo-1",))
     # The look-up of a name that nobody knows may take long.
@@ -130,3 +134,15 @@ def test_only_what_the_command_left_running_is_told_to_end() -> None:
             assert later.wait() == -15
         assert earlier.poll() is None
         earlier.kill()
+
+
+def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pytest.LogCaptureFixture) -> None:
+    """A process that waits for a device would fill the log, and use a core."""
+    command = CommandProcess("/bin/sleep", ["sleep", "600"], {})
+    command.stop(signal.SIGTERM, 0.0, has_it=True)
+    assert command.left_s == 0.0
+    command.enforce()
+    assert command.left_s == math.inf
+    command.enforce()
+    assert caplog.text.count("the command did not end in time and is killed") == 1
+    assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == -signal.SIGKILL

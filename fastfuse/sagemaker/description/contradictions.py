@@ -127,9 +127,11 @@ def _file_system(where: FieldPath, source: _Fields) -> LocalDirectory:
 
 
 def _full_path(where: FieldPath, text: str) -> str:
-    if not text.startswith("/") or ".." in text.split("/"):
+    if not text.startswith("/") or ".." in text.split("/") or "\0" in text:
         raise FieldError(
-            where, f"{text!r} is not the full path of a directory", hint="begin it with /, and leave .. out of it"
+            where,
+            f"{text!r} is not the full path of a directory",
+            hint="begin it with /, and leave .. and NUL characters out of it",
         )
     return text
 

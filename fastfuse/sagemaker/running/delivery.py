@@ -30,6 +30,8 @@ _REPORT_EVERY_S = 0.2
 _LOOK_EVERY_S = 1.0
 # The time that aborting an upload may take.
 _END_S = 10.0
+# The time that the record has after a second signal: it is small, and tells what was not uploaded.
+_RECORD_S = 5.0
 
 
 class Sender(ChildProcess):
@@ -110,6 +112,8 @@ class Delivery:
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
         self._is_lost_told = False
+        # Those that came while something was uploaded at the end.
+        self._signals = 0
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
 
@@ -187,7 +191,7 @@ class Delivery:
         sent = [Outgoing(name="record", place=place / RECORD_NAME, uri=output.record(cluster), data=data)]
         if self._settings.records_etags:
             sent.append(Outgoing(name="list of ETags", place=place / ETAGS_NAME, uri=output.etags(cluster)))
-        for failure in self._send(output.kms_key_id, *sent):
+        for failure in self._send(output.kms_key_id, *sent, patience_s=_RECORD_S):
             _log.error("%s", failure)
 
     def give_up(self) -> None:
@@ -197,7 +201,7 @@ class Delivery:
             while self._syncer.exit_code is None:
                 self._take_signal(_LOOK_EVERY_S)
 
-    def _send(self, kms_key_id: str, *outgoing: Outgoing) -> list[FastfuseError]:
+    def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
         base, connection = self._settings.paths.base, self._settings.connection
         lacks = {one.name: f"is not in S3 at {one.uri}, and still lies in {one.place}" for one in outgoing}
         try:
@@ -207,21 +211,26 @@ class Delivery:
         except (NoRoomError, OSError) as error:
             failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
-        return self._end(self._uploader)
+        return self._end(self._uploader, patience_s=patience_s)
 
-    def _end(self, process: Sender) -> list[FastfuseError]:
-        """Wait for the end of a process, which a second signal hastens; return what it could not send."""
-        kill_at_s = math.inf
-        signals = 0
+    def _end(self, process: Sender, *, patience_s: float = 0.0) -> list[FastfuseError]:
+        """Wait for the end of a process, and return what it could not send.
+
+        The second signal since the uploads began stops the process `patience_s` later, and what is sent after it.
+        """
+        stop_at_s = kill_at_s = math.inf
         while process.exit_code is None:
             if self._take_signal(_LOOK_EVERY_S):
-                signals += 1
-                if signals == 1:
+                self._signals += 1
+                if self._signals == 1:
                     self._phases.say("The upload goes on; another signal ends it")
-                else:
-                    process.stop()
-                    kill_at_s = min(kill_at_s, time.monotonic() + _END_S)
-            if time.monotonic() >= kill_at_s:
+            now_s = time.monotonic()
+            if self._signals > 1:
+                stop_at_s = min(stop_at_s, now_s + patience_s)
+            if now_s >= kill_at_s:
                 process.kill()
+            elif now_s >= stop_at_s and kill_at_s == math.inf:
+                process.stop()
+                kill_at_s = now_s + _END_S
         self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact["Files"]}
         return process.failures()

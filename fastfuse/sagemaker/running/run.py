@@ -369,7 +369,8 @@ class _Run:
         self._delivery.listen()
         if self._members is not None:
             self._members.look()
-        if caught is None or caught.si_signo in {signal.SIGCHLD, signal.SIGIO}:
+        # After a pause (Ctrl-Z, a frozen control group) CPython may return a siginfo that the kernel has not filled.
+        if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)
         is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)

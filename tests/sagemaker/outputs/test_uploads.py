@@ -277,3 +277,19 @@ def test_a_second_signal_ends_an_upload(server: LoopbackServer) -> None:
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 6, job.log
         assert "the upload was told to stop" in job.log
+
+
+def test_a_second_signal_ends_what_is_sent_beside_the_model_and_after_it(server: LoopbackServer) -> None:
+    """Of a service that does not answer, each would be waited for, and the record for minutes."""
+    server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    description = job_of(BUCKET) | {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/saved/"}}
+    save = "import os; open(os.environ['SM_MODEL_DIR'] + '/../checkpoints/1', 'w').write('1')\n"
+    with running(server.endpoint_url, description, command=script(save + MAKE)) as job:
+        job.wait_for_log("Uploading model and output")
+        job.process.send_signal(signal.SIGTERM)
+        job.wait_for_log("The upload goes on; another signal ends it")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == 6, job.log
+        assert "the checkpoints are not all in S3" in job.log
+        assert "the record is not in S3" in job.log
+        assert job.log.count("another signal ends it") == 1

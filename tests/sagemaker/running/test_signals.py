@@ -13,6 +13,7 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT
 from tests.sagemaker.running.jobs import Job, channel, running, script
@@ -67,6 +68,24 @@ def test_a_command_that_a_signal_kills_is_told_as_shells_do(server: LoopbackServ
         assert job.wait() == 128 + signal.SIGUSR1
         assert "Failed - the command was killed by SIGUSR1" in job.log
         assert_nothing_is_left(job)
+
+
+def test_a_real_time_signal_that_has_no_name_is_told_by_its_number(server: LoopbackServer) -> None:
+    with running(server.endpoint_url, CHANNELS, command=script("import os; os.kill(os.getpid(), 40)")) as job:
+        assert job.wait() == 128 + 40
+        assert "Failed - the command was killed by signal 40" in job.log
+
+
+def test_a_run_that_was_paused_goes_on(server: LoopbackServer) -> None:
+    """As Ctrl-Z and fg, or `docker pause`, do it."""
+    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+        job.wait_for_output("ready")
+        job.process.send_signal(signal.SIGSTOP)
+        # The pause is longer than the wait for a signal that it interrupts.
+        signal.sigtimedwait([], 2 * _LOOK_EVERY_S)
+        job.process.send_signal(signal.SIGCONT)
+        assert job.stop() == 40 + signal.SIGTERM
+        assert job.output.split() == ["ready", "SIGTERM"]
 
 
 def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(server: LoopbackServer) -> None:
