@@ -328,11 +328,6 @@ class _Sending:
         """Count the files."""
         for found in walk(self._outgoing.place, self._base):
             self._entries += 1
-            if found.is_link and self._outgoing.uri.path.endswith("/"):
-                raise OutputError(
-                    f"{str(self._outgoing.place / found.path)!r} is a symbolic link, and S3 has none",
-                    hint="put the file in the place of the link, or set CompressionType to GZIP",
-                )
             if not found.is_directory:
                 self._files += 1
                 self._total_bytes += found.status.st_size if found.is_file else 0
@@ -361,21 +356,35 @@ class _Sending:
             return await writer.stream(receiving)
 
     async def _send_files(self, writer: ObjectWriter) -> str:
-        done_bytes = 0
+        """Send all files that can be sent, and raise the `OutputError` of the first other one after that."""
+        done_bytes, errors = 0, list[OutputError]()
 
         def send_each() -> None:
             nonlocal done_bytes
             for found in walk(self._outgoing.place, self._base):
-                if found.is_file:
-                    trio.from_thread.run(self._send_file, writer, found)
-                    done_bytes += found.status.st_size
+                if not found.is_directory:
+                    try:
+                        trio.from_thread.run(self._send_file, writer, found)
+                    except OutputError as error:
+                        errors.append(error)
+                    done_bytes += found.status.st_size if found.is_file else 0
                     self._report(done_bytes)
 
         await trio.to_thread.run_sync(send_each)
+        if errors:
+            others = (
+                f"{len(errors) - 1} more could not be sent, all others were" if errors[1:] else "all others were sent"
+            )
+            raise OutputError(f"{errors[0]}; {others}", hint=errors[0].hint)
         return ""
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:
         path = self._outgoing.place / found.path
+        if found.is_link:
+            raise OutputError(
+                f"{str(path)!r} is a symbolic link, and S3 has none",
+                hint="put the file in the place of the link, or set CompressionType to GZIP",
+            )
         key = key_of(self._outgoing.uri, found.path, path)
         try:
             with open_found(found) as file:

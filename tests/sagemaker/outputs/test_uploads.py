@@ -158,6 +158,17 @@ def test_uncompressed_outputs_are_objects_and_encrypted_with_the_key(moto_server
     assert (weights["ServerSideEncryption"], weights["SSEKMSKeyId"]) == ("aws:kms", "alias/k")
 
 
+def test_what_cannot_be_an_object_keeps_no_other_file_from_s3(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "linked")
+    config = {"S3OutputPath": f"s3://{moto_server.bucket}/models/", "CompressionType": "NONE"}
+    description = job_of(moto_server.bucket, TrainingJobName="linked", OutputDataConfig=config)
+    link = "os.symlink('weights', os.environ['SM_MODEL_DIR'] + '/a-link'); "
+    with running(moto_server.endpoint_url, description, command=script(MAKE + link)) as job:
+        assert job.wait() == 6, job.log
+        assert "/model/a-link' is a symbolic link, and S3 has none; all others were sent" in job.log
+    assert {"model/code/infer.py", "model/weights"} < set(stored.names())
+
+
 def test_what_a_failed_job_has_made_is_uploaded_too(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "failed")
     description = job_of(moto_server.bucket, TrainingJobName="failed")
