@@ -57,7 +57,7 @@ class Cursor:
         self.pace: ReaderPace | None = None
         # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # What this run is a piece of, if it follows on another one at a distance.
+        # What this run is a piece of, if it follows on another one at a distance. A run that nobody continues has none.
         self.stride: Stride | None = None
 
     @property
@@ -92,6 +92,7 @@ class Cursor:
         # A reader that came down to this run has read all that it wants, or shows by its next reads that it goes on.
         self.reads = 0 if other.descending else self.reads + other.reads
         self.position = other.position
+        other.stride = None
 
     def next_below(self, window_bytes: int) -> tuple[int, int]:
         """Return what to want below this run. Once half of it was read, that is more, `window_bytes` below at most."""
