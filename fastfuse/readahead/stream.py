@@ -287,11 +287,11 @@ class Stream:
             self._want_rest(cursor)
             self._fetch_rest()
 
-    def _want_rest(self, cursor: Cursor, most_parts: int | None = None) -> None:
-        """Want all of the file from where the reader is, the way that it goes, or `most_parts` of it."""
+    def _want_rest(self, cursor: Cursor, most_ahead: int | None = None) -> None:
+        """Want all of the file from where the reader is, the way that it goes, or `most_ahead` parts that way."""
         size_bytes, part_bytes = self.file.ref.size_bytes, self._config.part_size_bytes
-        parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=self.window.latest.are_falling)
-        self._rest_parts = parts[:most_parts]
+        is_down = self.window.latest.are_falling
+        self._rest_parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=is_down, most_ahead=most_ahead)
 
     def _fetch_rest(self) -> None:
         parts = self._rest_parts
