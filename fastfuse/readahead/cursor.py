@@ -210,9 +210,11 @@ class Latest(deque[Cursor]):
         super().append(run)
         begins = {run.begin for run in self}
         if len(begins) < _NEAR_RUNS or max(begins) - min(begins) > _NEAR_RUNS * _NEAR_BYTES:
-            self._dense_from, self.dense_bytes = self[0].begin, 0
-        else:
-            self.dense_bytes = abs(run.begin - self._dense_from)
+            self.dense_bytes = 0
+            return
+        if not self.dense_bytes:
+            self._dense_from = self[0].begin  # the run that is out now may have been anywhere
+        self.dense_bytes = abs(run.begin - self._dense_from)
 
 
 class RunLengths:

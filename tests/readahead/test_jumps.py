@@ -244,6 +244,18 @@ async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_no
     assert service.fetched_bytes <= 33 * MIB
 
 
+async def test_rows_near_to_one_another_at_many_places_of_a_large_file_do_not_fetch_what_is_between(
+    autojump_clock: MockClock,
+) -> None:
+    ref, places = listed("rows", 100 << 30), random.Random(1)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for spot in range(20):
+            for row in places.sample(range(2048), 14):
+                await engine.read(1, ref, spot * (5 << 30) + row * PAGE, PAGE)
+    assert service.fetched_bytes <= 20 * 33 * MIB
+
+
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
     ref = listed("tokens", 1 << 40)
     service = SimulatedService()
