@@ -249,7 +249,8 @@ class Stream:
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
-        if window.latest.dense_bytes and not cursor.is_foreseen:
+        wants_all = self._rest.times_due and self._rest_parts
+        if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all:
             # Twice as far as they went, as ahead of a reader in sequence.
             self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()

@@ -256,6 +256,18 @@ async def test_rows_near_to_one_another_at_many_places_of_a_large_file_do_not_fe
     assert service.fetched_bytes <= 20 * 33 * MIB
 
 
+async def test_rows_near_to_one_another_do_not_end_the_fetch_of_the_rest(autojump_clock: MockClock) -> None:
+    ref, places = listed("rows", 400 * MIB), random.Random(1)
+    service = SimulatedService(link_bytes_per_s=1e8)
+    async with simulated(service, ReadaheadConfig(max_parts_in_flight=16)) as (engine, _):
+        while service.fetched_bytes < 32 * MIB:  # the rest is on its way
+            await engine.read(1, ref, places.randrange(ref.size_bytes // PAGE - 1) * PAGE, PAGE)
+        for row in places.sample(range(2048), 14):
+            await engine.read(1, ref, 100 * MIB + row * PAGE, PAGE)
+        await trio.sleep(10)
+    assert service.fetched_bytes >= ref.size_bytes
+
+
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
     ref = listed("tokens", 1 << 40)
     service = SimulatedService()
