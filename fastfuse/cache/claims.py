@@ -9,6 +9,7 @@ import errno
 import fcntl
 import struct
 import threading
+from contextlib import suppress
 
 __all__ = ["Claims"]
 
@@ -46,13 +47,14 @@ class Claims:
             return True
 
     def release(self, object_id: int, start: int, end: int) -> None:
-        """Give up a claim that was taken."""
+        """Give up a claim that was taken. If the file system fails, other processes wait for it in vain for a while."""
         with self._mutex:
             held = self._held[object_id]
             held.remove((start, end))
             if not held:
                 del self._held[object_id]
-            self._lock(fcntl.F_UNLCK, object_id, start, end)
+            with suppress(OSError):  # a thread may be fetching the range already, or the writer has more to do
+                self._lock(fcntl.F_UNLCK, object_id, start, end)
 
     def _lock(self, kind: int, object_id: int, start: int, end: int) -> None:
         first, behind = start // _PAGE_BYTES, -(-end // _PAGE_BYTES)

@@ -57,7 +57,7 @@ class Cursor:
         self.pace: ReaderPace | None = None
         # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # What this run is a piece of, if it follows on another one at a distance.
+        # What this run is a piece of, if it follows on another one at a distance. A run that nobody continues has none.
         self.stride: Stride | None = None
 
     @property
@@ -92,6 +92,7 @@ class Cursor:
         # A reader that came down to this run has read all that it wants, or shows by its next reads that it goes on.
         self.reads = 0 if other.descending else self.reads + other.reads
         self.position = other.position
+        other.stride = None
 
     def next_below(self, window_bytes: int) -> tuple[int, int]:
         """Return what to want below this run. Once half of it was read, that is more, `window_bytes` below at most."""
@@ -209,9 +210,11 @@ class Latest(deque[Cursor]):
         super().append(run)
         begins = {run.begin for run in self}
         if len(begins) < _NEAR_RUNS or max(begins) - min(begins) > _NEAR_RUNS * _NEAR_BYTES:
-            self._dense_from, self.dense_bytes = self[0].begin, 0
-        else:
-            self.dense_bytes = abs(run.begin - self._dense_from)
+            self.dense_bytes = 0
+            return
+        if not self.dense_bytes:
+            self._dense_from = self[0].begin  # the run that is out now may have been anywhere
+        self.dense_bytes = abs(run.begin - self._dense_from)
 
 
 class RunLengths:

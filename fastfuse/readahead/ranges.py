@@ -1,6 +1,7 @@
 """Cuts files into parts that grow with what was read before them. Pure."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 __all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "opening_ends", "part_ranges", "parts_around"]
 
@@ -72,8 +73,14 @@ def part_ranges(size_bytes: int, part_bytes: int, before_bytes: int) -> Iterator
         start = end
 
 
-def parts_around(offset: int, size_bytes: int, part_bytes: int, *, is_down: bool) -> list[tuple[int, int]]:
-    """Return all parts of a file: from `offset` on to the end that a reader is heading for, then the others."""
-    parts = [(start, min(start + part_bytes, size_bytes)) for start in range(0, size_bytes, part_bytes)]
-    at = offset // part_bytes
-    return parts[at::-1] + parts[at + 1 :] if is_down else parts[at:] + parts[:at]
+def parts_around(
+    offset: int, size_bytes: int, part_bytes: int, *, is_down: bool, most_ahead: int | None = None
+) -> list[tuple[int, int]]:
+    """Return the parts of a file from `offset` on to the end that a reader is heading for.
+
+    They are `most_ahead` at most; without that, all of them, and then the others.
+    """
+    at, count = offset // part_bytes, -(-size_bytes // part_bytes)
+    ahead, others = (range(at, -1, -1), range(at + 1, count)) if is_down else (range(at, count), range(at))
+    numbers = chain(ahead, others) if most_ahead is None else ahead[:most_ahead]
+    return [(number * part_bytes, min((number + 1) * part_bytes, size_bytes)) for number in numbers]

@@ -239,6 +239,8 @@ class Stream:
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self.window
+        if cursor.is_strided or (window.latest.dense_bytes and not cursor.is_foreseen):
+            self._leave_passed()
         while (wanted := window.next_ahead(cursor)) is not None:
             until = self._cover(*wanted, is_left=not cursor.sequential)
             if until is None:
@@ -247,10 +249,21 @@ class Stream:
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
-        if window.latest.dense_bytes and not cursor.is_foreseen:
+        wants_all = self._rest.times_due and self._rest_parts
+        if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all:
             # Twice as far as they went, as ahead of a reader in sequence.
             self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
+
+    def _leave_passed(self) -> None:
+        """Let go what the latest runs have passed where memory is short: it would stay, as they read some of it."""
+        if self._pool.has_room_ahead(self.file, self._config.part_size_bytes):
+            return
+        latest = self.window.latest
+        first, behind = min(run.begin for run in latest), max(run.position for run in latest)
+        for part in self.file:
+            if part.is_left and (part.start >= behind if latest.are_falling else part.end <= first):
+                self._pool.spend(part)
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:
         """Return the end of what is held, in flight or in the page cache from `start` on, or of a new part.
@@ -287,11 +300,11 @@ class Stream:
             self._want_rest(cursor)
             self._fetch_rest()
 
-    def _want_rest(self, cursor: Cursor, most_parts: int | None = None) -> None:
-        """Want all of the file from where the reader is, the way that it goes, or `most_parts` of it."""
+    def _want_rest(self, cursor: Cursor, most_ahead: int | None = None) -> None:
+        """Want all of the file from where the reader is, the way that it goes, or `most_ahead` parts that way."""
         size_bytes, part_bytes = self.file.ref.size_bytes, self._config.part_size_bytes
-        parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=self.window.latest.are_falling)
-        self._rest_parts = parts[:most_parts]
+        is_down = self.window.latest.are_falling
+        self._rest_parts = parts_around(cursor.begin, size_bytes, part_bytes, is_down=is_down, most_ahead=most_ahead)
 
     def _fetch_rest(self) -> None:
         parts = self._rest_parts

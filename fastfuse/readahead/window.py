@@ -306,6 +306,7 @@ class Window:
         if len(runs) >= _MAX_CURSORS:
             victim = next((c for c in runs.values() if not c.sequential), None) or next(iter(runs.values()))
             del runs[victim.position]
+            victim.stride = None  # or each stride would keep the one before it for ever
             self._lengths.ended(victim.run_bytes)
             self._leave(victim)
         if cursor.sequential:
@@ -362,17 +363,19 @@ class Window:
     def _merge(self, cursor: Cursor) -> Cursor:
         """Absorb early requests that `cursor` has reached. Return it, or a longer run that was here before."""
         runs = self._runs
-        reached = True
-        while reached:
-            reached = False
-            for other in runs.values():
-                if other.begin == cursor.position and other.run_bytes <= _REORDERED_BYTES:
-                    del runs[other.position]
-                    cursor.absorb(other)
-                    reached = True
-                    break
+        other: Cursor | None = cursor
+        while other is not None:
+            near = (run for run in runs.values() if run.begin == cursor.position)
+            other = next((run for run in near if run.run_bytes <= _REORDERED_BYTES), None)
+            if other is not None:
+                del runs[other.position]
+                cursor.absorb(other)
         twin = runs.pop(cursor.position, None)
-        return cursor if twin is None or twin.run_bytes < cursor.run_bytes else twin
+        if twin is not None and twin.run_bytes >= cursor.run_bytes:
+            cursor, twin = twin, cursor
+        if twin is not None:
+            twin.stride = None
+        return cursor
 
     def _window_bytes(self, cursor: Cursor) -> int:
         run_bytes = cursor.run_bytes + cursor.credit_bytes
@@ -383,12 +386,8 @@ class Window:
                 window = min(window, pace.limit_bytes)
             else:
                 window = max(window, pace.ramp_bytes)
-                if (
-                    not cursor.begin
-                    and run_bytes > _PROVEN_BYTES
-                    and not self._service.was_left_early
-                    and not self._is_cached
-                ):
+                is_proven = not cursor.begin and run_bytes > _PROVEN_BYTES
+                if is_proven and not self._service.was_left_early and not self._is_cached:
                     window = max(window, min(pace.expected_bytes, _GROWTH * run_bytes))
         elif cursor.begin == 0 and self._is_small:
             window = self._size

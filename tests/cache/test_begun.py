@@ -1,5 +1,7 @@
 """Gets that a tier begins without a task: claimed, kept and shared as those of `get`, or left to it."""
 
+import errno
+import fcntl
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import trio
 import trio.testing
 
 from fastfuse.cache import catalog, writer
+from fastfuse.cache.claims import Claims
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import IntegrityError
 from fastfuse.metrics import Counters
@@ -172,6 +175,28 @@ async def test_a_tier_that_is_left_alone_claims_nothing(tmp_path: Path, monkeypa
         threads.end(is_right=False)
     assert counters.get("fastfuse_cache_bytes", "written") == 0
     assert threads.ended == [BIG[:MIB], None]
+
+
+@pytest.mark.parametrize("is_worth_it", [False, True])
+async def test_a_claim_that_the_file_system_keeps_stops_no_get(
+    is_worth_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, threads = CountingStore({"big": BIG}), Threads()
+    ref, settings, lock = store.ref("big"), settings_of(tmp_path / "cache"), Claims._lock
+
+    def fail(claims: Claims, kind: int, object_id: int, start: int, end: int) -> None:
+        if kind == fcntl.F_UNLCK:
+            raise OSError(errno.EIO, "the disk is gone")
+        lock(claims, kind, object_id, start, end)
+
+    monkeypatch.setattr(Claims, "_lock", fail)
+    monkeypatch.setattr(writer.Writer, "takes", lambda *_: is_worth_it)
+    async with tier(store, settings) as reader:
+        assert threads.begins(reader, ref, 0, MIB)
+        threads.end(is_right=False)
+        assert threads.begins(reader, ref, 0, MIB)
+        threads.end()
+    assert threads.ended == [None, BIG[:MIB]]
 
 
 async def test_a_range_that_is_begun_counts_once_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

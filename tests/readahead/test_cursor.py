@@ -122,6 +122,14 @@ def test_runs_near_to_one_another_are_dense_and_so_are_no_readers_of_one_place()
     assert not latest.dense_bytes
 
 
+def test_dense_runs_went_no_further_than_they_are_apart_after_a_jump() -> None:
+    latest = Latest()
+    for begin in (0, 5000 * MIB):
+        for number in range(12):
+            latest.append(Cursor(begin + number * MIB, begin + number * MIB + 8 * KIB))
+        assert latest.dense_bytes == 11 * MIB
+
+
 def lengths(*runs: int) -> RunLengths:
     known = RunLengths(8 * MIB)
     for run_bytes in runs:

@@ -211,6 +211,28 @@ async def test_rows_near_to_one_another_that_threads_take_in_order_come_at_the_s
     assert service.fetched_bytes <= 1.02 * ref.size_bytes
 
 
+@pytest.mark.parametrize("kind", ["rows", "rows from the last to the first", "pieces"])
+async def test_what_was_passed_makes_room_for_what_comes_where_a_file_is_larger_than_memory(
+    autojump_clock: MockClock, kind: str
+) -> None:
+    """Nobody reads all of a part, so what was passed would fill the memory, and nothing more would be read ahead."""
+    ref, chances = listed("rows", 1 << 30), random.Random(1)
+    service = SimulatedService(link_bytes_per_s=1e9)
+    if kind == "pieces":
+        reads = [(number * 4 * MIB + chances.randrange(16) * PAGE, MIB) for number in range(1, 256)]
+    else:
+        rows = sorted(chances.sample(range(ref.size_bytes // PAGE - 1), 4000), reverse=kind != "rows")
+        reads = [(row * PAGE, PAGE) for row in rows]
+    waited = 0
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
+        for offset, size_bytes in reads:
+            waited += engine.find(1, ref, offset, size_bytes) == "waited"
+            await engine.read(1, ref, offset, size_bytes)
+        check_books(engine)
+    assert waited <= len(reads) // 5
+    assert service.fetched_bytes <= (1.5 * len(reads) * MIB if kind == "pieces" else 1.05 * ref.size_bytes)
+
+
 async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_not_the_file(
     autojump_clock: MockClock,
 ) -> None:
@@ -220,6 +242,30 @@ async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_no
         for row in random.Random(1).sample(range(2560, 5120), 20):
             await engine.read(1, ref, row * PAGE, PAGE)
     assert service.fetched_bytes <= 33 * MIB
+
+
+async def test_rows_near_to_one_another_at_many_places_of_a_large_file_do_not_fetch_what_is_between(
+    autojump_clock: MockClock,
+) -> None:
+    ref, places = listed("rows", 100 << 30), random.Random(1)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for spot in range(20):
+            for row in places.sample(range(2048), 14):
+                await engine.read(1, ref, spot * (5 << 30) + row * PAGE, PAGE)
+    assert service.fetched_bytes <= 20 * 33 * MIB
+
+
+async def test_rows_near_to_one_another_do_not_end_the_fetch_of_the_rest(autojump_clock: MockClock) -> None:
+    ref, places = listed("rows", 400 * MIB), random.Random(1)
+    service = SimulatedService(link_bytes_per_s=1e8)
+    async with simulated(service, ReadaheadConfig(max_parts_in_flight=16)) as (engine, _):
+        while service.fetched_bytes < 32 * MIB:  # the rest is on its way
+            await engine.read(1, ref, places.randrange(ref.size_bytes // PAGE - 1) * PAGE, PAGE)
+        for row in places.sample(range(2048), 14):
+            await engine.read(1, ref, 100 * MIB + row * PAGE, PAGE)
+        await trio.sleep(10)
+    assert service.fetched_bytes >= ref.size_bytes
 
 
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:

@@ -97,3 +97,13 @@ def test_the_parts_around_a_place_are_all_parts_those_that_the_reader_heads_for_
     ahead, below = (size_bytes - 1) // part_bytes - offset // part_bytes, offset // part_bytes
     assert all(end == start for (_, end), (start, _) in pairwise(up[: ahead + 1]))
     assert all(end == start for (start, _), (_, end) in pairwise(down[: below + 1]))
+    most = data.draw(st.integers(1, 20))
+    some_up, some_down = (
+        parts_around(offset, size_bytes, part_bytes, is_down=is_down, most_ahead=most) for is_down in (False, True)
+    )
+    assert (some_up, some_down) == (up[: ahead + 1][:most], down[: below + 1][:most])
+
+
+def test_a_few_parts_ahead_are_told_at_once_in_a_file_of_any_size() -> None:
+    few = parts_around(1 << 60, 1 << 62, 8 * MIB, is_down=True, most_ahead=2)
+    assert few == [(1 << 60, (1 << 60) + 8 * MIB), ((1 << 60) - 8 * MIB, 1 << 60)]

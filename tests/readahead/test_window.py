@@ -1,11 +1,13 @@
 """The window's decisions, one situation each; `test_window_model` has the properties."""
 
+import gc
 import random
 from dataclasses import replace
 
 import pytest
 
 from fastfuse.readahead import ReadaheadConfig
+from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.limits import Share
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
@@ -361,6 +363,24 @@ def test_columns_of_row_groups_that_threads_read_by_turns_are_fetched_ahead() ->
     # Of 188 requests.
     assert len(late) <= 24
     assert sum(end - start for start, end in pool.fetched if start < begins[-1]) <= 1.5 * 60 * 2564 * KIB
+
+
+@pytest.mark.parametrize("request_bytes", [4 * KIB, 256 * KIB])
+def test_of_runs_that_are_over_few_are_kept(request_bytes: int) -> None:
+    """Each begins behind the one before, so it may be the second piece of a stride."""
+    window, places = Window(1 << 50, CONFIG, ServicePace(0)), random.Random(1)
+    offset, before = 0, count_of_cursors()
+    for _ in range(1000):
+        offset += places.randrange(512, 1 << 20) * 4 * KIB
+        # The halves come in another order, so one run takes in the other.
+        for begin in (offset + request_bytes, offset):
+            window.read(begin, begin + request_bytes)
+    assert count_of_cursors() - before < 200
+
+
+def count_of_cursors() -> int:
+    gc.collect()
+    return sum(isinstance(one, Cursor) for one in gc.get_objects())
 
 
 def random_runs(pool: EndlessPool, runs: int, requests: list[int]) -> list[int]:
