@@ -239,7 +239,7 @@ class Stream:
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self.window
-        if cursor.is_strided or (window.latest.dense_bytes and not cursor.is_foreseen):
+        if cursor.is_strided:
             self._leave_passed()
         while (wanted := window.next_ahead(cursor)) is not None:
             until = self._cover(*wanted, is_left=not cursor.sequential)
@@ -250,19 +250,18 @@ class Stream:
         if beyond_bytes:
             self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
         wants_all = self._rest.times_due and self._rest_parts
-        if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all:
+        if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all and self._has_room_for_rest():
             # Twice as far as they went, as ahead of a reader in sequence.
             self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
 
     def _leave_passed(self) -> None:
-        """Let go what the latest runs have passed where memory is short: it would stay, as they read some of it."""
+        """Let go what a stride has passed where memory is short: it would stay, as its pieces are not all of it."""
         if self._pool.has_room_ahead(self.file, self._config.part_size_bytes):
             return
-        latest = self.window.latest
-        first, behind = min(run.begin for run in latest), max(run.position for run in latest)
+        first = min(run.begin for run in self.window.latest)
         for part in self.file:
-            if part.is_left and (part.start >= behind if latest.are_falling else part.end <= first):
+            if part.is_left and part.end <= first:
                 self._pool.spend(part)
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:
@@ -283,11 +282,15 @@ class Stream:
             self._pool.rank(part, is_left=False)
         return part.end
 
+    def _has_room_for_rest(self) -> bool:
+        """Return whether all of the file has room in memory, so that nothing of it is fetched twice."""
+        return self._pool.has_room_ahead(self.file, self.file.ref.size_bytes - self.file.size_bytes)
+
     def _weigh_rest(self, cursor: Cursor) -> None:
         """Fetch the rest of the file from now on, if reads at random places have waited for as long as that takes."""
         file, config, service = self.file, self._config, self._service
         rest_bytes = file.ref.size_bytes - file.size_bytes
-        if cursor.is_foreseen or not rest_bytes or not self._pool.has_room_ahead(file, rest_bytes):
+        if cursor.is_foreseen or not rest_bytes or not self._has_room_for_rest():
             return
         if not service.knows(config.first_part_bytes // OPENING_PARTS):
             # GETs of single pages do not tell what the rest takes, so a larger one finds out.

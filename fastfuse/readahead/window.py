@@ -25,7 +25,8 @@ began where a sequential one has been or is about to come is the same reader at 
 * A read near the end of the file that follows nothing looks at a footer: it fetches all of the tail, and counts for
   no pattern.
 * Pieces at about equal distances are *strided*: the next pieces are fetched ahead, and nothing between them.
-* Runs near to one another are *dense*. The stream then fetches whole parts, ever more of them, the way that they go.
+* Runs near to one another are *dense*. The stream then fetches whole parts, ever more of them, the way that they go, if
+  all of the file has room in memory.
 * A sequential reader fetches whole parts, and keeps a window ahead of itself. The window is a multiple of its run until
   `pace` knows how much the reader takes during one GET.
 
