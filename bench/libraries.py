@@ -46,7 +46,6 @@ _BIAS_BYTES = 4096
 _ROW_BYTES = 8192
 _ROWS = 20_000
 _READS = 1000
-_SOME_ROWS = random.Random(1).sample(range(_ROWS), _READS)
 _KEYS = 100_000
 _VALUE_BYTES = 512
 _MEMBERS = 1000
@@ -173,9 +172,13 @@ def _mapped_tensors(place: str) -> Iterator[bytes]:
         yield shard[number * _TENSOR_BYTES : (number + 1) * _TENSOR_BYTES].tobytes()
 
 
+def _some_rows() -> list[int]:
+    return random.Random(1).sample(range(_ROWS), _READS)
+
+
 def _mapped_rows(place: str) -> Iterator[bytes]:
     rows = np.load(f"{place}/rows.npy", mmap_mode="r")
-    for number in _SOME_ROWS:
+    for number in _some_rows():
         yield rows[number].tobytes()
 
 
@@ -240,13 +243,13 @@ def _column(place: str) -> Iterator[bytes]:
 
 
 def _taken_rows(place: str) -> Iterator[bytes]:
-    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(_SOME_ROWS)
+    table = importlib.import_module("lance").dataset(f"{place}/rows.lance").take(_some_rows())
     yield from (row.as_py() for row in table.column("row"))
 
 
-def _hdf5(place: str, numbers: list[int]) -> Iterator[bytes]:
+def _hdf5(place: str, *, in_order: bool) -> Iterator[bytes]:
     with importlib.import_module("h5py").File(_file(place, "rows.h5"), "r") as file:
-        for number in numbers:
+        for number in sorted(_some_rows()) if in_order else _some_rows():
             yield file["rows"][number].tobytes()
 
 
@@ -301,8 +304,8 @@ _WORKLOADS = {
     "safetensors, 1 tensor of 10 MiB": _Workload(partial(_safetensors, names=["weight07"]), "safetensors"),
     "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": _Workload(partial(_torch, numbers=[7]), "torch", "s3fs"),
     "torch.load(mmap=True), all 30 tensors, shuffled": _Workload(partial(_torch, numbers=_SHUFFLED), "torch", "s3fs"),
-    "h5py, 1,000 random chunks of 8 KiB": _Workload(partial(_hdf5, numbers=_SOME_ROWS), "h5py", "s3fs"),
-    "h5py, the same chunks in order": _Workload(partial(_hdf5, numbers=sorted(_SOME_ROWS)), "h5py", "s3fs"),
+    "h5py, 1,000 random chunks of 8 KiB": _Workload(partial(_hdf5, in_order=False), "h5py", "s3fs"),
+    "h5py, the same chunks in order": _Workload(partial(_hdf5, in_order=True), "h5py", "s3fs"),
     "lmdb, 1,000 random keys": _Workload(_lmdb, "lmdb"),
     "sqlite3, 1,000 random keys": _Workload(_sqlite),
     "zarr, 100 crops of chunks of 800 KiB": _Workload(partial(_zarr, name="chunks.zarr"), "zarr", "s3fs"),

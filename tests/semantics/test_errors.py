@@ -141,11 +141,13 @@ def test_a_stalled_object_delays_no_other(readers: int) -> None:
     """D6"""
     good = {f"good{number}": block_bytes(number, SIZE) for number in range(8)}
     rule = FaultRule(action=Stall(0), operation="GetObject", key="silent")
-    # Larger than a part, which is one GET for all who read it.
-    silent = bytes(max(readers, 9) * MIB)
+    # Larger than a part, which is one GET for all who read it, and read at places too far apart for parts of more.
+    silent = bytes(max(readers, 9) * 2 * MIB)
     with place({"silent": silent, **good}) as here, ThreadPoolExecutor(readers + len(good)) as threads:
         here.server.faults.add(rule)
-        stalled = [threads.submit(direct_read, here.path / "silent", 4096, number * MIB) for number in range(readers)]
+        stalled = [
+            threads.submit(direct_read, here.path / "silent", 4096, number * 2 * MIB) for number in range(readers)
+        ]
         # Three quarters of the connections is what one file may have.
         here.wait_for_gets(min(readers, 48))
         read = [threads.submit((here.path / name).read_bytes) for name in good]
