@@ -49,7 +49,7 @@ def usable_cpus() -> float:
 
 def _groups(memberships: Path, hierarchies: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of our groups and of their ancestors that may limit what `controller` shares out."""
-    # Of ``hierarchy:controllers:path``; version 2 has no controllers there.
+    # A line is ``hierarchy:controllers:path``; version 2 has no controllers there.
     for controllers, group in re.findall(r"^[^:\n]*:([^:\n]*):(/.*)$", _text(memberships), re.MULTILINE):
         path = PurePosixPath(group)
         # `/../x` is a group outside our cgroup namespace, of which only the root can be seen from here.

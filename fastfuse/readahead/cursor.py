@@ -57,7 +57,7 @@ class Cursor:
         self.pace: ReaderPace | None = None
         # What was jumped over last: a late request may still ask for it.
         self._hole = (0, 0)
-        # What this run is a piece of, if it follows on another one at a distance. A run that nobody continues has none.
+        # This run is a piece of it, if it follows on another one at a distance. A run that nobody continues has none.
         self.stride: Stride | None = None
 
     @property
@@ -143,9 +143,9 @@ class Stride:
     def __init__(self, first: Cursor) -> None:
         # The latest pieces. One may be read on when others have begun.
         self._runs = deque([first], maxlen=_PIECES)
-        # Where the next piece begins, how far elsewhere it may, and what such guesses were wrong by lately.
+        # The next piece begins there, or so far elsewhere at most. Such guesses were wrong by `_slack_bytes` lately.
         self.expected = self.tolerance_bytes = self._slack_bytes = self.steps = 0
-        # What is wanted of which piece, counted from the latest one, which is 0.
+        # This range of this piece is wanted. Pieces are counted from the latest one, which is 0.
         self._pieces = -1
         self._wanted = (0, 0)
 

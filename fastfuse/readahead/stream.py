@@ -56,7 +56,7 @@ class Stream:
     # The part read last. This pins no memory: the pool takes the bytes of a part that it evicts.
     _part: Part = _NO_PART
     _rest: Rest = field(default_factory=Rest)
-    # What is wanted of the rest, in order.
+    # These ranges of the rest are wanted, in this order.
     _rest_parts: list[tuple[int, int]] = field(default_factory=list)
 
     async def read(self, offset: int, end: int) -> Buffer:

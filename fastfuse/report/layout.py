@@ -152,7 +152,7 @@ def _figure(drawn: _Chart, pieces: Sequence[Interval]) -> str:
         found = [value for _, value in points if value is not None]
         most = f"at most {three_digits(max(found))} {drawn.unit}" if found else "none"
         keys.append(f"<span class='key key-{number}'>{name}: {most}</span>")
-    # For wide and for narrow screens: the style sheet shows one.
+    # One is for wide screens and one for narrow ones: the style sheet shows one.
     svg = "".join(_svg(size, drawn.title, drawn.unit, lines) for size in _SIZES)
     return (
         f"<figure><h3>{drawn.title}, {drawn.unit}</h3>{svg}"

@@ -36,7 +36,7 @@ class RequestRate:
         self._grown_s = self._refused_s = self._next_s = -inf
         # When the refusals of this burst began, and what they leave of the rate.
         self._burst_s, self._left_per_s = -inf, 0.0
-        # What came since the window began; there is none while there is a rate.
+        # So many came since the window began; there is no window while there is a rate.
         self._window_began_s = -inf
         self._answered = 0
         self._refused = 0

@@ -36,7 +36,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         try:
             results.append(work())
         except BaseException as error:  # noqa: BLE001 - the waiting task raises it
-            # As an outcome of trio's it would keep itself, and the memory that `work` fills, until the next collection.
+            # An outcome of trio's would keep itself, and the memory that `work` fills, until the next collection.
             errors.append(error)
 
     def deliver(_: object) -> None:

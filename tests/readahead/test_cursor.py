@@ -84,7 +84,7 @@ def test_what_is_missing_of_a_piece_comes_before_the_next_piece() -> None:
 def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may_be_elsewhere() -> None:
     cursor = pieces_at([MIB, 11 * MIB + 8 * KIB, 21 * MIB + 4 * KIB, 31 * MIB])
     assert cursor.is_strided
-    # As far behind the latest as they are apart on average, give or take 8 KiB, and 16 the second.
+    # They are as far behind the latest as they are apart on average, give or take 8 KiB, and 16 the second.
     assert wanted(cursor, 64) == [
         (41 * MIB - 8 * KIB, 41 * MIB + 72 * KIB),
         (51 * MIB - 16 * KIB, 51 * MIB + 80 * KIB),

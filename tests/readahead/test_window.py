@@ -360,7 +360,7 @@ def test_columns_of_row_groups_that_threads_read_by_turns_are_fetched_ahead() ->
             for begin in pair:
                 pool.read(begin + skipped, begin + skipped + length)
     late = [start for start, _ in pool.demanded if start > begins[12]]
-    # Of 188 requests.
+    # There are 188 requests.
     assert len(late) <= 24
     assert sum(end - start for start, end in pool.fetched if start < begins[-1]) <= 1.5 * 60 * 2564 * KIB
 

@@ -70,7 +70,7 @@ async def test_who_is_cancelled_waits_no_more_and_the_work_is_done_all_the_same(
     assert scope.cancelled_caught
     await in_thread(partial(began.get, timeout=DEADLINE_S))
     words.put(0)
-    # What the work returns now wakes nobody.
+    # The work ends now, and wakes nobody.
     assert await in_thread(lambda: 1) == 1
 
 
