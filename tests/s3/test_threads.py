@@ -95,10 +95,25 @@ def test_a_work_that_outlives_its_run_ends_quietly(capfd: pytest.CaptureFixture[
             await in_thread(work)
 
     async def wait_for(thread: threading.Thread) -> None:
-        # It does this only once it is through with what came before.
+        # It is given other work only once it is through with what came before. Threads that are free later than it
+        # would be given all of it, so they are kept busy.
+        token, is_found = trio.lowlevel.current_trio_token(), threading.Event()
+        sending, receiving = trio.open_memory_channel[bool](1)
+
+        def look() -> None:
+            is_it = threading.current_thread() is thread
+            token.run_sync_soon(sending.send_nowait, is_it)
+            if not is_it:
+                is_found.wait(DEADLINE_S)
+
         with trio.fail_after(DEADLINE_S):
-            while await in_thread(threading.current_thread) is not thread:
-                await trio.lowlevel.checkpoint()
+            async with trio.open_nursery() as nursery:
+                try:
+                    nursery.start_soon(in_thread, look)
+                    while not await receiving.receive():
+                        nursery.start_soon(in_thread, look)
+                finally:
+                    is_found.set()
 
     trio.run(leave)
     words.put(0)
