@@ -204,19 +204,13 @@ def _soak(options: argparse.Namespace, place: Path) -> dict[str, Any]:
 
 def _judged(shares: Sequence[Share], windows: Sequence[Window]) -> list[str]:
     failures = [failure for share in shares for failure in share.failures]
-    found = unexpected(failures, windows, can_resend=_can_resend())
+    found = unexpected(failures, windows)
     shown = [
         f"{failure.name} {failure.manner} {failure.key} after {failure.ended_s - failure.started_s:.1f} s "
         f"{failure.detail} ({', '.join(causes) or 'nothing going on'})"
         for failure, causes in found[:_SHOWN]
     ]
     return shown + ([f"and {len(found) - _SHOWN} more such errors"] if len(found) > _SHOWN else [])
-
-
-def _can_resend() -> bool:
-    """Return whether the kernel gives the next worker the requests of one that died (Linux 6.9)."""
-    major, minor = os.uname().release.split(".")[:2]
-    return (int(major), int(minor)) >= (6, 9)
 
 
 def _periods(shares: Sequence[Share], samples: Sequence[dict[str, float]]) -> list[dict[str, float]]:

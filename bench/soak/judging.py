@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.soak.data import MOVING
-from bench.soak.disturbances import DISTURBANCES, HANGS, SQUEEZED, Window
+from bench.soak.disturbances import DISTURBANCES, Window
 from bench.soak.readers import SHORT, WRONG, Failure, Share, latency_of
 
 __all__ = [
@@ -14,9 +14,6 @@ __all__ = [
 
 # What is left of a disturbance when it is over: retries under way, and readahead that failed and is asked for again.
 _AFTER_S = 1.5
-# Without FUSE_RESEND a mount is made anew after a death; its readers get whatever the kernel says (L3).
-_WITHOUT_RESEND = frozenset({"EIO", "ENOTCONN", "ECONNABORTED", "ENODEV", "ESTALE"})
-_DEATHS = frozenset({"worker killed", HANGS, SQUEEZED})
 
 
 def causes(failure: Failure, windows: Iterable[Window]) -> list[str]:
@@ -36,7 +33,7 @@ def _is_of_a_change(failure: Failure) -> bool:
     return failure.key.startswith(MOVING) and failure.name in ("ESTALE", "ENOENT", SHORT)
 
 
-def _is_allowed(failure: Failure, windows: Sequence[Window], *, can_resend: bool) -> bool:
+def _is_allowed(failure: Failure, windows: Sequence[Window]) -> bool:
     if failure.name == WRONG:
         return False
     if _is_of_a_change(failure):
@@ -45,22 +42,14 @@ def _is_allowed(failure: Failure, windows: Sequence[Window], *, can_resend: bool
     # A directory that is listed while the view is swapped (N6).
     if failure.manner == "found" and "refresh" in around and failure.name == "ESTALE":
         return True
-    if not can_resend and _DEATHS.intersection(around) and failure.name in _WITHOUT_RESEND:
-        return True
     allowed = frozenset[str]().union(*(DISTURBANCES[name].allowed for name in around))
     # A short read is the kernel's way to say that the next one fails.
     return bool(allowed) if failure.name == SHORT else failure.name in allowed
 
 
-def unexpected(
-    failures: Iterable[Failure], windows: Sequence[Window], *, can_resend: bool
-) -> list[tuple[Failure, list[str]]]:
+def unexpected(failures: Iterable[Failure], windows: Sequence[Window]) -> list[tuple[Failure, list[str]]]:
     """Return the failures that no clause allows, each with what was going on."""
-    return [
-        (failure, causes(failure, windows))
-        for failure in failures
-        if not _is_allowed(failure, windows, can_resend=can_resend)
-    ]
+    return [(failure, causes(failure, windows)) for failure in failures if not _is_allowed(failure, windows)]
 
 
 def unsettled(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

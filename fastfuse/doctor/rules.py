@@ -9,7 +9,6 @@ from fastfuse.sizes import MIB, format_size
 
 __all__ = ["Facts", "Finding", "Level", "clock", "findings", "network", "region"]
 
-_RESEND = (6, 9)
 # A descriptor for each connection of the client and of threads, by default 768 at most, and some for the mount itself.
 _LEAST_FILES = 1024
 # A quarter of it is the least memory target, 128 MiB.
@@ -63,12 +62,7 @@ def findings(facts: Facts) -> list[Finding]:
     rights = "CAP_SYS_ADMIN: mounts by itself" if facts.has_sys_admin else "no CAP_SYS_ADMIN: fusermount3 mounts"
     memory, cpus = facts.memory_limit_bytes, facts.cpu_limit
     return [
-        _warn_unless(
-            facts.kernel >= _RESEND,
-            Finding("kernel", Level.OK, f"{kernel}: FUSE can resend requests"),
-            f"{kernel}: FUSE cannot resend requests, so reads fail that a worker's death interrupts",
-            "use Linux 6.9 or later",
-        ),
+        Finding("kernel", Level.OK, kernel),
         _fail_if(facts.device_obstacle, Finding("device", Level.OK, "/dev/fuse can be opened")),
         _fail_if(facts.rights_obstacle, Finding("rights", Level.OK, rights)),
         _warn_unless(

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Operations that are put between libfuse and pyfuse3.
 
-READ is taken before libfuse knows of it: a small file is read by a thread (`direct_reads`), everything else goes to
-`filesystem.reads`. So no task of pyfuse3 is woken for a read, and none of its coroutines made.
+Requests are read here, into memory that outlives the worker (`replies.keep`). READ is taken before libfuse knows of it: a
+small file is read by a thread (`direct_reads`), everything else goes to `filesystem.reads`. So no task of pyfuse3 is woken
+for a read, and none of its coroutines made.
 
 READDIRPLUS: the kernel asks for no OPENDIR once one was answered with ENOSYS, and then it comes with the handle 0.
 libfuse still knows the inode, but pyfuse3 (3.5) passes its handler only the handle. So the inode, and the process that
@@ -24,7 +25,7 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strlen
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
 
-from fastfuse.filesystem cimport direct_reads
+from fastfuse.filesystem cimport direct_reads, replies
 from fastfuse.filesystem.direct_reads cimport Job, direct_object
 
 cdef extern from *:
@@ -33,6 +34,7 @@ cdef extern from *:
     #include <dlfcn.h>
     #include <errno.h>
     #include <poll.h>
+    #include <stdlib.h>
     #include <string.h>
     #include <time.h>
     #include <fuse3/fuse_lowlevel.h>
@@ -89,25 +91,42 @@ cdef extern from *:
 
     /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
     static int (*taken)(const char *, size_t) = NULL;
+    /* NULL if nobody has said where requests are kept: then libfuse reads them. */
+    static char *(*next_request)(int, ssize_t *) = NULL;
     static int is_drained = 0;
     typedef int receiver(struct fuse_session *, struct fuse_buf *);
+
+    /* Pass a request on in libfuse's own buffer, which pyfuse3 frees. */
+    static int pass_on(const char *message, size_t size, struct fuse_buf *buffer)
+    {
+        void *memory = realloc(buffer->mem, size);
+        if (!memory)
+            return -ENOMEM;
+        memcpy(memory, message, size);
+        buffer->mem = memory;
+        buffer->size = size;
+        return size;
+    }
 
     __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
     int receive_request(struct fuse_session *session, struct fuse_buf *buffer)
     {
-        static receiver *receive = NULL;
         struct pollfd device = {.fd = fuse_session_fd(session), .events = POLLIN};
-        if (!receive)
-            receive = (receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf");
         long long ends_ns = now_ns() + TURN_NS;
         do {
-            int result = receive(session, buffer);
+            ssize_t size = 0;
+            char *message = next_request ? next_request(device.fd, &size) : NULL;
+            struct fuse_buf request = {.mem = message, .size = size};
             is_drained = 0;
-            if (result <= 0 || !taken || !buffer->mem || buffer->flags & FUSE_BUF_IS_FD)
-                return result;
-            switch (taken(buffer->mem, buffer->size)) {
-            case LEFT: return result;
-            case ANSWERED: fuse_session_process_buf(session, buffer);
+            if (!message)
+                return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
+            if (!size)
+                fuse_session_exit(session); /* as libfuse does */
+            if (size <= 0)
+                return size;
+            switch (taken(message, size)) {
+            case LEFT: return pass_on(message, size, buffer);
+            case ANSWERED: fuse_session_process_buf(session, &request);
             }
             is_drained = poll(&device, 1, 0) != 1;
         } while (!is_drained && now_ns() < ends_ns);
@@ -143,6 +162,7 @@ cdef extern from *:
     int LEFT, BEGUN, ANSWERED
     bint is_drained
     int (*taken)(const char *, size_t) noexcept
+    char *(*next_request)(int, ssize_t *) noexcept
 
     # The kernel's own: <linux/fuse.h>
     int FUSE_LOOKUP, FUSE_GETATTR, FUSE_READ, FUSE_INTERRUPT
@@ -419,9 +439,10 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         return ANSWERED if _row(head.nodeid, &row) else LEFT
     if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
         return LEFT
+    if _take_read is None:
+        return LEFT
+    replies.keep_read(message)
     if not _begin_small(head, asked):
-        if _take_read is None:
-            return LEFT
         # Only a read past the page cache names an owner of locks.
         is_direct = (asked.read_flags & <uint32_t> FUSE_READ_LOCKOWNER) != 0
         _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid, is_direct)
@@ -506,3 +527,4 @@ cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
 
 interpose = _interpose
 taken = _taken
+next_request = replies.next_request

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import trio
 
-from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.fuse import interposed, pyfuse3, replies
 
 __all__ = ["Readable", "RequestWait", "serve", "take_over_waiting"]
 
@@ -71,7 +71,7 @@ class RequestWait:
 
     def wait_readable(self, fd: int) -> Awaitable[None]:
         may_be_there = fd == self._fd and not interposed.has_taken_all()
-        if may_be_there and perf_counter() < self._turn_ends_s and self._is_readable():
+        if replies.are_left() or (may_be_there and perf_counter() < self._turn_ends_s and self._is_readable()):
             return _DONE
         return self._wait(fd)
 

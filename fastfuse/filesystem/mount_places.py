@@ -158,7 +158,7 @@ class GivenPlace(Place):
         if self._fd < 0:
             raise MountError(
                 f"{self.mountpoint} cannot be mounted again, for the one descriptor was --fuse-fd",
-                hint="--fuse-socket can mount again; Linux 6.9 need not",
+                hint="--fuse-socket can mount again",
             )
         fd, self._fd = self._fd, -1
         if not select.select([fd], [], [], _INIT_WITHIN_S)[0]:

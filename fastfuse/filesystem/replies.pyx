@@ -5,13 +5,16 @@ The kernel copies the bytes into the page cache inside the call that writes them
 that call, so that the loop serves the next request meanwhile. When more answers wait than the threads write, the loop
 writes one itself.
 
-An answer that is lost would leave its reader waiting for ever. A worker that dies is replaced, and the kernel asks its
-successor again, so what would lose one ends the process. One that ends in order writes what waits first (`finish`).
+A request that nobody answers would leave its caller waiting for ever, also if the worker that has read it dies. So every
+request is read into memory that outlives the worker, and a READ stays there until it is answered: the next worker begins
+with what is left (`keep`). A second answer does no harm, as the kernel refuses it. What would lose an answer ends the
+process. A worker that ends in order writes what waits first (`finish`).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
-from libc.errno cimport ECONNABORTED, EIO, ENODEV, ENOENT, ENOTCONN, errno
-from libc.stdint cimport uint32_t, uint64_t
+from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EIO, ENODEV, ENOENT, ENOTCONN, errno
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from fastfuse.filesystem.threads cimport (
     PR_SET_NAME, prctl,
@@ -19,7 +22,10 @@ from fastfuse.filesystem.threads cimport (
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
-__all__ = ["answer", "are_moving", "finish", "not_taken", "refuse", "start", "threads_for"]
+__all__ = [
+    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "finish", "keep", "not_taken", "refuse", "start",
+    "threads_for",
+]
 
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void *) noexcept, void *) nogil
@@ -32,12 +38,27 @@ cdef extern from "<sys/uio.h>" nogil:
 
 cdef extern from "<unistd.h>" nogil:
     void _exit(int)
+    ssize_t read(int, void *, size_t)
+
+cdef extern from *:
+    """
+    /* Another thread sets them, or a death may come between two of them. */
+    #define LOADED(number) __atomic_load_n(&(number), __ATOMIC_ACQUIRE)
+    #define STORE(number, value) __atomic_store_n(&(number), value, __ATOMIC_RELEASE)
+    """
+    uint64_t LOADED(uint64_t) nogil
+    void STORE(uint64_t, uint64_t) nogil
 
 cdef extern from "<linux/fuse.h>" nogil:
     struct fuse_out_header:
         uint32_t len
         int error
         uint64_t unique
+    struct fuse_in_header:
+        uint32_t len
+        uint64_t unique
+    struct fuse_read_in:
+        pass
 
 cdef enum:
     # Passing a smaller answer to a thread costs more CPU time than copying it: docs/MEASUREMENTS.md, "Mount".
@@ -46,7 +67,26 @@ cdef enum:
     _MOST_WAITING = 8
     # More threads are not known to help.
     _MOST_THREADS = 4
+    # No request to a file system that cannot be written is longer (`filesystem.session` sees to that).
+    _MESSAGE_BYTES = 64 << 10
+    # READs that are kept until they are answered. More than the kernel's own and a thread of each reader.
+    _MOST_KEPT = 8192
 
+
+# A READ that is not answered. It is none if its number is 0.
+cdef struct Kept:
+    fuse_in_header head
+    fuse_read_in asked
+
+# Memory that outlives the worker.
+cdef struct Requests:
+    # What was read last. It is under way unless its number is 0.
+    char message[_MESSAGE_BYTES]
+    # READs for which there was no room.
+    uint64_t lost_count
+    Kept reads[_MOST_KEPT]
+
+REQUESTS_BYTES = sizeof(Requests)
 
 cdef struct Answer:
     uint64_t unique
@@ -73,9 +113,110 @@ cdef uint64_t queued_count = 0, written_count = 0, seen_count = 0
 cdef int device = -1, room = _MOST_WAITING
 cdef Py_ssize_t large_bytes = _LEAST_BYTES
 
+cdef Requests *requests = NULL
+# Used by the loop's thread: the READs of a dead worker, by their places in `requests.reads`, and how many were begun.
+cdef int left[_MOST_KEPT]
+cdef int left_count = 0, left_begun = 0
+# The dead worker's last request is still to be begun.
+cdef bint is_last_left = False
+cdef object _memory = None
+
 pthread_mutex_init(&lock, NULL)
 pthread_cond_init(&has_work, NULL)
 pthread_cond_init(&has_ended, NULL)
+
+
+def keep(memory):
+    """Keep requests in `memory`, of `REQUESTS_BYTES`, until they are answered, and begin with those that are there."""
+    global requests, left_count, left_begun, is_last_left, _memory
+    cdef uint8_t[::1] view = memory
+    cdef uint64_t last
+    if len(view) != sizeof(Requests):
+        raise ValueError("no memory for requests")
+    _memory, requests = view, <Requests *> &view[0]
+    last = (<fuse_in_header *> requests.message).unique
+    found = []
+    for at in range(_MOST_KEPT):
+        if requests.reads[<int> at].head.unique == last:
+            requests.reads[<int> at].head.unique = 0  # the worker may have died while it wrote this
+        elif requests.reads[<int> at].head.unique:
+            found.append((requests.reads[<int> at].head.unique, at))
+    for place, (_, at) in enumerate(sorted(found)):
+        left[<int> place] = at
+    left_begun, left_count, is_last_left = 0, len(found), last != 0
+
+
+def are_left():
+    """Return whether requests of a dead worker are still to be begun."""
+    return is_last_left or left_begun < left_count
+
+
+def are_all_kept(memory):
+    """Return whether `memory` has every request that was read and not answered."""
+    cdef const uint8_t[::1] view = memory
+    return not (<const Requests *> &view[0]).lost_count
+
+
+cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
+    """Return the next request, one of a dead worker first, and its size: 0 if the mount is gone, or a negative errno.
+
+    The request before must be answered, or a READ that is kept. NULL without memory for requests.
+    """
+    global is_last_left, left_begun
+    cdef fuse_in_header *head
+    cdef Kept *read_left
+    if requests == NULL:
+        return NULL
+    head = <fuse_in_header *> requests.message
+    if is_last_left:
+        is_last_left = False
+        size_bytes[0] = head.len
+    elif left_begun < left_count:
+        read_left = &requests.reads[left[left_begun]]
+        memcpy(requests.message, read_left, sizeof(Kept))
+        STORE(read_left.head.unique, 0)
+        left_begun += 1
+        size_bytes[0] = head.len
+    else:
+        STORE(head.unique, 0)
+        size_bytes[0] = read(device, requests.message, _MESSAGE_BYTES)
+        if size_bytes[0] < 0:
+            # ENOENT: the caller was killed. ENODEV: the mount is gone.
+            size_bytes[0] = 0 if errno == ENODEV else -EINTR if errno in (EAGAIN, ENOENT) else -errno
+    return requests.message
+
+
+cdef void keep_read(const char *message) noexcept nogil:
+    """Keep a READ until it is answered. Called by the loop's thread."""
+    cdef Kept one = (<const Kept *> message)[0]
+    cdef uint64_t at, place, unique = one.head.unique
+    if requests == NULL:
+        return
+    one.head.unique = 0
+    for at in range(_MOST_KEPT):
+        place = (_place(unique) + at) % _MOST_KEPT
+        if not LOADED(requests.reads[place].head.unique):
+            requests.reads[place] = one
+            STORE(requests.reads[place].head.unique, unique)
+            return
+    requests.lost_count += 1
+
+
+cdef void forget_read(uint64_t unique) noexcept nogil:
+    """Keep a READ no longer, if it is kept: it is answered."""
+    cdef uint64_t at, place
+    if requests == NULL:
+        return
+    for at in range(_MOST_KEPT):
+        place = (_place(unique) + at) % _MOST_KEPT
+        if LOADED(requests.reads[place].head.unique) == unique:
+            STORE(requests.reads[place].head.unique, 0)
+            return
+
+
+cdef inline uint64_t _place(uint64_t unique) noexcept nogil:
+    # The kernel counts requests by twos.
+    return unique >> 1
 
 
 def threads_for(int cores):
@@ -235,6 +376,7 @@ cdef int write_reply(int device, uint64_t unique, int error, const void *data, s
     parts[1].iov_base, parts[1].iov_len = <void *> data, size_bytes
     # ENOENT: the reader was killed. The others: the mount is gone.
     if writev(device, parts, 2) >= 0 or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED):
+        forget_read(unique)
         return 0
     return errno
 

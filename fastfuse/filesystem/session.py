@@ -1,11 +1,13 @@
 """Mount and initialise one FUSE session in the supervisor; every worker inherits it.
 
 The kernel's INIT request is answered before the first fork, so that a new worker can go on with the connection of a
-dead one. libfuse writes the answer, but pyfuse3 cannot set `max_background`, whose default of 12 requests starves four
-readers. For this one request a socket pair stands in for the session's descriptor: INIT is passed to libfuse through
-it, and the answer is taken out, completed and written to the kernel.
+dead one, and with the requests that this has left (`filesystem.replies`). libfuse writes the answer, but pyfuse3 cannot
+set `max_background`, whose default of 12 requests starves four readers. For this one request a socket pair stands in
+for the session's descriptor: INIT is passed to libfuse through it, and the answer is taken out, completed and written
+to the kernel.
 """
 
+import mmap
 import os
 import select
 import socket
@@ -18,7 +20,7 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.fuse import interposed, pyfuse3
+from fastfuse.filesystem.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.loop import serve, take_over_waiting
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
@@ -28,9 +30,9 @@ from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
 __all__ = ["InitialisedOperations", "Session"]
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
-_INIT_IN = struct.Struct("=IIIII")  # major, minor, max_readahead, flags, flags2
-_MAX_BACKGROUND_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
-_MAX_BACKGROUND = struct.Struct("=HH")  # max_background, congestion_threshold
+_INIT_IN = struct.Struct("=IIII")  # major, minor, max_readahead, flags
+_LIMITS_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
+_LIMITS = struct.Struct("=HHI")  # max_background, congestion_threshold, max_write
 _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
 _READ, _READDIRPLUS = 15, 44
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
@@ -41,12 +43,12 @@ _FLAGS = struct.Struct("=I")
 _ATOMIC_O_TRUNC = 1 << 3
 _NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
 _NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
-_HAS_RESEND = 1 << (39 - 32)  # bit of flags2; Linux 6.9
-_NOTIFY_RESEND = 7
 
 # Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
 _MAX_BACKGROUND_REQUESTS = 256
 _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
+# The least, and no write is served. The kernel wants more room than this for every request (`replies`).
+_MAX_WRITE_BYTES = 4096
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
 _TRIED_INODE = 1 << 41 | 7
@@ -67,14 +69,15 @@ class InitialisedOperations(pyfuse3.Operations):
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
-    def __init__(self, place: Place, device: str, fd: int, *, can_resend: bool) -> None:
+    def __init__(self, place: Place, device: str, fd: int) -> None:
         self.place = place
         # ``major:minor``: tells this mount from another one at the same place while this one lives.
         self.device = device
-        # True if the kernel can send again the requests that a dead worker had read (Linux >= 6.9).
-        self.can_resend = can_resend
-        # libfuse reads requests from it and writes answers to it.
+        # Requests are read from it and answers written to it.
         self.fd = fd
+        # Every worker keeps there what it has not answered. Written to, so that no page of it is missing later.
+        self.requests = mmap.mmap(-1, replies.REQUESTS_BYTES)
+        self.requests[:] = bytes(replies.REQUESTS_BYTES)
 
     @classmethod
     def mount(
@@ -109,13 +112,8 @@ class Session:
         try:
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
-            flags2 = _shake_hands(operations, fd)
-            return cls(
-                place,
-                _device_at(place.mountpoint) if ready is None else ready.device,
-                fd,
-                can_resend=bool(flags2 & _HAS_RESEND),
-            )
+            _shake_hands(operations, fd)
+            return cls(place, _device_at(place.mountpoint) if ready is None else ready.device, fd)
         except BaseException:
             pyfuse3.close(unmount=ready is None)
             raise
@@ -151,15 +149,10 @@ class Session:
         """Send the kernel `notices`. It waits for locks that readers hold, so the worker must not call it."""
         send_notices(self.fd, notices)
 
-    def resend(self) -> bool:
-        """Have the kernel queue again every request that was read and not answered.
-
-        Return False if it cannot (before Linux 6.9), or if the connection is gone.
-        """
-        if not self.can_resend or not self.is_connected:
-            return False
-        os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, _NOTIFY_RESEND, 0))
-        return True
+    @property
+    def can_go_on(self) -> bool:
+        """Return whether another worker can go on: not if the connection is gone, or a request was not kept."""
+        return self.is_connected and replies.are_all_kept(self.requests)
 
     def abort(self) -> None:
         """End the connection for every process that holds it; every request of the mount fails from now on."""
@@ -171,13 +164,14 @@ class Session:
         pyfuse3.close(unmount=False)
 
 
-def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
-    """Serve INIT on the session's `fd` and return the second word of the kernel's capabilities."""
+def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
+    """Serve INIT on the session's `fd`."""
+    replies.keep(bytearray(replies.REQUESTS_BYTES))  # of this process, which answers no others
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         request = os.read(device, _INIT_REQUEST_MAX_BYTES)
-        *_, flags, flags2 = _INIT_IN.unpack_from(request.ljust(_IN_HEADER.size + _INIT_IN.size, b"\0"), _IN_HEADER.size)
+        *_, flags = _INIT_IN.unpack_from(request, _IN_HEADER.size)
         os.dup2(theirs.fileno(), fd)
         ours.send(request)
         trio.run(_serve_init, operations)
@@ -185,7 +179,8 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
-        _MAX_BACKGROUND.pack_into(reply, _MAX_BACKGROUND_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD)
+        limits = _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES
+        _LIMITS.pack_into(reply, _LIMITS_OFFSET, *limits)
         (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)
         _FLAGS.pack_into(reply, _FLAGS_OFFSET, agreed & ~_ATOMIC_O_TRUNC)
         _prove_inodes(operations, ours)
@@ -197,7 +192,6 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> int:
         for end in (ours, theirs):
             end.close()
         os.close(device)
-    return int(flags2)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:

@@ -181,8 +181,6 @@ class Supervisor:
             options=settings.mount_options,
         )
         self._place.raise_readahead(self._session.device)
-        if not self._session.can_resend:
-            _log.info("this kernel cannot resend requests (Linux 6.9 can): reads that a worker's death interrupts fail")
         try:
             self._control = ControlSocket(self._session.device)
         except OSError as error:
@@ -215,7 +213,7 @@ class Supervisor:
         """
         keys = self._keys.new_end()
         assert self._session is not None
-        session_fd, settings = self._session.fd, self._settings
+        session, settings = self._session, self._settings
         if settings.cache is not None and self._worker.has_hung:
             _log.warning("the next worker does not use the cache %s, in case its disk hangs", settings.cache.directory)
             settings = replace(settings, cache=None)
@@ -230,7 +228,8 @@ class Supervisor:
                 in_hand=self._in_hand,
                 session=self._s3,
                 snapshot_fd=self._snapshot_fd,
-                session_fd=session_fd,
+                session_fd=session.fd,
+                requests=session.requests,
                 ready_fd=ready_fd,
                 tables=tables,
                 keys=keys,
@@ -348,8 +347,7 @@ class Supervisor:
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.
 
-        It continues the connection, or a new one if that was aborted (``umount -f``, or `abort` in fusectl) or if the
-        kernel cannot resend requests (before Linux 6.9).
+        It continues the connection, or a new one if that was aborted (``umount -f``, or `abort` in fusectl).
 
         Raises:
             FastfuseError: one worker dies after the other and no request is served, or none can be started.
@@ -357,8 +355,7 @@ class Supervisor:
         while True:
             session = self._session
             assert session is not None
-            # Before the next worker reads anything, or its own requests would be sent to it twice.
-            can_go_on = session.resend()
+            can_go_on = session.can_go_on
             if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
                 _log.info("%s was unmounted", self._place.mountpoint)
                 return False

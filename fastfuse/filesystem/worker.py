@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import json
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -84,6 +85,8 @@ class WorkerTask:
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
+    # Outlives this process: the requests that it has not answered (`filesystem.replies`).
+    requests: mmap.mmap
     # Gets `READY`.
     ready_fd: int
     # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files.
@@ -155,6 +158,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
+            replies.keep(task.requests)
             await serve()
         finally:
             replies.finish()

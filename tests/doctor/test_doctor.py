@@ -36,7 +36,6 @@ def test_a_machine_that_has_everything_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "level", "remedy"),
     [
-        ({"kernel": (6, 8)}, "kernel", Level.WARN, "6.9"),
         ({"device_obstacle": ("/dev/fuse is missing", "--device")}, "device", Level.FAIL, "--device"),
         ({"rights_obstacle": ("not set-uid", "chmod u+s")}, "rights", Level.FAIL, "chmod u+s"),
         ({"fusermount": None}, "fusermount3", Level.WARN, "fuse3"),
@@ -98,11 +97,9 @@ def prepared(script: str) -> dict[str, str]:
 
 @pytest.mark.fuse
 def test_what_a_machine_lacks_is_found_on_a_real_one() -> None:
-    """The kernel says that it is an old one."""
     assert prepared(
-        "mount --bind /dev/null /dev/fuse; mount -o remount,bind,ro /sys; "
-        "exec prlimit --nofile=256 setarch --uname-2.6 env PATH=/nowhere"
-    ) == {"kernel": "warn", "device": "fail", "fusermount3": "warn", "readahead": "warn", "open files": "warn"}
+        "mount --bind /dev/null /dev/fuse; mount -o remount,bind,ro /sys; exec prlimit --nofile=256 env PATH=/nowhere"
+    ) == {"device": "fail", "fusermount3": "warn", "readahead": "warn", "open files": "warn"}
     # Whether this user may open /dev/fuse is the machine's affair.
     found = prepared("mount --bind /dev/null /etc/fuse.conf; exec setpriv --reuid=65534 --clear-groups --no-new-privs")
     assert {"rights": "fail", "allow_other": "warn", "readahead": "warn"}.items() <= found.items()

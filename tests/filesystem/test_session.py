@@ -153,10 +153,10 @@ def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_num
     assert entry is not None
     disconnected = os.open("/dev/fuse", os.O_RDWR)
     try:
-        earlier = Session(Place(mount.path), entry.device, disconnected, can_resend=True)
+        earlier = Session(Place(mount.path), entry.device, disconnected)
         assert not earlier.is_connected
         assert not earlier.is_mounted
-        assert not earlier.resend()
+        assert not earlier.can_go_on
         earlier.unmount(lazy=True)
         assert find_mount(mount.path) == entry
     finally:

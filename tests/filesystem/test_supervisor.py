@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +57,6 @@ def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str)
         return [sys.executable, *interpreter, "-c", program, *plain[at:]]
 
     monkeypatch.setattr(mounting, "mount_command", command)
-
-
-@pytest.fixture
-def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mounts that see no FUSE_HAS_RESEND, as before Linux 6.9."""
-    with_change(monkeypatch, "from fastfuse.filesystem import session; session._HAS_RESEND = 0")
 
 
 def kill(pid: int) -> None:
@@ -194,12 +188,7 @@ def test_a_busy_mount_of_a_user_is_detached_at_the_first_attempt(
         assert find_mount(mount.path) is None
 
 
-@pytest.mark.parametrize("kernel", ["new", "old"])
-def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(
-    server: LoopbackServer, kernel: str, request: pytest.FixtureRequest
-) -> None:
-    if kernel == "old":
-        request.getfixturevalue("old_kernel")
+def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         worker = mount.worker()
         os.kill(worker, signal.SIGSTOP)  # or it would end by itself
@@ -243,9 +232,43 @@ def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
         assert mount.stop() == 0
 
 
-def test_on_a_kernel_that_cannot_resend_the_mount_is_made_again(server: LoopbackServer, old_kernel: None) -> None:
+@pytest.mark.parametrize(
+    ("handler", "asks"),
+    [
+        ("readdir", os.listdir),
+        ("getxattr", lambda place: os.getxattr(place / "a", "user.s3.key")),
+        ("statfs", os.statvfs),
+    ],
+)
+def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, handler: str, asks: Callable[[Path], object]
+) -> None:
+    """L3"""
+    change = f"""
+    import mmap, os, signal
+    from fastfuse.filesystem.operations import MountOperations
+    has_died = mmap.mmap(-1, 1)  # shared by all workers
+    handler = MountOperations.{handler}
+    async def dying(*arguments):
+        if not has_died[0]:
+            has_died[0] = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await handler(*arguments)
+    MountOperations.{handler} = dying
+    """
+    with_change(monkeypatch, change)
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        assert "this kernel cannot resend requests" in mount.log
+        assert asks(mount.path)
+        assert "the worker died" in mount.log
+        assert f"mounting {mount.path} again" not in mount.log
+        assert mount.stop() == 0
+
+
+def test_a_mount_of_which_a_request_was_lost_is_made_again(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "from fastfuse.filesystem import session; session.replies.are_all_kept = lambda _: False")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
         opened = os.open(mount.path / "a", os.O_RDONLY)
         kill(mount.worker())
         wait_until(lambda: readable(mount.path / "b", b"b"))

@@ -35,14 +35,13 @@ def failure(name: str, when_s: float, key: str = "small/1", manner: str = "whole
 def test_an_error_is_allowed_only_while_something_goes_on_that_allows_it(
     name: str, when_s: float, key: str, is_allowed: bool
 ) -> None:
-    found = unexpected([failure(name, when_s, key)], WINDOWS, can_resend=True)
+    found = unexpected([failure(name, when_s, key)], WINDOWS)
     assert (not found) == is_allowed
 
 
-def test_a_death_of_the_worker_allows_errors_only_where_the_kernel_cannot_resend() -> None:
+def test_a_death_of_the_worker_allows_no_error() -> None:
     failures = [failure("ENOTCONN", 11)]
-    assert unexpected(failures, WINDOWS, can_resend=True) == [(failures[0], ["worker killed"])]
-    assert not unexpected(failures, WINDOWS, can_resend=False)
+    assert unexpected(failures, WINDOWS) == [(failures[0], ["worker killed"])]
     assert causes(failure("EIO", 16), WINDOWS) == []
 
 
@@ -63,8 +62,8 @@ def test_a_call_that_took_longer_than_it_may_is_told() -> None:
 
 def test_a_listing_may_be_stale_while_the_view_is_swapped() -> None:
     refresh = [Window("refresh", 1, 2)]
-    assert not unexpected([failure("ESTALE", 1, manner="found")], refresh, can_resend=True)
-    assert unexpected([failure("ESTALE", 1, manner="whole")], refresh, can_resend=True)
+    assert not unexpected([failure("ESTALE", 1, manner="found")], refresh)
+    assert unexpected([failure("ESTALE", 1, manner="whole")], refresh)
 
 
 def test_what_has_grown_is_told_and_what_is_new_is_growth() -> None:
