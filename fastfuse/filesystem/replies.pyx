@@ -147,7 +147,9 @@ def keep(memory):
 
 
 def are_left():
-    """Return whether requests of a dead worker are still to be begun."""
+    """Note that the last request is answered or kept; return whether some of a dead worker are still to be begun."""
+    if requests != NULL and not is_last_left:
+        STORE((<fuse_in_header *> requests.message).unique, 0)
     return is_last_left or left_begun < left_count
 
 
