@@ -18,6 +18,7 @@ libfuse's public API is used. For that, it must be loaded before pyfuse3 and wit
 (RTLD_GLOBAL), as `filesystem.fuse` does. `filesystem.session` proves at each mount that it works.
 """
 
+from libc.errno cimport ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.unicode cimport PyUnicode_1BYTE_DATA
 from libc.stdio cimport snprintf
@@ -152,9 +153,12 @@ cdef extern from *:
         void (*lookup)(fuse_req_t, fuse_ino_t, const char *) noexcept
         void (*getattr)(fuse_req_t, fuse_ino_t, fuse_file_info *) noexcept
         void (*readdirplus)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
+        void (*ioctl)(fuse_req_t, fuse_ino_t, unsigned int, void *, fuse_file_info *, unsigned int, const void *, size_t,
+                      size_t) noexcept
 
     const fuse_ctx *fuse_req_ctx(fuse_req_t) noexcept
     int fuse_reply_entry(fuse_req_t, const fuse_entry_param *) noexcept
+    int fuse_reply_err(fuse_req_t, int) noexcept
     int fuse_reply_attr(fuse_req_t, const struct_stat *, double) noexcept
 
     fuse_lowlevel_ops theirs
@@ -418,6 +422,12 @@ cdef void _readdirplus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
     theirs.readdirplus(request, inode, size, offset, file)
 
 
+cdef void _ioctl(fuse_req_t request, fuse_ino_t inode, unsigned int command, void *argument, fuse_file_info *file,
+                 unsigned int flags, const void *data, size_t in_bytes, size_t out_bytes) noexcept:
+    # Before Linux 5.13 callers would get the ENOSYS of libfuse.
+    fuse_reply_err(request, ENOTTY)
+
+
 cdef int _taken(const char *message, size_t size_bytes) noexcept:
     """Begin a read; return whether this is one, or a request that needs no Python."""
     cdef const fuse_in_header *head = <const fuse_in_header *> message
@@ -523,7 +533,8 @@ cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
 
 
 cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
-    operations.lookup, operations.getattr, operations.readdirplus = _lookup, _getattr, _readdirplus
+    operations.lookup, operations.getattr = _lookup, _getattr
+    operations.readdirplus, operations.ioctl = _readdirplus, _ioctl
 
 interpose = _interpose
 taken = _taken
