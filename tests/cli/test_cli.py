@@ -93,6 +93,12 @@ class TestMount:
         assert settings.connection == ConnectionConfig()
         assert not settings.create_parents
 
+    def test_the_socket_of_a_helper_is_found_again_after_a_change_of_directory(
+        self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert mounted(mounts, "s3://b", "--fuse-socket", "socket").fuse_socket == tmp_path / "socket"
+
     def test_a_channel_names_the_mountpoint(self, mounts: Mounts) -> None:
         assert mounted(mounts, "s3://b", "--channel", "eval").mountpoint == Path("/opt/ml/input/data/eval")
 
