@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -186,9 +187,16 @@ def hint(
     than files are opened: run it beside what opens them.
     """
     from fastfuse import hints
+    from fastfuse.filesystem import control
+    from fastfuse.filesystem.mountpoint import ForeignMountError
+
+    def look() -> None:
+        """Raise `MountError` if the mount hangs; one of another user does not say."""
+        with suppress(ForeignMountError):
+            control.ask_status(control.entry_of(mountpoint))
 
     with _opened(file) as listing:
-        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
+        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint, meanwhile=look)
     return 0
 
 
