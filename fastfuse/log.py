@@ -178,8 +178,8 @@ def _sink(config: LogConfig, syslog: Path | None) -> logging.Handler:
             # Watched: logrotate may move the file away under a mount that lives for weeks.
             handler = _LogFile(config.file)
         except OSError as error:
-            # open(2), of a pipe and of a socket
-            reason = "nobody reads it" if error.errno == errno.ENXIO else error.strerror
+            is_unread = error.errno == errno.ENXIO  # open(2)
+            reason = "it is a pipe that nobody reads, or a socket" if is_unread else error.strerror
             raise ConfigurationError(
                 f"--log-file {str(config.file)!r} cannot be written: {reason}",
                 hint="name a file in a directory that exists and is writable",

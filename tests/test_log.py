@@ -143,7 +143,7 @@ def test_a_log_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Pat
 def test_a_pipe_is_a_log_file_for_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(ConfigurationError, match="cannot be written: nobody reads it"):
+    with pytest.raises(ConfigurationError, match="cannot be written: it is a pipe that nobody reads"):
         configure(LogConfig(file=path))
     reading_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:

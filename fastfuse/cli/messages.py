@@ -64,7 +64,7 @@ def _instead_of(name: str, group: TyperGroup, known: Mapping[str, str]) -> str:
     from difflib import get_close_matches  # most environments have no such variable
 
     option = "--" + name.removeprefix(_PREFIX).replace("_", "-").lower()
-    if any(option in parameter.opts for command in group.commands.values() for parameter in command.params):
+    if any(option in parameter.opts for command in (group, *group.commands.values()) for parameter in command.params):
         return f"{option} has no variable: give it on the command line"
     nearest = get_close_matches(name, known, n=1, cutoff=0.8)
     return f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help-all' shows which it does; unset it"

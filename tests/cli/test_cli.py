@@ -318,7 +318,7 @@ class TestRefusals:
             "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
 
-    @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count"])
+    @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count", "--version"])
     def test_a_variable_that_is_called_as_an_option_without_one_is_told_with_the_option(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
     ) -> None:

@@ -358,7 +358,7 @@ class _Sending:
             return await writer.stream(receiving)
 
     async def _send_files(self, writer: ObjectWriter) -> str:
-        """Send all files that can be sent; raise why the first other one cannot after that, with what was sent."""
+        """Send all files that can be sent; after that, raise which were not, and why."""
         done_bytes, unsent, errors = 0, list[str](), list[FastfuseError]()
 
         def send_each() -> None:
@@ -383,7 +383,8 @@ class _Sending:
             more = f" and {len(unsent) - _SHOWN:,} more" if unsent[_SHOWN:] else ""
             sent = f"{max(0, self._files - len(unsent)):,} of {self._files:,} files were sent"
             names = ", ".join(map(repr, unsent[:_SHOWN]))
-            raise OutputError(f"{sent}, not {names}{more}: {errors[0]}", hint=errors[0].hint)
+            reason = errors[0] if isinstance(errors[-1], OutputError) else errors[-1]
+            raise OutputError(f"{sent}, not {names}{more}: {reason}", hint=reason.hint)
         return ""
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:

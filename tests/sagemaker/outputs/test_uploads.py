@@ -176,10 +176,11 @@ def test_what_cannot_be_an_object_keeps_no_other_file_from_s3(moto_server: S3Ser
 def test_an_upload_that_the_service_refuses_midway_says_what_was_sent(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", key="*/model/c*"))
     config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": "NONE"}
-    text = MAKE + "for name in 'abcdefg': open(model + '/' + name, 'w')"
+    text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
     with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
         assert job.wait() == 6, job.log
-        assert "/model: 2 of 9 files were sent, not 'c', 'code/infer.py', 'd' and 4 more: " in job.log
+        sent = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
+        assert sent in job.log, job.log
     stored = server.buckets[BUCKET].view()
     sent = [name for name in "abcdefg" if stored.lookup(f"models/a-job/output/model/{name}".encode())]
     assert sent == ["a", "b"]
