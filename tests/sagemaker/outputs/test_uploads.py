@@ -179,8 +179,8 @@ def test_an_upload_that_the_service_refuses_midway_says_what_was_sent(server: Lo
     text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
     with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
         assert job.wait() == 6, job.log
-        sent = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
-        assert sent in job.log, job.log
+        told = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
+        assert told in job.log, job.log
     stored = server.buckets[BUCKET].view()
     sent = [name for name in "abcdefg" if stored.lookup(f"models/a-job/output/model/{name}".encode())]
     assert sent == ["a", "b"]
