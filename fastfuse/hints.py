@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -62,6 +62,9 @@ _MAX_UNSENT_SAMPLES = 1 << 20
 # For the thread to see that it is over; it does not while it waits for the next of somebody's paths.
 _JOIN_S = 1.0
 
+# Orders may wait for their turn for as long as others are taken.
+_TURN_S = 20.0
+
 _warned: set[str] = set()
 
 
@@ -83,13 +86,15 @@ def order(paths: Iterable[AnyPath], mountpoint: AnyPath) -> Iterator[None]:
         sender.close()
 
 
-def hand_over(paths: Iterable[AnyPath], mountpoint: AnyPath) -> None:
+def hand_over(paths: Iterable[AnyPath], mountpoint: AnyPath, *, meanwhile: Callable[[], object] | None = None) -> None:
     """Announce `paths` as `order` does, and return when the last is taken; what is announced by then stands.
+
+    `meanwhile` is called after each 20 s in which the turn of this order has not come, and may raise an error.
 
     Raises:
         MountError: there is no mount of fastfuse, nobody listens, or it does not listen to this user.
     """
-    sender = _Sender(paths, Path(os.path.abspath(os.fsdecode(mountpoint))))
+    sender = _Sender(paths, Path(os.path.abspath(os.fsdecode(mountpoint))), meanwhile)
     try:
         sender.send()
         sender.finish()
@@ -197,7 +202,10 @@ class _Epoch(Generic[_Sample]):
 class _Sender:
     """One order on its way to the mount, through one connection at a time."""
 
-    def __init__(self, paths: Iterable[AnyPath], mountpoint: Path) -> None:
+    def __init__(
+        self, paths: Iterable[AnyPath], mountpoint: Path, meanwhile: Callable[[], object] | None = None
+    ) -> None:
+        self._meanwhile = meanwhile
         self._paths = iter(paths)
         self._mountpoint = mountpoint
         # What stands before an absolute path: the mountpoint, as it was given and without links.
@@ -303,7 +311,7 @@ class _Sender:
                 # Whoever else listens there is told nothing.
                 if not self._dial(address) or peer_uid(self._connected()) not in {0, entry.owner_uid}:
                     continue
-                greeting = self._connected().recv(1)
+                greeting = self._greeting()
                 if greeting == SERVED or self._is_over.is_set():
                     return
                 if greeting == REFUSED:
@@ -313,6 +321,19 @@ class _Sender:
                     )
         if not self._is_over.is_set():
             raise self._no_answer()
+
+    def _greeting(self) -> bytes:
+        """Return what the worker says once it is our turn."""
+        connection = self._connected()
+        try:
+            while self._meanwhile is not None:
+                connection.settimeout(_TURN_S)
+                with suppress(TimeoutError):
+                    return connection.recv(1)
+                self._meanwhile()
+            return connection.recv(1)
+        finally:
+            connection.settimeout(None)
 
     def _dial(self, address: str) -> bool:
         """Connect as soon as there is room among those who wait; False if the order is over before."""

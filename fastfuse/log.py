@@ -1,5 +1,6 @@
 """Where log lines go and what they look like. Nothing here decides what is worth a line."""
 
+import errno
 import json
 import logging
 import logging.handlers
@@ -177,8 +178,10 @@ def _sink(config: LogConfig, syslog: Path | None) -> logging.Handler:
             # Watched: logrotate may move the file away under a mount that lives for weeks.
             handler = _LogFile(config.file)
         except OSError as error:
+            is_unread = error.errno == errno.ENXIO  # open(2)
+            reason = "it is a pipe that nobody reads, or a socket" if is_unread else error.strerror
             raise ConfigurationError(
-                f"--log-file {str(config.file)!r} cannot be written: {error.strerror}",
+                f"--log-file {str(config.file)!r} cannot be written: {reason}",
                 hint="name a file in a directory that exists and is writable",
             ) from error
     elif syslog is not None:
@@ -245,12 +248,15 @@ def _log_files() -> Iterator[_LogFile]:
 
 
 def _open_log(path: str, flags: int) -> int:
+    # A named pipe that nobody reads would make us wait. One that somebody reads, as behind /dev/stderr, is written to.
+    flags |= os.O_NONBLOCK
     try:
         fd = os.open(path, flags | os.O_EXCL, _LOG_MODE)
+        with suppress(OSError):  # a file system without modes; elsewhere, the umask may have taken the group's right
+            os.fchmod(fd, _LOG_MODE)
     except FileExistsError:
-        return os.open(path, flags)
-    with suppress(OSError):  # a file system without modes; elsewhere, the umask may have taken the group's right
-        os.fchmod(fd, _LOG_MODE)
+        fd = os.open(path, flags)
+    os.set_blocking(fd, True)
     return fd
 
 

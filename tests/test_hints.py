@@ -511,6 +511,30 @@ class TestHandOver:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
 
+    def test_a_turn_that_does_not_come_is_waited_for_while_the_mount_answers(
+        self, mountpoint: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hints, "_TURN_S", 0.01)
+        looks = itertools.count()
+
+        def hang() -> None:
+            if next(looks) == 3:
+                raise MountError("the mount does not answer")
+
+        with pytest.raises(MountError, match="does not answer"):
+            hand_over(["a"], mountpoint, meanwhile=hang)
+        listener.accept(b"").close()
+        looked = threading.Semaphore(0)
+        thread = threading.Thread(target=hand_over, args=(["a"], mountpoint), kwargs={"meanwhile": looked.release})
+        thread.start()
+        with listener.accept(b"") as connection:
+            assert looked.acquire(timeout=PATIENCE_S)
+            connection.send(SERVED)
+            received(connection, 1)
+            connection.send(TAKEN)
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
     def test_what_is_not_mounted_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(MountError, match="nothing of fastfuse is mounted at"):
             hand_over(["a"], tmp_path)

@@ -140,6 +140,33 @@ def test_a_log_file_that_cannot_be_opened_is_a_configuration_error(tmp_path: Pat
         configure(LogConfig(file=tmp_path / "absent" / "log"))
 
 
+def test_a_pipe_is_a_log_file_for_as_long_as_somebody_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(ConfigurationError, match="cannot be written: it is a pipe that nobody reads"):
+        configure(LogConfig(file=path))
+    reading_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        configure(LogConfig(file=path))
+        logging.getLogger("fastfuse").info("mounted")
+        assert os.read(reading_fd, 1024).endswith(b"mounted\n")
+    finally:
+        os.close(reading_fd)
+
+
+def test_what_stands_for_a_stream_is_a_log_file() -> None:
+    reading_fd, writing_fd = os.pipe()
+    try:
+        # /dev/stderr is a link to such a path.
+        configure(LogConfig(file=Path(f"/proc/self/fd/{writing_fd}")))
+        logging.getLogger("fastfuse").info("mounted")
+        assert os.read(reading_fd, 1024).endswith(b"mounted\n")
+    finally:
+        os.close(reading_fd)
+        os.close(writing_fd)
+    configure(LogConfig(file=Path("/dev/null")))
+
+
 def test_a_daemon_without_a_file_logs_to_syslog_as_fastfuse_and_leaves_the_time_to_it(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog:
         syslog.bind(str(tmp_path / "log"))

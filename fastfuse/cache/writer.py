@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -110,13 +111,15 @@ class Writer:
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
-        # The directory was removed or replaced, or the thread has ended, or never begun.
-        self.is_gone = False
+        # Taken from the queue, and still claimed.
+        self._taken: list[Range] = []
+        # The directory was removed or replaced, or the thread has ended, or never begun; and only the last two.
+        self.is_gone = self._is_over = False
         self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
-            self.is_gone = True
+            self.is_gone = self._is_over = True
             self._tell("disk", f"the cache {cache.settings.directory} is not used: {error}; see ulimit -u and pids.max")
 
     def close(self, patience_s: float) -> bool:
@@ -149,7 +152,7 @@ class Writer:
     @property
     def queued_bytes(self) -> int:
         """The bytes that wait to be written."""
-        return self._offered_bytes - self._done_bytes
+        return 0 if self._is_over else self._offered_bytes - self._done_bytes
 
     def offer(self, fetched: Range) -> bool:
         """Queue a range that is claimed; return False if the queue is full."""
@@ -158,6 +161,8 @@ class Writer:
             return False
         self._offered_bytes += len(fetched.data)
         self._queue.put(fetched)
+        if self._is_over:  # nobody else looks into it any more
+            self._give_up_queue()
         return True
 
     def lose(self, object_id: int, extent: Extent) -> None:
@@ -178,9 +183,28 @@ class Writer:
                 if time.monotonic() - self._ticked_s >= _TICK_S:
                     self._ticked_s = time.monotonic()
                     self._guarded(self._tick)
+        except Exception as error:
+            self._tell("disk", f"the cache {self._cache.settings.directory} is not used any more: {error!r}")
+            raise
         finally:
-            self.is_gone = True
+            self.is_gone = self._is_over = True
+            self._release_taken()
+            self._give_up_queue()
             self._leave()
+
+    def _release_taken(self) -> None:
+        while self._taken:
+            one = self._taken.pop()
+            self._claims.release(one.object_id, one.start, one.end)
+
+    def _give_up_queue(self) -> None:
+        """Give up the claims on what nobody will write; the loop may call it, too."""
+        with suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, Range):
+                    self._count("dropped", len(item.data))
+                    self._claims.release(item.object_id, item.start, item.end)
 
     def _guarded(self, work: Callable[[], None]) -> bool:
         """Do `work`, which may use disk and index. After a failure nothing is written for a while."""
@@ -196,7 +220,7 @@ class Writer:
 
     def _step(self) -> bool:
         """Write what is queued; return False if that was all there will be."""
-        ranges: list[Range] = []
+        ranges = self._taken
         size_bytes, goes_on = 0, True
         try:
             item = self._queue.get(timeout=_TICK_S)
@@ -231,8 +255,7 @@ class Writer:
         kept_bytes = sum(extent.end - extent.start for _, extent in written)
         self._count("written", kept_bytes)
         self._count("dropped", size_bytes - kept_bytes)
-        for one in ranges:
-            self._claims.release(one.object_id, one.start, one.end)
+        self._release_taken()
         self._done_bytes += size_bytes
 
     def _write(self, ranges: list[Range], written: list[tuple[int, Extent]]) -> None:

@@ -235,7 +235,8 @@ def mount_settings(
         create_parents=place.parent == CHANNELS_ROOT,
         mount_options=tuple(mount_option or ()),
         grace_s=grace_s,
-        fuse_socket=fuse_socket,
+        # A daemon changes to the root directory.
+        fuse_socket=None if fuse_socket is None else fuse_socket.absolute(),
         fuse_fd=fuse_fd,
         metrics_listen=None if metrics_listen is None else parse_listen_address(metrics_listen),
     )

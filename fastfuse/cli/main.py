@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         get_completion_inspect_parameters()  # typer knows the shells from here on
     commands = typer.main.get_group(app)
     known = messages.variables_of(commands)
-    messages.warn_of_unknown_variables(known, words)
+    messages.warn_of_unknown_variables(commands, known, words)
     try:
         return int(commands.main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
     except FastfuseError as error:
@@ -145,6 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
         message, hint = messages.usage_message(error), f"see '{command} --help'"
+        exit_code = ConfigurationError.exit_code
+    except FileNotFoundError:
+        if startup.has_working_directory():
+            raise
+        message, hint = "the working directory was deleted, and a relative path begins there", "cd to another one"
         exit_code = ConfigurationError.exit_code
     except BaseExceptionGroup as group:
         # Ctrl-C in a run of trio raises a group, and typer only knows a bare KeyboardInterrupt.

@@ -48,20 +48,26 @@ def variables_of(group: TyperGroup) -> dict[str, str]:
     }
 
 
-def warn_of_unknown_variables(known: Mapping[str, str], words: Sequence[str]) -> None:
-    """Warn of each variable that looks like one of ours and is none of those `known`."""
+def warn_of_unknown_variables(group: TyperGroup, known: Mapping[str, str], words: Sequence[str]) -> None:
+    """Warn of each variable that looks like one of ours and is none of those `known`; `group` has the commands."""
     ours = {name for name in os.environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
     for name in sorted(ours - known.keys()):
-        from difflib import get_close_matches  # most environments have no such variable
-
-        nearest = get_close_matches(name, known, n=1, cutoff=0.8)
         warn(
             f"the environment has {name}, which fastfuse does not read",
-            hint=f"did you mean {nearest[0]}?"
-            if nearest
-            else "'fastfuse mount --help-all' shows which it does; unset it",
+            hint=_instead_of(name, group, known),
             words=words,
         )
+
+
+def _instead_of(name: str, group: TyperGroup, known: Mapping[str, str]) -> str:
+    """Return what to do in place of setting the variable `name`, which nothing reads."""
+    from difflib import get_close_matches  # most environments have no such variable
+
+    option = "--" + name.removeprefix(_PREFIX).replace("_", "-").lower()
+    if any(option in parameter.opts for command in (group, *group.commands.values()) for parameter in command.params):
+        return f"{option} has no variable: give it on the command line"
+    nearest = get_close_matches(name, known, n=1, cutoff=0.8)
+    return f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help-all' shows which it does; unset it"
 
 
 def warn(message: str, *, hint: str, words: Sequence[str]) -> None:

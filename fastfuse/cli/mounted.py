@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +27,7 @@ def _absolute(path: Path | None) -> Path | None:
 # Nothing is checked there: a hung mount would hang this process, too.
 _PLACE: Final[dict[str, Any]] = {"metavar": "MOUNTPOINT", "parser": Path, "callback": _absolute}
 Mountpoint = Annotated[Path, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)]
+_EVERY_S: Final = 1.0
 
 
 def unmount(
@@ -96,7 +98,8 @@ def status(
 def stats(
     mountpoint: Mountpoint,
     *,
-    interval: Annotated[float, option("--interval SECONDS", "Seconds between two lines.", min=0.1, max=86400)] = 1.0,
+    interval: Annotated[float, option("--interval SECONDS",
+        "Seconds between two lines.", min=0.1, max=86400)] = _EVERY_S,
     count: Annotated[int | None, option("--count N", "End after so many lines.", min=1)] = None,
     summary: Annotated[bool, option("--summary",
         "Say once what the mount did since it began, and why readers waited.")] = False,
@@ -109,6 +112,11 @@ def stats(
     from fastfuse.cli import status_command as command
 
     if summary or as_json:
+        if (interval, count) != (_EVERY_S, None):
+            raise ConfigurationError(
+                "--interval and --count are for lines, and the summary is printed once",
+                hint="leave them out, or --summary and --json",
+            )
         return command.summary(mountpoint, as_json=as_json)
     return command.stats(mountpoint, every_s=interval, count=count)
 
@@ -179,9 +187,16 @@ def hint(
     than files are opened: run it beside what opens them.
     """
     from fastfuse import hints
+    from fastfuse.filesystem import control
+    from fastfuse.filesystem.mountpoint import ForeignMountError
+
+    def look() -> None:
+        """Raise `MountError` if the mount hangs; one of another user does not say."""
+        with suppress(ForeignMountError):
+            control.ask_status(control.entry_of(mountpoint))
 
     with _opened(file) as listing:
-        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint)
+        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint, meanwhile=look)
     return 0
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-__all__ = ["Startup", "fork", "loading", "open_standard_streams", "prepare"]
+__all__ = ["Startup", "fork", "has_working_directory", "loading", "open_standard_streams", "prepare"]
 
 
 def prepare() -> None:
@@ -30,6 +30,15 @@ def prepare() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # As it ends, Python searches all objects for garbage: 250 ms of CPU after a mount, 30 ms if they are frozen.
     atexit.register(gc.freeze)
+
+
+def has_working_directory() -> bool:
+    """Return whether the working directory has a path; one that was deleted has none."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextmanager

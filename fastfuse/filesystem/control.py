@@ -10,9 +10,10 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -150,14 +151,17 @@ def send_answer(connection: socket.socket, message: bytes) -> None:
         connection.shutdown(socket.SHUT_RDWR)  # even if a child still holds a copy
 
 
-def request_refresh(mountpoint: Path) -> RefreshReport:
+def request_refresh(mountpoint: Path, *, within_s: float = _STATUS_WITHIN_S) -> RefreshReport:
     """Have the mount at `mountpoint` list its source again, and wait until it shows the result.
+
+    A listing may take long. The mount has `within_s` to answer what it is asked meanwhile.
 
     Raises:
         MountError: there is no mount of fastfuse, it is not yours, or it does not answer.
         FastfuseError: the mount could not list; the same error would have kept it from starting.
     """
-    found = ask(entry_of(mountpoint), REFRESH, within_s=None)
+    entry = entry_of(mountpoint)
+    found = ask(entry, REFRESH, within_s=within_s, meanwhile=partial(ask_status, entry, within_s=within_s))
     return RefreshReport(*(found[field.name] for field in fields(RefreshReport)))
 
 
@@ -167,9 +171,17 @@ def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict
 
 
 def ask(
-    entry: MountEntry, request: str, *, within_s: float | None = _STATUS_WITHIN_S, **more: str | None
+    entry: MountEntry,
+    request: str,
+    *,
+    within_s: float = _STATUS_WITHIN_S,
+    meanwhile: Callable[[], object] | None = None,
+    **more: str | None,
 ) -> dict[str, Any]:
     """Return the answer of a mount, which may say nothing for `within_s`.
+
+    If the answer may take longer, `meanwhile` is called after each silence of that length, and raises an error if there
+    will be none.
 
     Raises:
         MountError: it is not yours, does not answer, or is of another version.
@@ -178,11 +190,21 @@ def ask(
     for connection in _connections(entry, {"request": request, **more}, within_s=within_s):
         answer = bytearray()
         with suppress(ConnectionError, TimeoutError):
-            while (received := connection.recv(1 << 16)) and len(answer) <= _MOST_ANSWER_BYTES:
+            while (received := _received(connection, meanwhile)) and len(answer) <= _MOST_ANSWER_BYTES:
                 answer += received
         if answer:
             return answer_of(bytes(answer), request)
     raise _no_answer(entry)
+
+
+def _received(connection: socket.socket, meanwhile: Callable[[], object] | None) -> bytes:
+    while True:
+        try:
+            return connection.recv(1 << 16)
+        except TimeoutError:
+            if meanwhile is None:
+                raise
+            meanwhile()
 
 
 def answer_of(message: bytes, request: str) -> dict[str, Any]:
@@ -284,10 +306,12 @@ def _no_answer(entry: MountEntry) -> MountError:
     )
 
 
-def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float | None) -> Iterator[socket.socket]:
+def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float) -> Iterator[socket.socket]:
     """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent."""
     for address in addresses(control_prefix(entry.device)):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+        # A mount that hangs has no room for another connection once some were made.
+        no_answer = ConnectionError, TimeoutError, BlockingIOError
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
             connection.settimeout(within_s)
             connection.connect(address)
             if peer_uid(connection) in {0, entry.owner_uid}:

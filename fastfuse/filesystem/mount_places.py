@@ -5,6 +5,7 @@ import logging
 import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -40,8 +41,16 @@ class Place:
     All raise MountError for what cannot be done.
     """
 
-    def __init__(self, mountpoint: Path) -> None:
+    def __init__(self, mountpoint: Path, created: Sequence[Path] = ()) -> None:
+        """Take a directory; `created` was made for it, the innermost directory first."""
         self.mountpoint = mountpoint
+        self._created = created
+
+    def abandon(self) -> None:
+        """Remove what was created for a mount that is not made after all, unless somebody else uses it."""
+        with suppress(OSError):
+            for path in self._created:
+                path.rmdir()
 
     def mount(self, name: str) -> Ready | None:
         """Mount under this name; None leaves it to libfuse."""
@@ -194,9 +203,15 @@ def place_for(settings: MountSettings) -> Place:
         return HelperPlace(settings.fuse_socket)
     if settings.fuse_fd is not None:
         return GivenPlace(settings.fuse_fd, settings.mountpoint)
-    mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents)
-    check_device()
-    found = obstacle(mountpoint, allow_other=settings.allow_other)
-    if found is not None:
-        raise found
-    return Place(mountpoint)
+    created: list[Path] = []
+    mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents, created=created)
+    place = Place(mountpoint, created)
+    try:
+        check_device()
+        found = obstacle(mountpoint, allow_other=settings.allow_other)
+        if found is not None:
+            raise found
+    except MountError:
+        place.abandon()
+        raise
+    return place

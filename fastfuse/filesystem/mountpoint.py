@@ -127,11 +127,12 @@ def _abort_if_there(entry: MountEntry) -> None:
         abort(entry.path, entry.device)
 
 
-def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
+def prepare_mountpoint(path: Path, *, create_parents: bool, created: list[Path] | None = None) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
     A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
-    mistyped. A dead fastfuse mount of this user is cleared (L4); a live one, or another user's, is never touched.
+    mistyped. What is created is added to `created`, the innermost directory first. A dead fastfuse mount of this user
+    is cleared (L4); a live one, or another user's, is never touched.
 
     Raises:
         MountError: the place cannot be used; the error says why and what to do.
@@ -143,7 +144,9 @@ def prepare_mountpoint(path: Path, *, create_parents: bool) -> Path:
         with os.scandir(path) as entries:
             is_empty = next(entries, None) is None
     except FileNotFoundError:
-        _create(path, parents=create_parents)
+        made = _create(path, parents=create_parents)
+        if created is not None:
+            created += made
         is_empty = True
     except NotADirectoryError as error:
         raise _no_directory_error(path) from error
@@ -183,8 +186,9 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
         _unmount_as_user(entry.path, lazy=lazy)
 
 
-def _create(path: Path, *, parents: bool) -> None:
-    """Create the missing mountpoint."""
+def _create(path: Path, *, parents: bool) -> list[Path]:
+    """Create the missing mountpoint, and return what was created, the innermost directory first."""
+    missing = [path, *(one for one in path.parents if parents and not os.path.lexists(one))]
     try:
         path.mkdir(parents=parents, exist_ok=True)
     except FileNotFoundError as error:
@@ -199,6 +203,7 @@ def _create(path: Path, *, parents: bool) -> None:
             f"the mountpoint {path} does not exist and cannot be created: {error.strerror}",
             hint=f"create it as a user who may write to {path.parent}",
         ) from error
+    return missing
 
 
 def _no_directory_error(path: Path) -> MountError:

@@ -88,6 +88,8 @@ class Supervisor:
         self._settings = settings
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
+        # First: what is wrong with it is told before a mountpoint is made.
+        self._s3 = S3Session(settings.connection)
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
@@ -110,7 +112,6 @@ class Supervisor:
         self._is_stopping = False
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
-        self._s3 = S3Session(settings.connection)
         self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
         self._keys = KeyFinder(self._s3, self._fork)
         self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
@@ -146,6 +147,10 @@ class Supervisor:
                 exit_code = self._take_down()
             self._recent.tell_summary()
             return exit_code
+        except BaseException:
+            if not self._recent.mounted_at:
+                self._place.abandon()
+            raise
         finally:
             if self._metrics_pid:
                 os.kill(self._metrics_pid, signal.SIGKILL)

@@ -6,6 +6,7 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 import trio
 
@@ -351,12 +352,13 @@ class Stream:
 
     def _ended(self, part: Part, began_s: float, in_flight: int, data: Buffer | None) -> None:
         if data is None:
-            self._fetches.start(self._fetch, part)
+            # Readers have waited since it began, and are to hear from this GET why it failed.
+            self._fetches.start(partial(self._fetch, ends_s=began_s + self._config.read_deadline_s), part)
         else:
             self._land(part, data, began_s, in_flight)
 
-    async def _fetch(self, part: Part, *, may_begin: bool = False) -> None:
-        """Fetch `part`, once there is room for it, or fail its readers. Raise nothing but `Cancelled`.
+    async def _fetch(self, part: Part, *, may_begin: bool = False, ends_s: float = inf) -> None:
+        """Fetch `part`, once there is room for it, or fail its readers, until `ends_s`. Raise nothing but `Cancelled`.
 
         It `may_begin` without this task if that was not tried.
         """
@@ -366,7 +368,7 @@ class Stream:
             if part.error is not None or (may_begin and self._begin(part)):
                 return
             began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
-            data = await self._reader.get(self.file.ref, part.start, part.end)
+            data = await self._get(part, ends_s)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
@@ -375,6 +377,14 @@ class Stream:
             self._pool.fail(part, error)
         else:
             self._land(part, data, began_s, in_flight)
+
+    async def _get(self, part: Part, ends_s: float) -> Buffer:
+        get = partial(self._reader.get, self.file.ref, part.start, part.end)
+        if ends_s == inf:
+            return await get()  # a cancel scope would be in vain
+        with trio.move_on_at(ends_s):
+            return await get()
+        raise self._fetches.late(self.file.ref, ends_s - self._config.read_deadline_s, self._config.read_deadline_s)
 
     def _land(self, part: Part, data: Buffer, began_s: float, in_flight: int) -> None:
         """Hold the `data` of `part`, whose GET began at `began_s` beside others `in_flight`, and read on ahead."""

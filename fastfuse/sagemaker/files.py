@@ -23,7 +23,8 @@ from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, 
 
 __all__ = [
     *("BASE_DIR", "BaseDirInUseError", "JobPaths", "claim_base_dir", "directory_at", "input_data_config"),
-    *("libc_error", "open_directory", "path_of", "put_aside", "resource_config", "write_file", "write_job_files"),
+    *("libc_error", "note_run", "open_directory", "path_of", "put_aside", "resource_config", "write_file"),
+    "write_job_files",
 ]
 
 
@@ -254,13 +255,10 @@ def put_aside(
     Raises:
         ConfigurationError: files are there that no run of fastfuse made, or that cannot be moved.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
     try:
         with directory_at(paths.base, paths.base) as base_fd:
             moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
-            with os.fdopen(os.open(_MARK, flags, 0o644, dir_fd=base_fd), "w", encoding="utf-8") as mark:
-                json.dump({"name": name, "synced": below}, mark)
+        note_run(paths, name, synced)
         return moved
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
@@ -269,6 +267,21 @@ def put_aside(
             f"what an earlier run left below {paths.base} cannot be moved: {error.filename}: {error.strerror}",
             hint="move it yourself, begin with it (--keep), or give another --base-dir",
         ) from error
+
+
+def note_run(paths: JobPaths, name: str, synced: Collection[Path] = ()) -> None:
+    """Note in the base directory that the files there are those of the run `name`; `synced` as of `put_aside`.
+
+    Raises:
+        OSError: that cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
+    with (
+        directory_at(paths.base, paths.base) as base_fd,
+        os.fdopen(os.open(_MARK, flags, 0o644, dir_fd=base_fd), "w", encoding="utf-8") as mark,
+    ):
+        json.dump({"name": name, "synced": below}, mark)
 
 
 def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:

@@ -18,7 +18,7 @@ from bench.s3server import (
     create_certificate,
 )
 from tests.bad_input.checks import refused, run
-from tests.mounting import ENVIRONMENT, mount_command, mounted
+from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 
 OBJECTS = {"train-01/a": b"a", "train-02/b": b"b", "data/a//b": b"x"}
 
@@ -46,6 +46,18 @@ REGION = ("--region", "us-east-1")
 def test_a_bucket_that_does_not_exist(server: LoopbackServer, tmp_path: Path) -> None:
     words = arguments("s3://nowhere/data", tmp_path, server.endpoint_url, *REGION)
     refused(tmp_path, 4, "no bucket 'nowhere'", arguments=words)
+
+
+@pytest.mark.parametrize("more", [[], ["--profile", "absent"], ["--metrics-listen", "192.0.2.1:1"], ["-o", "no_such"]])
+def test_a_mountpoint_stays_as_it_was_where_nothing_is_mounted_l7(
+    server: LoopbackServer, tmp_path: Path, more: list[str]
+) -> None:
+    there, missing = tmp_path / "there", tmp_path / "missing"
+    there.mkdir()
+    for place in there, missing:
+        done = run_fastfuse(*arguments("s3://nowhere/data", place, server.endpoint_url, *REGION, *more))
+        assert "fastfuse: error: " in done.stderr
+    assert [*tmp_path.iterdir()] == [there]
 
 
 def test_a_bucket_name_that_cannot_be_one(server: LoopbackServer, tmp_path: Path) -> None:

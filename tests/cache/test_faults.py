@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from unittest.mock import patch
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.cache import upkeep, writer
 from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.writer import Range
 from fastfuse.metrics import CACHE_FAILURES, Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
 
@@ -211,6 +215,35 @@ async def test_a_tier_that_had_a_fault_is_used_again(
     await read(directory, counters)
     assert counters.get("fastfuse_cache_bytes", "served") == 2 * sum(map(len, DATA.values()))
     assert told(counters) == {}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_writer_that_ends_for_an_unforeseen_reason_claims_nothing_any_more(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, counters, may_fail = CountingStore(DATA), Counters(), threading.Event()
+
+    def fail(*_: object) -> None:
+        may_fail.wait(30)
+        raise RuntimeError("unforeseen")
+
+    with patch.object(writer.Writer, "_write", fail):
+        async with tier(store, settings_of(directory, size_bytes=20 * MIB), counters) as reader:
+            assert isinstance(reader, CachedReader)
+            for key in DATA:
+                assert bytes(await reader.get(store.ref(key), 0, len(DATA[key]))) == DATA[key]
+            assert reader.queued_bytes > 0
+            may_fail.set()
+            with trio.fail_after(30):
+                await trio.to_thread.run_sync(reader._writer._thread.join)
+            assert reader._claims._held == {}
+            assert reader._claims.take(1, 0, 4)
+            assert reader._writer.offer(Range(1, 0, 0, memoryview(b"late"), None))
+            assert reader._claims._held == {}
+            assert reader.queued_bytes == 0  # or `warm` would wait for ever
+            await trio.testing.wait_all_tasks_blocked()
+            assert "is not used any more: RuntimeError('unforeseen')" in caplog.text
+    await read(directory, Counters())
 
 
 def test_a_disk_that_cannot_be_written_at_all_is_no_reason_to_fail(

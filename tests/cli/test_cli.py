@@ -23,6 +23,17 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
+# Each gives a relative path.
+RELATIVE = (
+    *("mount s3://b m", "mount s3://b /m --log-file log", "mount s3://b /m --cache c", "mount s3://b /m --ca-bundle f"),
+    *("mount s3://b /m --sse-c-key-file key", "mount s3://b /m --index i", "mount s3://b /m --index-cache i"),
+    *("mount s3://b /m --keys-from k", "mount s3://b --fuse-socket s", "run --channel a=s3://b --base-dir d -- true"),
+    *("run --job job.json -- true", "run --channel a=s3://b --index i -- true", "index s3://b -o i", "status m"),
+    *("stats m", "top m", "trace m", "refresh m", "unmount m", "log-level m", "hint m", "hint /m --file f"),
+    *("fuse-helper m --socket s --user 1", "fuse-helper /m --socket s --user 1", "report m", "warm m"),
+    *("warm s3://b --cache c", "cache status --cache c"),
+)
+
 COMMANDS: list[str] = list(vars(typer.main.get_command(app))["commands"])
 
 
@@ -81,6 +92,12 @@ class TestMount:
         assert settings.mountpoint == Path("/mnt/data")
         assert settings.connection == ConnectionConfig()
         assert not settings.create_parents
+
+    def test_the_socket_of_a_helper_is_found_again_after_a_change_of_directory(
+        self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert mounted(mounts, "s3://b", "--fuse-socket", "socket").fuse_socket == tmp_path / "socket"
 
     def test_a_channel_names_the_mountpoint(self, mounts: Mounts) -> None:
         assert mounted(mounts, "s3://b", "--channel", "eval").mountpoint == Path("/opt/ml/input/data/eval")
@@ -223,6 +240,8 @@ class TestRefusals:
             ("deploy", "Missing argument 'WHAT'. Choose from: kubernetes, grafana, prometheus"),
             ("cache show", "Invalid value for 'action': 'show' is not one of 'status', 'verify', 'clear', "),
             ("mount s3://bucket/\udcff", "'s3://bucket/\\udcff' is not UTF-8"),
+            ("stats /m --summary --count 3", "--interval and --count are for lines, and the summary is printed once"),
+            ("stats /m --json --interval 2", "--interval and --count are for lines, and the summary is printed once"),
             ("nonsense", "No such command 'nonsense'."),
         ],
     )
@@ -298,6 +317,31 @@ class TestRefusals:
             "fastfuse: warning: the environment has FASTFUSE_OF_MY_OWN, which fastfuse does not read",
             "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
+
+    @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count", "--version"])
+    def test_a_variable_that_is_called_as_an_option_without_one_is_told_with_the_option(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_" + option.removeprefix("--").replace("-", "_").upper(), "1")
+        assert main(["version"]) == 0
+        assert capsys.readouterr().err.endswith(f"\nhint: {option} has no variable: give it on the command line\n")
+
+    @pytest.mark.parametrize("words", RELATIVE)
+    def test_a_relative_path_in_a_deleted_directory_is_one_sentence(
+        self,
+        mounts: Mounts,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        words: str,
+    ) -> None:
+        place = tmp_path / "gone"
+        place.mkdir()
+        monkeypatch.chdir(place)
+        place.rmdir()
+        assert main(words.split()) == 2
+        assert re.fullmatch(r"fastfuse: error: .*\n(hint: .*\n)?", capsys.readouterr().err)
+        assert not mounts.settings
 
     def test_a_request_to_write_is_told_that_it_is_in_vain(
         self, mounts: Mounts, capsys: pytest.CaptureFixture[str]

@@ -66,6 +66,40 @@ def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
         request_refresh(mountpoint)
 
 
+def test_a_mount_that_hangs_refreshes_nothing_and_has_no_room_for_more_questions_in_the_end(mountpoint: Path) -> None:
+    with sockets.listen(control_prefix(DEVICE), backlog=1), contextlib.ExitStack() as clients:
+        with pytest.raises(MountError, match="the mount at /mnt does not answer"):
+            request_refresh(mountpoint, within_s=0.1)
+        (address,) = addresses(control_prefix(DEVICE))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection = clients.enter_context(socket.socket(socket.AF_UNIX))
+                connection.setblocking(False)
+                connection.connect(address)
+        with pytest.raises(MountError, match="the mount at /mnt does not answer"):
+            ask_status(entry_of(mountpoint))
+
+
+def test_a_refresh_may_take_longer_than_any_answer(mountpoint: Path) -> None:
+    told = {"fastfuse": 1, "added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
+    with sockets.listen(control_prefix(DEVICE), backlog=16) as listener:
+        listener.setblocking(True)
+
+        def answer() -> None:
+            refreshing, _ = listener.accept()
+            for _ in range(3):
+                with listener.accept()[0] as asking:
+                    assert json.loads(asking.recv(4096))["request"] == "status"
+                    asking.sendall(b'{"fastfuse": 1}')
+            with refreshing:
+                refreshing.sendall(json.dumps(told).encode())
+
+        server = threading.Thread(target=answer)
+        server.start()
+        assert request_refresh(mountpoint, within_s=1.0).files == 1
+        server.join()
+
+
 @contextlib.contextmanager
 def control_socket() -> Iterator[ControlSocket]:
     control = ControlSocket(DEVICE)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
 from fastfuse.filesystem import mountpoint
+from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import (
     BusyMountError,
     MountEntry,
@@ -141,10 +142,16 @@ def test_a_directory_that_cannot_be_created_is_an_error_that_says_why(tmp_path: 
 
 
 def test_missing_parents_are_created_where_that_was_asked_for(tmp_path: Path) -> None:
-    place = tmp_path / "missing" / "place"
-    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
+    place, created = tmp_path / "missing" / "parent" / "place", list[Path]()
+    assert prepare_mountpoint(place, create_parents=True, created=created) == place.resolve()
     assert place.is_dir()
-    assert prepare_mountpoint(place, create_parents=True) == place.resolve()
+    assert created == [place, place.parent, place.parent.parent]
+    assert prepare_mountpoint(place, create_parents=True, created=created) == place.resolve()
+    assert len(created) == 3
+    kept = tmp_path / "missing" / "kept"
+    kept.touch()
+    Place(place, created).abandon()
+    assert [*tmp_path.rglob("*")] == [kept.parent, kept]
 
 
 @pytest.mark.parametrize("create_parents", [False, True])

@@ -1,5 +1,6 @@
 """No read waits for longer than its deadline, whatever it waits for; virtual time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -84,6 +85,33 @@ async def test_more_readers_than_connections_fail_at_their_deadlines_and_read_on
         for inode, ref, offset in wanted(is_one_file=is_one_file):
             assert await engine.read(inode, ref, offset, 128 * KIB) == bytes(128 * KIB)
         assert trio.current_time() == began_s
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("takes_s", "cause"), [(0.01, "503"), (15.0, "503"), (1000.0, "within 60 s")])
+async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
+    autojump_clock: MockClock, takes_s: float, cause: str
+) -> None:
+    ref, config = listed("stalled", 4 * PART_BYTES), replace(CONFIG, max_window_bytes=0)
+
+    def begin(_ref: ObjectRef, _start: int, _end: int, done: Callable[[Buffer | None], None]) -> bool:
+        async def end() -> None:
+            await trio.sleep(20)
+            done(None)
+
+        nursery.start_soon(end)
+        return True
+
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(Service(takes_s=takes_s), config, nursery, lambda: Files([]))
+        engine.begin_parts_by(begin)
+        began_s = trio.current_time()
+        with pytest.raises(ReadError, match=cause):
+            await engine.read(1, ref, PART_BYTES, 128 * KIB)
+        assert trio.current_time() <= began_s + DEADLINE_S
+        await settled()
+        check_books(engine)
+        assert engine.statistics().pool.parts_in_flight == 0
         nursery.cancel_scope.cancel()
 
 

@@ -152,8 +152,21 @@ def test_names_of_somebody_elses_are_sorted_too() -> None:
     assert cluster.network_interface == "ib0"
 
 
+def test_an_option_that_contradicts_the_job_is_refused() -> None:
+    job = job_of(request(ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 2}))
+    with pytest.raises(
+        ConfigurationError, match=r"^--host 2/3 and the job's InstanceCount of 2 contradict each other$"
+    ):
+        find_cluster(job, {}, "2/3")
+    for host in "1/1", "2/2":
+        assert find_cluster(job, {}, host).hosts[-1] == f"algo-{host[-1]}"
+    assert len(find_cluster(job, {"NODE_RANK": "0", "NNODES": "3"}).hosts) == 3
+    alone = job_of(request())
+    assert len(find_cluster(alone, {}, "2/3").hosts) == 3
+
+
 def test_a_job_without_groups_has_one_with_every_host() -> None:
-    group = RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=4)
+    group = RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=2)
     assert find_cluster(TrainingJob(channels=(), groups=(group,)), {}, "2/2") == Cluster(
         current_host="algo-2",
         hosts=("algo-1", "algo-2"),
@@ -219,16 +232,19 @@ def test_the_one_host_of_a_group_reads_all_of_the_groups_channel() -> None:
 _COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 
-def is_refused(counts: list[int], hosts: int | None) -> bool:
+def is_refused(counts: list[int], hosts: int | None, *, is_option: bool) -> bool:
     """Return whether a job of instance groups with these counts cannot run on so many hosts; None: nobody says it.
 
     ``InstanceCount`` is "the number of ML compute instances to use", and of several groups each has its own number
     (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html). A job of one group runs here on
-    as many hosts as the user has.
+    as many hosts as a launcher has started. The option must not contradict a job of several instances, but for a job
+    that runs on one host alone.
     """
     if hosts is None:
         return sum(counts) > 1 or (len(counts) > 1 and sum(counts) == 0)
-    return len(counts) > 1 and sum(counts) != hosts
+    if len(counts) > 1:
+        return sum(counts) != hosts
+    return is_option and counts[0] > 1 and hosts not in {1, counts[0]}
 
 
 @given(_COUNTS, st.none() | st.integers(1, 8), st.booleans())
@@ -244,8 +260,8 @@ def test_hosts_are_refused_as_a_model_of_the_apis_words_says(
         environ = {} if is_option else {"NODE_RANK": str(host), "NNODES": str(hosts)}
         return find_cluster(job, environ, f"{host + 1}/{hosts}" if is_option else None)
 
-    if is_refused(counts, hosts):
-        with pytest.raises(ConfigurationError, match="instance") as caught:
+    if is_refused(counts, hosts, is_option=is_option):
+        with pytest.raises(ConfigurationError, match=r"(?i)instance") as caught:
             seen_by(0)
         assert "--host 1/" in caught.value.hint
         return

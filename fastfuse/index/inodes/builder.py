@@ -9,6 +9,7 @@ at a time.
 import hashlib
 import operator
 import struct
+import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Reason, Refusals, Tree
+from fastfuse.objects import MAX_KEY_BYTES
 
 __all__ = ["TableBuilder", "complete_table", "levels_of"]
 
@@ -169,7 +171,8 @@ class TableBuilder:
     def build(self) -> tuple[InodeTable, Refusals]:
         """Return the table and the refused keys (clauses N2-N4); the builder cannot be used again."""
         refusals = Refusals()
-        tree = Tree(self._key_prefix.encode(), refusals)
+        # Paths in several buckets are longer than keys. They come from manifests, which have no key that is too long.
+        tree = Tree(self._key_prefix.encode(), refusals, most_bytes=MAX_KEY_BYTES if self._bucket else sys.maxsize)
         for keys, rows in self._pages_in_key_order(refusals):
             tree.place(keys, rows, self._sizes)
         self._add_row(Kind.DIRECTORY, 0, 0, bytes(16))  # the last row stands for every directory

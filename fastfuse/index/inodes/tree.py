@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastfuse.objects import MAX_KEY_BYTES
+
 __all__ = ["MAX_NAME_BYTES", "Reason", "Refusals", "Tree"]
 
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux
@@ -33,6 +35,7 @@ class Reason(StrEnum):
     DOT_SEGMENT = "a '.' or '..' path segment"
     NUL = "a NUL character"
     TOO_LONG = "a path segment over 255 bytes"
+    KEY_TOO_LONG = "more than 1,024 bytes, of which these are the first"
     NOT_UTF8 = "bytes that are not UTF-8"
     MARKER_WITH_DATA = "a directory marker that is not empty"
     SHADOWED = "a file with the same name as a directory"
@@ -41,7 +44,10 @@ class Reason(StrEnum):
 
 @dataclass(slots=True)
 class Refusals:
-    """The keys left out: their number for each reason, and the first few with their exact bytes."""
+    """The keys left out: their number for each reason, and the first few with their exact bytes.
+
+    Of a key that is too long, these are as many bytes as a key may have.
+    """
 
     counts: Counter[Reason] = field(default_factory=Counter)
     examples: list[tuple[bytes, Reason]] = field(default_factory=list)
@@ -49,7 +55,7 @@ class Refusals:
     def add(self, key: bytes, reason: Reason) -> None:
         self.counts[reason] += 1
         if len(self.examples) < _EXAMPLES:
-            self.examples.append((key, reason))
+            self.examples.append((key[:MAX_KEY_BYTES] if reason is Reason.KEY_TOO_LONG else key, reason))
 
     @property
     def total(self) -> int:
@@ -94,10 +100,11 @@ class Tree:
     directory sorted again, and only then can a file have the name of a directory (N4).
     """
 
-    def __init__(self, prefix: bytes, refusals: Refusals) -> None:
-        """Make a tree whose root has the key `prefix` (empty or ending in ``/``)."""
+    def __init__(self, prefix: bytes, refusals: Refusals, *, most_bytes: int = MAX_KEY_BYTES) -> None:
+        """Make a tree of keys of at most `most_bytes`, whose root has the key `prefix` (empty or ending in ``/``)."""
         self._prefix = prefix
         self._refusals = refusals
+        self._most_bytes = most_bytes
         self._stack = [_OpenDirectory(prefix, 0, 0)]  # from the root to the directory of the last key
         # One item for each entry; the root is the first.
         self._names = bytearray()
@@ -119,7 +126,8 @@ class Tree:
             start, end = end, end + len(list(run))
             names = [key[len(folder) :] for key in keys[start:end]]
             is_known = folder in (self._stack[-1].path, self._prefix)
-            if (is_known or _reason_to_refuse(folder[len(self._prefix) :]) is None) and _are_plain(names):
+            most_bytes = min(MAX_NAME_BYTES, self._most_bytes - len(folder))
+            if (is_known or _reason_to_refuse(folder[len(self._prefix) :]) is None) and _are_plain(names, most_bytes):
                 self._add_files(folder, names, rows[start:end])
             else:
                 for key, name, row in zip(keys[start:end], names, rows[start:end], strict=True):
@@ -128,7 +136,8 @@ class Tree:
     def _place_one(self, key: bytes, folder: bytes, name: bytes, row: int, size_bytes: int) -> None:
         if key == self._prefix and not size_bytes:
             return  # the marker of the mounted prefix itself
-        reason = _reason_to_refuse(key[len(self._prefix) :])
+        is_too_long = len(key) > self._most_bytes
+        reason = Reason.KEY_TOO_LONG if is_too_long else _reason_to_refuse(key[len(self._prefix) :])
         if reason is None and not name and size_bytes:
             reason = Reason.MARKER_WITH_DATA
         if reason is not None:
@@ -259,13 +268,13 @@ class _Entries:
         return np.frombuffer(names, "uint8"), np.cumsum(self._name_lengths[order], dtype="uint64")
 
 
-def _are_plain(names: list[bytes]) -> bool:
-    """Return whether each of `names` is certainly the name of a file."""
+def _are_plain(names: list[bytes], most_bytes: int) -> bool:
+    """Return whether each of `names` is certainly the name of a file, and has at most `most_bytes`."""
     joined = _NUL.join(names)  # no UTF-8 sequence runs across a NUL
     return (
         joined.count(_NUL) == len(names) - 1
         and _NO_NAMES.isdisjoint(names)
-        and max(map(len, names)) <= MAX_NAME_BYTES
+        and max(map(len, names)) <= most_bytes
         and _is_utf8(joined)
     )
 

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError
-from fastfuse.objects import MAX_KEY_BYTES, MAX_MOMENT_MS, ObjectColumns, ObjectRef, times_ns
+from fastfuse.objects import MAX_MOMENT_MS, ObjectColumns, ObjectRef, times_ns
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
 from fastfuse.s3.failures import Kind
@@ -79,8 +79,6 @@ class Page:
     def __post_init__(self) -> None:
         if any(size < 0 or size >= 1 << 63 for size in self.sizes):
             raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
-        if max(map(len, self.keys), default=0) > MAX_KEY_BYTES:
-            raise ServiceError(f"the LIST reply holds a key of more than {MAX_KEY_BYTES} bytes", hint=_NOT_S3)
         if self.is_truncated and not self.next_token and not self.names:
             raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
 

@@ -74,22 +74,22 @@ class Found:
         return path_of(self.parent_fd) / self.name
 
 
-def walk(directory: Path, base: Path) -> Iterator[Found]:
+def walk(directory: Path, base: Path, warn: Callable[[str], object] = lambda _: None) -> Iterator[Found]:
     """Yield everything below `directory`, which lies below `base`: by name, each directory before what it holds.
 
-    FIFOs, sockets and devices are left out, with a warning. So is what vanishes meanwhile, without one.
+    FIFOs, sockets and devices are left out; `warn` is told of each. So is what vanishes meanwhile, without a word.
 
     Raises:
         OutputError: something cannot be read; the message names it.
     """
     try:
         with directory_at(directory, base) as fd:
-            yield from _walk(fd, directory, "")
+            yield from _walk(fd, directory, "", warn)
     except OSError as error:
         raise unreadable(directory, error) from error
 
 
-def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
+def _walk(fd: int, directory: Path, above: str, warn: Callable[[str], object]) -> Iterator[Found]:
     try:
         for name in sorted(os.listdir(fd)):
             path = above + name
@@ -99,7 +99,7 @@ def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
                 continue
             found = Found(fd, name, path, status)
             if not (found.is_file or found.is_directory or found.is_link):
-                _log.warning("%r is neither a file, a directory nor a link, and is left out", str(directory / path))
+                warn(f"{str(directory / path)!r} is neither a file, a directory nor a link, and is left out")
                 continue
             yield found
             if found.is_directory:
@@ -108,7 +108,7 @@ def _walk(fd: int, directory: Path, above: str) -> Iterator[Found]:
                 except FileNotFoundError:
                     continue
                 try:
-                    yield from _walk(below_fd, directory, f"{path}/")
+                    yield from _walk(below_fd, directory, f"{path}/", warn)
                 finally:
                     os.close(below_fd)
     except OSError as error:
@@ -236,6 +236,8 @@ def _deflate(block: bytes) -> bytes:
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
 _MOST_PIECES = 9_000
+# The files that an error names of those that were not sent.
+_SHOWN = 3
 # The header of a file in the archive takes less.
 _HEAD_BYTES = 2048
 
@@ -325,8 +327,8 @@ class _Sending:
         return sent | ({"ETag": etag} if etag else {})
 
     def _survey(self) -> None:
-        """Count the files."""
-        for found in walk(self._outgoing.place, self._base):
+        """Count the files, and warn of what is left out; it is walked through again to be sent."""
+        for found in walk(self._outgoing.place, self._base, partial(_log.warning, "%s")):
             self._entries += 1
             if not found.is_directory:
                 self._files += 1
@@ -356,26 +358,33 @@ class _Sending:
             return await writer.stream(receiving)
 
     async def _send_files(self, writer: ObjectWriter) -> str:
-        """Send all files that can be sent, and raise the `OutputError` of the first other one after that."""
-        done_bytes, errors = 0, list[OutputError]()
+        """Send all files that can be sent; after that, raise which were not, and why."""
+        done_bytes, unsent, errors = 0, list[str](), list[FastfuseError]()
 
         def send_each() -> None:
             nonlocal done_bytes
             for found in walk(self._outgoing.place, self._base):
-                if not found.is_directory:
+                if found.is_directory:
+                    continue
+                # What the service has refused of one file, it would refuse of the next.
+                if not errors or isinstance(errors[-1], OutputError):
                     try:
                         trio.from_thread.run(self._send_file, writer, found)
-                    except OutputError as error:
+                    except FastfuseError as error:
                         errors.append(error)
-                    done_bytes += found.status.st_size if found.is_file else 0
-                    self._report(done_bytes)
+                        unsent.append(found.path)
+                else:
+                    unsent.append(found.path)
+                done_bytes += found.status.st_size if found.is_file else 0
+                self._report(done_bytes)
 
         await trio.to_thread.run_sync(send_each)
         if errors:
-            others = (
-                f"{len(errors) - 1} more could not be sent, all others were" if errors[1:] else "all others were sent"
-            )
-            raise OutputError(f"{errors[0]}; {others}", hint=errors[0].hint)
+            more = f" and {len(unsent) - _SHOWN:,} more" if unsent[_SHOWN:] else ""
+            sent = f"{max(0, self._files - len(unsent)):,} of {self._files:,} files were sent"
+            names = ", ".join(map(repr, unsent[:_SHOWN]))
+            reason = errors[0] if isinstance(errors[-1], OutputError) else errors[-1]
+            raise OutputError(f"{sent}, not {names}{more}: {reason}", hint=reason.hint)
         return ""
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:

@@ -165,7 +165,7 @@ class _Directory:
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         seen = {}
-        for found in walk(self._directory, self._base):
+        for found in walk(self._directory, self._base, self._warn):
             if found.is_link:
                 self._warn(f"{self._directory / found.path} is a symbolic link, and S3 has none: it is left out")
             if not found.is_file:

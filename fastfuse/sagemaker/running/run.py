@@ -16,6 +16,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
@@ -24,7 +25,7 @@ from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.files import claim_base_dir, put_aside, write_job_files
+from fastfuse.sagemaker.files import claim_base_dir, note_run, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
@@ -172,13 +173,10 @@ class _Run:
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
         name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        aside = put_aside(
-            settings.paths,
-            name,
-            keeps=settings.keeps,
-            fetches_code=settings.job.fetches_code,
-            synced=[settings.paths.of(synced.local_path) for synced in settings.job.synced],
-        )
+        synced = [settings.paths.of(one.local_path) for one in settings.job.synced]
+        self._note = partial(note_run, settings.paths, name, synced)
+        fetches_code = settings.job.fetches_code
+        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=fetches_code, synced=synced)
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
@@ -201,6 +199,8 @@ class _Run:
             phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
+        with suppress(OSError):  # as told next
+            self._note()  # again, for the script may have removed everything
         data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)

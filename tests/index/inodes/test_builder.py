@@ -189,6 +189,13 @@ def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:
         b"m/": Reason.MARKER_WITH_DATA,
         b"f": Reason.SHADOWED,
     }
+    longest = b"/".join([b"d" * 203] * 5) + b"/" + b"f" * 4
+    too_long = [longest + b"f", longest[:-4] + b"a" * 5, longest + b"/" + b"y" * 9]
+    table, long = build(dict.fromkeys([longest, *too_long, b"x"], 1))
+    assert len(longest) == 1024
+    assert [paths(table)[key] for key in (longest, b"x")] == [1, 1]
+    assert long.counts == {Reason.KEY_TOO_LONG: 3}
+    assert {len(key) for key, _ in long.examples} == {1024}
     _, many = build({b"//%d" % n: 1 for n in range(25)})
     assert len(many.examples) == 10
     assert many.counts == {Reason.EMPTY_SEGMENT: 25}

@@ -204,6 +204,15 @@ async def test_a_folder_without_objects_behind_an_empty_page_is_not_taken_for_on
     assert [*files_of((await list_source(Source([]), S3Uri("b", "a.bin"))).table)] == ["a.bin"]
 
 
+@pytest.mark.parametrize("store", [PagedStore, WithoutStartAfter, Unordered])
+async def test_a_key_that_s3_never_has_is_left_out_wherever_it_stands_in_a_page(store: type[PagedStore]) -> None:
+    """N2"""
+    long = [name * 5 for name in (b"aa/" * 70, b"ab/" * 80, b"b/" * 110, b"bb" * 2000)]
+    listing = await list_source(store([*long, b"a", b"b/c"], page_keys=1), S3Uri("b", ""))
+    assert [*files_of(listing.table)] == ["a", "b/c"]
+    assert listing.refusals.total == 4
+
+
 @pytest.mark.parametrize(("token", "start_after"), [("t", ""), ("", "p/a")], ids=["token", "last key"])
 async def test_keys_in_no_order_are_listed_one_page_at_a_time(token: str, start_after: str) -> None:
     source = ScriptedSource([page_body([b"p/c", b"p/a"], truncated=True, token=token), page_body([b"p/b"])])

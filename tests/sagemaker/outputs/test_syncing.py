@@ -1,6 +1,7 @@
 """Checkpoints are in S3 while the job runs, each whole, and there again when it starts elsewhere."""
 
 import hashlib
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -133,6 +134,23 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
         sync.finish()
         assert sync.process.failures() == []
         assert sync.process.artifacts["checkpoints"]["Files"] == 2
+
+
+def test_what_is_no_file_is_left_out_with_one_warning(moto_server: S3Server, directory: Path, tmp_path: Path) -> None:
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("fastfuse").addHandler(handler)
+    try:
+        os.mkfifo(directory / "pipe")
+        with syncing(moto_server, directory) as sync:
+            put(directory / "a", b"first")
+            sync.wait_for(a=b"first")
+            sync.finish()
+    finally:
+        logging.getLogger("fastfuse").removeHandler(handler)
+        handler.close()
+    assert (tmp_path / "log").read_text().count(
+        "/pipe' is neither a file, a directory nor a link, and is left out"
+    ) == 1
 
 
 def test_a_directory_that_lies_elsewhere_than_the_job_is_kept_in_s3_too(

@@ -165,8 +165,34 @@ def test_what_cannot_be_an_object_keeps_no_other_file_from_s3(moto_server: S3Ser
     link = "os.symlink('weights', os.environ['SM_MODEL_DIR'] + '/a-link'); "
     with running(moto_server.endpoint_url, description, command=script(MAKE + link)) as job:
         assert job.wait() == 6, job.log
-        assert "/model/a-link' is a symbolic link, and S3 has none; all others were sent" in job.log
+        lacks = (
+            f"the model is not all in S3 at s3://{moto_server.bucket}/models/linked/output/model/, and still lies in "
+        )
+        reason = f"'{job.base}/model/a-link' is a symbolic link, and S3 has none\n"
+        assert f"{lacks}{job.base}/model: 2 of 3 files were sent, not 'a-link': {reason}" in job.log
     assert {"model/code/infer.py", "model/weights"} < set(stored.names())
+
+
+def test_an_upload_that_the_service_refuses_midway_says_what_was_sent(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", key="*/model/c*"))
+    config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": "NONE"}
+    text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
+    with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
+        assert job.wait() == 6, job.log
+        told = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
+        assert told in job.log, job.log
+    stored = server.buckets[BUCKET].view()
+    sent = [name for name in "abcdefg" if stored.lookup(f"models/a-job/output/model/{name}".encode())]
+    assert sent == ["a", "b"]
+
+
+@pytest.mark.parametrize("kind", ["GZIP", "NONE"])
+def test_what_is_no_file_is_left_out_with_one_warning(server: LoopbackServer, kind: str) -> None:
+    config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": kind}
+    text = MAKE + "os.mkfifo(model + '/pipe')"
+    with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
+        assert job.wait() == 0, job.log
+        assert job.log.count("/model/pipe' is neither a file, a directory nor a link, and is left out") == 1
 
 
 def test_what_a_failed_job_has_made_is_uploaded_too(moto_server: S3Server) -> None:

@@ -220,3 +220,17 @@ def test_a_link_in_the_place_of_a_channel_is_not_followed(
         assert f"{planted} is a symbolic link, and none below " in job.log
     assert not any(elsewhere.iterdir())
     assert find_mount(elsewhere) is None
+
+
+@pytest.mark.parametrize("mode", ["FastFile", "File", "Pipe"])
+def test_a_script_that_removes_everything_keeps_no_later_run_away(
+    server: LoopbackServer, tmp_path: Path, mode: str
+) -> None:
+    remove = f"import os, shutil; shutil.rmtree({str(tmp_path / 'base')!r}, ignore_errors=True)\n"
+    make = f"os.makedirs({str(tmp_path / 'base/model')!r}); open({str(tmp_path / 'base/model/weights')!r}, 'w')"
+    channels = [channel("data", mode, "data/")]
+    with running(server.endpoint_url, channels, base=tmp_path / "base", command=script(remove + make)) as job:
+        assert job.wait() == 0, job.log
+    with running(server.endpoint_url, channels, base=tmp_path / "base", command=script("")) as job:
+        assert job.wait() == 0, job.log
+    assert len([*(tmp_path / "base/runs").rglob("weights")]) == 1
