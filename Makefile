@@ -9,7 +9,7 @@ SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
-    system examples clean system-run system-dev system-bench system-alerts system-slurm system-boot
+    system examples clean kernels system-kernels system-run system-dev system-bench system-alerts system-slurm system-boot
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,11 @@ examples: $(VENV)/.dev ## Run docs/EXAMPLES.md with the four libraries (takes 3 
 system: $(VENV)/.dev | system-boot ## Boot a fresh Debian under systemd, and try package, unit and fstab (as root; 10 minutes).
 	$(BIN)/python -m tests.system
 
+KERNEL ?= *
+
+kernels: $(VENV)/.dev | system-boot system-kernels ## Run the tests of the mount on older kernels in QEMU (as root; takes 12 GB; an hour; KERNEL=5.10 for one).
+	$(BIN)/python -m tests.system.kernels --only '$(KERNEL)'
+
 docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 	dot -Tsvg $< -o $@
 
@@ -163,6 +168,9 @@ system-slurm:
 system-boot:
 	@missing=; command -v debootstrap > /dev/null || missing=debootstrap; \
 	command -v systemd-nspawn > /dev/null || missing="$$missing systemd-container"; $(install-missing)
+
+system-kernels:
+	@missing=; command -v qemu-system-x86_64 > /dev/null || missing=qemu-system-x86; $(install-missing)
 
 define install-missing
 if [ -n "$$missing" ]; then \

@@ -15,12 +15,12 @@ from typing import Self
 
 from tests.docs.blocks import ROOT
 
-__all__ = ["Booted", "copy_of_the_sources"]
+__all__ = ["CERTIFICATES", "Booted", "copy_of_the_sources"]
 
 _BASE = ROOT / "build/debian"
 _PACKAGES = "bash-completion,ca-certificates,make,man-db,sudo,systemd,systemd-sysv"
 # This machine's certificates: it may be behind a proxy that has some of its own.
-_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _BOOT_PATIENCE_S = 120.0
 
 
@@ -61,7 +61,7 @@ class Booted:
     def boot(self) -> None:
         """Start the machine and wait until it is up."""
         command = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--boot", "--console=pipe"]
-        binds = ["--bind=/dev/fuse", f"--bind-ro={_CERTIFICATES}"]
+        binds = ["--bind=/dev/fuse", f"--bind-ro={CERTIFICATES}"]
         # The rules of DeviceAllow= are a program of the kernel's, in the second version of control groups only.
         unified = {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"}
         with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
@@ -91,7 +91,7 @@ class Booted:
             "HOME=/root",
             "LANG=C.UTF-8",
             "PATH=/usr/local/bin:/usr/bin:/usr/sbin",
-            f"PIP_CERT={_CERTIFICATES}",
+            f"PIP_CERT={CERTIFICATES}",
         ]
         enter = ["nsenter", f"--target={self._first_pid}", "--mount", "--uts", "--ipc", "--pid", "--cgroup"]
         done = subprocess.run(
