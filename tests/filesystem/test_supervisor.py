@@ -293,6 +293,30 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         assert mount.stop() == 0
 
 
+def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = """
+    import os, signal
+    from fastfuse.filesystem import loop, worker
+    keep, are_left, requests = worker.replies.keep, loop.replies.are_left, bytes(8)
+    def keeping(memory):
+        global requests
+        requests = memory
+        keep(memory)
+    def dying():
+        if requests[4] == 17 and not requests[-1]:  # STATFS is answered
+            requests[-1] = 1  # of a READ that is not kept
+            os.kill(os.getpid(), signal.SIGKILL)
+        return are_left()
+    worker.replies.keep, loop.replies.are_left = keeping, dying
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.statvfs(mount.path) == os.statvfs(mount.path)
+        assert "the worker died" in mount.log
+        assert " ERROR " not in mount.log
+        assert mount.stop() == 0
+
+
 def test_a_mount_of_which_a_request_was_lost_is_made_again(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
