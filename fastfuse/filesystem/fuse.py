@@ -1,5 +1,7 @@
 """Load pyfuse3 after `filesystem.interposed`, which stands between it and libfuse: import both from here only."""
 
+import errno
+import logging
 import os
 import sys
 
@@ -12,5 +14,13 @@ finally:
     sys.setdlopenflags(_flags)
 
 import pyfuse3  # noqa: E402 - not before
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for an answer that the kernel needs no more: the worker that died with the request had given one."""
+    return record.args != (os.strerror(errno.ENOENT),)
+
+
+logging.getLogger("pyfuse3").addFilter(_is_news)
 
 __all__ = ["direct_reads", "interposed", "pyfuse3", "replies"]

@@ -1,6 +1,6 @@
 """Finds the read that kills workers: in memory that outlives them, each notes the reads that it has in hand.
 
-After a death the kernel asks again for all that the dead worker had in hand. Its successor takes these suspects one by
+After a death the next worker begins with all that the dead one had in hand (`replies`). It takes these suspects one by
 one, so at another death the only one in hand is the culprit. If several were, because the service was slow, the next
 worker takes more time for each. A suspect that is answered is none any more.
 """

@@ -80,7 +80,7 @@ cdef struct Kept:
 
 # Memory that outlives the worker.
 cdef struct Requests:
-    # What was read last. It is under way unless its number is 0.
+    # What was read last, or copied from `reads`. It is under way if its number is neither 0 nor that of one of these.
     char message[_MESSAGE_BYTES]
     # READs for which there was no room.
     uint64_t lost_count
@@ -137,10 +137,11 @@ def keep(memory):
     last = (<fuse_in_header *> requests.message).unique
     found = []
     for at in range(_MOST_KEPT):
-        if requests.reads[<int> at].head.unique == last:
-            requests.reads[<int> at].head.unique = 0  # the worker may have died while it wrote this
-        elif requests.reads[<int> at].head.unique:
-            found.append((requests.reads[<int> at].head.unique, at))
+        unique = requests.reads[<int> at].head.unique
+        if unique:
+            found.append((unique, at))
+        if unique == last:
+            last = 0  # it is kept, and the worker may have died while it copied that to `message`
     for place, (_, at) in enumerate(sorted(found)):
         left[<int> place] = at
     left_begun, left_count, is_last_left = 0, len(found), last != 0

@@ -171,6 +171,8 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         request = os.read(device, _INIT_REQUEST_MAX_BYTES)
+        # A request may be gone before it is read: its caller was killed. Whoever read it would wait for the next one.
+        os.set_blocking(device, False)
         *_, flags = _INIT_IN.unpack_from(request, _IN_HEADER.size)
         os.dup2(theirs.fileno(), fd)
         ours.send(request)

@@ -51,7 +51,7 @@ _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: the reply to the last one
-# may still be on its way to the kernel, and a new worker needs a moment to take what the kernel asks again.
+# may still be on its way to the kernel, and a new worker needs a moment to take what the dead one left.
 _LOOK_EVERY_S = 0.02
 _QUIET_LOOKS = 2
 _QUIET_LOOKS_AFTER_DEATH = 50
@@ -315,7 +315,7 @@ class Supervisor:
             self._notifier.is_alive()
             self._answer_requests()
             if self._worker_has_ended():
-                # Its successor is asked again for what it was reading, and cannot tell that from new reads.
+                # Its successor goes on with what it was reading, and cannot tell that from new reads.
                 self._counters.set(self._counters.slot("fastfuse_draining"), 0)
                 enough_looks = _QUIET_LOOKS_AFTER_DEATH
                 if not self._replace_worker():
@@ -398,7 +398,7 @@ class Supervisor:
         if poisoned:
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
-        # Its successor counts again what the kernel asks again.
+        # Its successor counts again what it goes on with.
         self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)
         # The empty set makes it a pause that misses no signal.
         signal.sigtimedwait((), pause_s)

@@ -345,7 +345,7 @@ def _failed_reads(counters: Counters) -> dict[str, int]:
 
 
 async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
-    """Cancel `scope` once this process has more than `most_bytes` of its own. The kernel asks the next worker again."""
+    """Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on."""
     while True:
         used_bytes = private_bytes()
         counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)

@@ -49,6 +49,14 @@ def test_the_mount_is_read_only_of_our_type_and_names_its_source(mount: Mount) -
     assert (mount.path / "a").read_bytes() == b"data"
 
 
+def test_no_worker_waits_for_a_request_that_is_gone_because_its_caller_was_killed(mount: Mount) -> None:
+    """One may be there when the worker looks, and gone when it reads."""
+    open_files = Path(f"/proc/{mount.worker()}/fd").iterdir()
+    (device,) = (fd.name for fd in open_files if os.readlink(fd) == "/dev/fuse")
+    told = Path(f"/proc/{mount.worker()}/fdinfo/{device}").read_text()
+    assert int(told.partition("flags:")[2].split()[0], 8) & os.O_NONBLOCK
+
+
 def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     targets = [os.readlink(fd) for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir()]
     assert targets.count("/dev/fuse") == 1

@@ -264,6 +264,59 @@ def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
         assert mount.stop() == 0
 
 
+def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_another_one(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D1: the copy has the number of one READ, and the place in the file of another one."""
+    change = """
+    import os, signal
+    from fastfuse.filesystem import worker
+    from fastfuse.filesystem.reads import Reads
+    keep, take = worker.replies.keep, Reads.take
+    def keeping(memory):
+        global requests
+        requests = memory
+        keep(memory)
+    def dying(*arguments):
+        place = slice(48, 56)  # after fuse_in_header and the handle
+        if not requests[-1]:
+            requests[-1] = 1  # of a READ that is not kept
+            requests[place] = (1).to_bytes(8, "little")
+            os.kill(os.getpid(), signal.SIGKILL)
+        take(*arguments)
+    worker.replies.keep, Reads.take = keeping, dying
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/large", server.endpoint_url) as mount:
+        assert (mount.path / "file").read_bytes() == _LARGE
+        assert "the worker died" in mount.log
+        assert mount.stop() == 0
+
+
+def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = """
+    import os, signal
+    from fastfuse.filesystem import loop, worker
+    keep, are_left, requests = worker.replies.keep, loop.replies.are_left, bytes(8)
+    def keeping(memory):
+        global requests
+        requests = memory
+        keep(memory)
+    def dying():
+        if requests[4] == 17 and not requests[-1]:  # STATFS is answered
+            requests[-1] = 1  # of a READ that is not kept
+            os.kill(os.getpid(), signal.SIGKILL)
+        return are_left()
+    worker.replies.keep, loop.replies.are_left = keeping, dying
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert os.statvfs(mount.path) == os.statvfs(mount.path)
+        assert "the worker died" in mount.log
+        assert " ERROR " not in mount.log
+        assert mount.stop() == 0
+
+
 def test_a_mount_of_which_a_request_was_lost_is_made_again(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
