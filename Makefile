@@ -1,6 +1,8 @@
 # `make demo` and `make test` work on a fresh Debian machine: they install what is missing, and say so.
 
 PYTHON ?= python3
+# What Debian and Ubuntu call it: they have a package for each version, such as python3.11.
+PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/direct_get.h \
@@ -143,9 +145,9 @@ system-run:
 	need libssl-dev pkg-config --exists openssl; \
 	need gcc command -v gcc; \
 	need libc6-dev test -e /usr/include/stdlib.h; \
-	need python3 command -v $(PYTHON); \
-	need python3-venv $(PYTHON) -c 'import ensurepip, venv'; \
-	need python3-dev $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; \
+	need $(PACKAGE) command -v $(PYTHON); \
+	need $(PACKAGE)-venv $(PYTHON) -c 'import ensurepip, venv'; \
+	need $(PACKAGE)-dev $(PYTHON) -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'; \
 	$(install-missing); \
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	    || { echo "fastfuse needs Python 3.11 or newer: make PYTHON=python3.11 ..." >&2; exit 1; }

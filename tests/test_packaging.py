@@ -1,6 +1,7 @@
 """Tests what a built package holds: setuptools says what wheel and sdist would have, without building them."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,21 @@ def test_the_version_is_in_one_place(package: Package) -> None:
 
 def test_systemd_at_the_top_is_what_the_package_holds() -> None:
     assert (ROOT / "systemd").resolve() == ROOT / "fastfuse/deploy/systemd"
+
+
+@pytest.mark.parametrize(
+    ("python", "package"),
+    [("python3.99", "python3.99"), ("/nowhere/python3", "python3"), ("/nowhere/python", "python3")],
+)
+def test_make_installs_the_packages_of_the_python_that_is_named(tmp_path: Path, python: str, package: str) -> None:
+    """Ubuntu 22.04 has a Python that is new enough beside its own, in packages that have its version in their names."""
+    for name, script in {"apt-get": f'echo "$@" >> {tmp_path}/asked', "sudo": 'exec "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    command = ["make", "system-run", f"PYTHON={python}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    installed = (tmp_path / "asked").read_text().splitlines()[-1].split()
+    assert {word for word in installed if word.startswith("python")} == {package, f"{package}-venv", f"{package}-dev"}
+    assert done.returncode
+    assert "fastfuse needs Python 3.11 or newer" in done.stderr

@@ -42,8 +42,8 @@ cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR
     int shutdown(int, int)
 
-cdef extern from "<unistd.h>" nogil:
-    ssize_t write(int, const void *, size_t)
+cdef extern from "<sys/eventfd.h>" nogil:
+    int eventfd_write(int, uint64_t)
 
 cdef extern from "../s3/direct_get.h" nogil:
     ctypedef struct direct_text:
@@ -231,8 +231,8 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
     memcpy(new.texts, PyBytes_AS_STRING(text), len(text))
     new.texts_bytes = len(text)
     for address in addresses[:DIRECT_MOST_ADDRESSES]:
-        memcpy(
-            &new.addresses[new.address_count], PyBytes_AS_STRING(address), min(len(address), sizeof(sockaddr_storage)))
+        memcpy(&new.addresses[new.address_count], PyBytes_AS_STRING(address),
+               min(<size_t> len(address), sizeof(sockaddr_storage)))
         new.address_count += 1
     memcpy(new.host, PyBytes_AS_STRING(host), len(host))
     new.port, new.is_address, new.tls, new.uses = port, is_address, <SSL_CTX *> tls, 1
@@ -538,7 +538,6 @@ cdef void *serve(void *argument) noexcept nogil:
     cdef Record record
     cdef bint is_read
     cdef char *body = NULL
-    cdef uint64_t one = 1
     cdef bint is_first
     prctl(PR_SET_NAME, "fastfuse-get")
     while True:
@@ -565,7 +564,7 @@ cdef void *serve(void *argument) noexcept nogil:
             thread.next_idle, ended = ended, thread
             pthread_mutex_unlock(&lock)
             if is_first:
-                write(wrong_fd, &one, sizeof(one))
+                eventfd_write(wrong_fd, 1)
             continue
         if is_read:
             failures = 0
@@ -590,7 +589,7 @@ cdef void *serve(void *argument) noexcept nogil:
             gone_wrong[wrong_count] = record
             wrong_count += 1
             if is_first:
-                write(wrong_fd, &one, sizeof(one))
+                eventfd_write(wrong_fd, 1)
         thread.next_idle, idle = idle, thread
         pthread_mutex_unlock(&lock)
 

@@ -51,6 +51,7 @@ _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 _MAX_WRITE_BYTES = 4096
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
+_PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
 _TRIED_INODE = 1 << 41 | 7
 
 
@@ -266,6 +267,8 @@ def _mount_error(mountpoint: Path, reason: str) -> MountError:
     reason = reason.strip().splitlines()[-1] if reason.strip() else "libfuse gives no reason"
     reason = reason.removeprefix("fusermount3: ").removeprefix("fuse: ").removeprefix("error: ")
     hint = CONTAINER if "not permitted" in reason or "ermission denied" in reason else ""
+    if reason == "mount failed: Permission denied" and _PROFILE.exists():
+        hint = "AppArmor confines fusermount3 to home directories, /mnt, /media and /tmp: mount there, or as root"
     return MountError(f"{mountpoint} cannot be mounted on: {reason}", hint=hint)
 
 

@@ -14,6 +14,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem import session
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.preflight import CONTAINER
 from fastfuse.filesystem.session import Session
 from tests.filesystem.waiting import PATIENCE_S
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
@@ -186,3 +187,15 @@ def test_what_libfuse_printed_becomes_one_sentence_and_a_hint(printed: str, mess
     assert message in str(error)
     assert "\n" not in str(error)
     assert hint in error.hint
+
+
+@pytest.mark.parametrize(("is_confined", "hint"), [(True, "AppArmor confines fusermount3 to home"), (False, CONTAINER)])
+def test_a_refusal_of_apparmor_is_told_from_one_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_confined: bool, hint: str
+) -> None:
+    """Docker's profile, too, refuses to mount with EACCES, but its images have no profile of fusermount3."""
+    monkeypatch.setattr(session, "_PROFILE", tmp_path / "fusermount3")
+    if is_confined:
+        (tmp_path / "fusermount3").touch()
+    error = session._mount_error(Path("/data"), "fusermount3: mount failed: Permission denied\n")
+    assert error.hint.startswith(hint)

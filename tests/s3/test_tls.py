@@ -6,6 +6,7 @@ import errno
 import os
 import pty
 import random
+import re
 import select
 import signal
 import socket
@@ -166,7 +167,8 @@ BEHIND_INTERMEDIATE = issue(HOST, by=INTERMEDIATE)
         (issue(by=AUTHORITY, subject=HOST), HOST, "ostname mismatch"),
         (issue("else.example.test", by=AUTHORITY, subject=HOST), HOST, "ostname mismatch"),
         (issue(HOST), HOST, "self-signed certificate"),
-        (issue(HOST, by=OTHER_AUTHORITY), HOST, "unable to get local issuer certificate"),
+        # The second are the words of OpenSSL 3.0.2.
+        (issue(HOST, by=OTHER_AUTHORITY), HOST, "unable to get local issuer certificate|key identifier mismatch"),
         (issue(HOST, by=issue(is_authority=True, subject="unknown")), HOST, "unable to get local issuer certificate"),
         (issue(HOST, by=AUTHORITY, from_days=-2, to_days=-1), HOST, "certificate has expired"),
         (issue(HOST, by=AUTHORITY, from_days=1, to_days=2), HOST, "certificate is not yet valid"),
@@ -190,7 +192,7 @@ def test_a_certificate_is_accepted_where_python_accepts_it(
     path = identity.write(tmp_path, "identity")
     ours = our_verdict(path, authority, host)
     theirs = verdict_of_python(path, authority, host)
-    assert reason in ours
+    assert re.search(reason, ours)
     assert (ours == "accepted") == (theirs == "accepted"), theirs
 
 
@@ -336,13 +338,18 @@ def test_the_server_is_told_a_name_but_no_address_and_no_protocol(
     assert seen == told
 
 
-@VERSIONS
-def test_the_ciphers_are_those_of_python(context: TlsContext, server_context: ssl.SSLContext) -> None:
-    server_context.set_ciphers("ALL:@SECLEVEL=0")
-    with connected(context, server_context) as ends:
-        offered = {name for name, _, _ in ends.server.tls.shared_ciphers() or ()}
-    assert offered
-    assert offered <= {one["name"] for one in ssl.create_default_context().get_ciphers()}
+def test_the_ciphers_are_those_of_python(context: TlsContext) -> None:
+    """They are read from the ClientHello (RFC 8446, 4.1.2), as `shared_ciphers` is wrong before Python 3.11.3."""
+    with sockets() as (client, server):
+        assert TlsConnection(context, client.fileno(), HOST).handshake() == "read"
+        hello = memoryview(server.recv(1 << 16))
+    behind_random = hello[5 + 4 + 2 + 32 :]  # the heads of record and message, and the version
+    behind_session = behind_random[1 + behind_random[0] :]
+    size_bytes = int.from_bytes(behind_session[:2])
+    offered = set(struct.unpack(f">{size_bytes // 2}H", behind_session[2 : 2 + size_bytes]))
+    no_renegotiation = 0x00FF  # no cipher, but sent as one (RFC 5746)
+    assert len(offered) > 1
+    assert offered - {no_renegotiation} <= {one["id"] & 0xFFFF for one in ssl.create_default_context().get_ciphers()}
 
 
 # Sessions
