@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -99,9 +99,6 @@ class TestOrder:
         with order(paths, mountpoint), listener.accept() as connection:
             assert received(connection, 4) == [b"b", b"d/a", b"c\xff", b"e/f"]
             assert is_silent(connection)
-
-    def test_a_block_that_ends_leaves_no_thread(self, mountpoint: Path, listener: Listener) -> None:
-        with order(["a"], mountpoint), listener.accept():
             assert "fastfuse-hints" in {thread.name for thread in threading.enumerate()}
         assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
 
@@ -148,16 +145,12 @@ class TestOrder:
             made.set()
             assert received(connection, 1) == [b"b"]
 
-    def test_paths_through_the_real_place_of_a_link_are_known(
+    def test_paths_through_the_real_place_of_a_link_are_known_and_those_in_a_folder_that_is_bound_elsewhere(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
     ) -> None:
         mount(monkeypatch, tmp_path, seen="/real/place")
         with order([str(tmp_path / "a"), "/real/place/b"], tmp_path), listener.accept() as connection:
             assert received(connection, 2) == [b"a", b"b"]
-
-    def test_paths_in_a_folder_that_is_bound_somewhere_else_are_the_mounts(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
-    ) -> None:
         mount(monkeypatch, tmp_path, root="/train/images")
         with order([str(tmp_path / "a"), "b"], tmp_path), listener.accept() as connection:
             assert received(connection, 2) == [b"train/images/a", b"train/images/b"]
@@ -235,18 +228,14 @@ class TestNothingFailsTheScript:
         sender._thread.join(PATIENCE_S)
         assert not sender._thread.is_alive()
 
-    def test_nobody_listens(self, mountpoint: Path, warnings: Callable[[], list[str]]) -> None:
-        self.ended(iter(["a"]), mountpoint)
-        assert warnings() == [
-            f"files are not fetched ahead in the announced order: the mount at {mountpoint} takes no hints"
-        ]
-
-    def test_hints_of_this_user_are_not_wanted(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
+    def test_nobody_listens_or_hints_of_this_user_are_not_wanted(
+        self, mountpoint: Path, warnings: Callable[[], list[str]]
     ) -> None:
-        with greeting(listener, REFUSED):
+        self.ended(iter(["a"]), mountpoint)
+        with listen(hint_prefix(DEVICE), backlog=4) as made, greeting(Listener(made), REFUSED):
             self.ended(iter(["a"]), mountpoint)
-        assert warnings()[0].endswith("takes no hints from this user")
+        why = f"files are not fetched ahead in the announced order: the mount at {mountpoint} takes no hints"
+        assert warnings() == [why, f"{why} from this user"]
 
     def test_an_impostor_is_told_nothing(
         self,
@@ -284,20 +273,21 @@ class TestNothingFailsTheScript:
                         return
         raise AssertionError("nobody got the order")
 
-    @pytest.mark.parametrize("path", [7, None])
-    def test_what_is_no_path_ends_the_order(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]], path: object
+    @pytest.mark.parametrize(
+        ("paths", "why"),
+        [
+            (["a", 7], "TypeError: "),
+            (["a", None], "TypeError: "),
+            (map("abc".__getitem__, itertools.count()), "IndexError: string index out of range"),
+        ],
+    )
+    def test_what_is_no_path_and_an_iterator_that_raises_end_the_order(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]], paths: Iterable[object], why: str
     ) -> None:
         with greeting(listener):
-            self.ended(iter(["a", path]), mountpoint)
-        assert warnings()[0].startswith("an announced order ends early: TypeError: ")
-
-    def test_an_iterator_that_raises_ends_the_order(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
-    ) -> None:
-        with greeting(listener):
-            self.ended(map("abc".__getitem__, itertools.count()), mountpoint)
-        assert warnings() == ["an announced order ends early: IndexError: string index out of range"]
+            self.ended(iter(paths), mountpoint)
+        [told] = warnings()
+        assert told.startswith(f"an announced order ends early: {why}")
 
     def test_a_mount_that_goes_away_is_not_waited_for_for_ever(
         self, mountpoint: Path, warnings: Callable[[], list[str]]
@@ -408,10 +398,6 @@ class TestHintedSampler:
         assert list(itertools.islice(samples, 1000)) == list(range(1000))
         assert sent.qsize() == 10
 
-    def test_a_sampler_without_a_length_has_none(self, tmp_path: Path) -> None:
-        with pytest.raises(TypeError, match="has no length"):
-            len(HintedSampler(itertools.count(), self.paths, tmp_path))
-
     def test_the_order_stands_after_the_last_draw_until_the_next_epoch(
         self, mountpoint: Path, listener: Listener
     ) -> None:
@@ -483,6 +469,8 @@ class TestHintedSampler:
         assert sampler.epoch == 4
         assert not hasattr(sampler, "batch_size")
         assert not hasattr(HintedSampler([1], ["a"], tmp_path), "set_epoch")
+        with pytest.raises(TypeError, match="has no length"):
+            len(HintedSampler(itertools.count(), self.paths, tmp_path))
         assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
 
 

@@ -163,16 +163,10 @@ def test_an_exception_that_nobody_catches_goes_where_the_lines_go(capsys: pytest
     assert "RuntimeError: unforeseen" in fields["exception"]
 
 
-def test_an_error_for_people_is_a_sentence_and_a_hint() -> None:
+def test_an_error_is_a_sentence_and_a_hint_or_as_json_a_record_of_the_log() -> None:
     text = command_text("no such bucket\x1b", hint="check its name", exit_code=4, json=False)
     assert text == "fastfuse: error: no such bucket\\x1b\nhint: check its name"
-
-
-def test_an_error_without_a_hint_is_one_line() -> None:
     assert command_text("broken", hint="", exit_code=1, json=False) == "fastfuse: error: broken"
-
-
-def test_an_error_as_json_is_a_record_of_the_log() -> None:
     fields = json.loads(command_text("no such bucket", hint="check its name", exit_code=4, json=True))
     wanted = {"level": "error", "message": "no such bucket", "hint": "check its name", "exit_code": 4}
     assert fields.items() >= wanted.items()

@@ -77,19 +77,8 @@ def test_the_limits_of_a_control_group_are_found(tmp_path: Path) -> None:
 
 def prepared(script: str) -> dict[str, str]:
     """Return the level of each check after a shell, in a mount namespace of its own, has prepared what it sees."""
-    words = (
-        "unshare",
-        "--mount",
-        "sh",
-        "-ec",
-        f'{script} "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        "fastfuse",
-        "doctor",
-        "--json",
-    )
+    doctor = (sys.executable, "-m", "fastfuse", "doctor", "--json")
+    words = ("unshare", "--mount", "sh", "-ec", f'{script} "$@"', "sh", *doctor)
     done = subprocess.run(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
     checks = json.loads(done.stdout)["checks"]
     assert done.returncode == any(one["level"] == "fail" for one in checks)

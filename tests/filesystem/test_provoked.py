@@ -1,12 +1,10 @@
-"""Each verdict is provoked by a workload that has that fault, through a real mount.
-
-One is not: "small files without hints" is in `test_summary`.
-"""
+"""Each verdict is provoked by a workload that has that fault, through a real mount."""
 
 import mmap
 import os
 import random
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,12 +17,12 @@ import pytest
 
 from bench.s3server import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
-from fastfuse.filesystem.control import RECORD, ask, entry_of
+from fastfuse.filesystem.control import RECORD, ask, ask_status, entry_of
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, figures_of, judge
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
-from tests.mounting import Mount, mounted
+from tests.mounting import Mount, mounted, run_fastfuse
 from tests.semantics.places import direct_read
 
 pytestmark = pytest.mark.fuse
@@ -237,3 +235,28 @@ def test_a_script_that_computes(place: Place) -> None:
             # Much longer than the reads, however busy the machine is.
             threading.Event().wait(max(1.5, 25 * (monotonic() - began_s)))
         direct_read(in_turn[3], PAGE)  # or the last pause would be no part of the time in use
+
+
+def test_small_files_that_are_waited_for_and_are_summed_up() -> None:
+    # Nothing is foreseen, because the names have no order.
+    names = sorted((f"{number:03}" for number in range(400)), key=lambda name: zlib.crc32(name.encode()))[:40]
+    objects = MemoryObjects({f"data/{number:03}": bytes(1000) for number in range(400)})
+    with (
+        LoopbackServer({"bucket": objects}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+    ):
+        server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
+        for name in names:
+            assert (mount.path / name).read_bytes() == bytes(1000)
+        # Parts are counted once a second.
+        wait_until(lambda: ask_status(entry_of(mount.path))["summary"]["demanded"] == len(names))
+        summary = ask_status(entry_of(mount.path))["summary"]
+        assert (summary["gets"], summary["served_bytes"], summary["fetched_bytes"]) == (40, 40_000, 40_000)
+        assert (summary["files"], summary["total_bytes"], summary["foreseen_share"]) == (400, 400_000, 0.0)
+        assert (summary["hits"], summary["misses"], summary["hit_share"]) == (0, 40, 0.0)
+        assert summary["cpu_s"] > 0
+        assert 0.01 < summary["first_byte_p50_s"] <= summary["first_byte_p99_s"]
+        shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout
+        assert "\nsmall files without hints: files of 1000 B were fetched when they were opened" in shown
+        assert mount.stop() == 0
+        assert "small files without hints: files of 1000 B" in mount.log
