@@ -137,7 +137,7 @@ def test_a_script_that_ends_leaves_no_mount_and_loads_no_event_loop(options: dic
     assert not Path(path).exists()
 
 
-def test_a_mount_that_is_interrupted_leaves_no_directory(
+def test_an_interrupted_mount_leaves_nothing(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

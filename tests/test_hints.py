@@ -163,9 +163,7 @@ class TestOrder:
             assert received(connection, 1) == [b"b"]
         assert warnings() == [f"paths that are not below {mountpoint} were announced; they are passed over"]
 
-    def test_a_worker_that_dies_before_it_greets_again_is_waited_for(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_worker_that_dies_before_it_greets_is_waited_for(self, mountpoint: Path, listener: Listener) -> None:
         with order(itertools.repeat("a"), mountpoint):
             listener.accept().close()
             listener.accept(b"").close()
@@ -207,9 +205,7 @@ def is_writable(sender: hints._Sender) -> bool:
 
 
 class TestNothingFailsTheScript:
-    def test_no_mount_is_one_warning_however_many_epochs(
-        self, tmp_path: Path, warnings: Callable[[], list[str]]
-    ) -> None:
+    def test_no_mount_is_one_warning_for_all_epochs(self, tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
         for _ in range(3):
             sender = hints._Sender(["a"], tmp_path)
             sender.start()
@@ -228,9 +224,7 @@ class TestNothingFailsTheScript:
         sender._thread.join(PATIENCE_S)
         assert not sender._thread.is_alive()
 
-    def test_nobody_listens_or_hints_of_this_user_are_not_wanted(
-        self, mountpoint: Path, warnings: Callable[[], list[str]]
-    ) -> None:
+    def test_nobody_listens_or_this_user_is_refused(self, mountpoint: Path, warnings: Callable[[], list[str]]) -> None:
         self.ended(iter(["a"]), mountpoint)
         with listen(hint_prefix(DEVICE), backlog=4) as made, greeting(Listener(made), REFUSED):
             self.ended(iter(["a"]), mountpoint)
@@ -289,7 +283,7 @@ class TestNothingFailsTheScript:
         [told] = warnings()
         assert told.startswith(f"an announced order ends early: {why}")
 
-    def test_a_mount_that_goes_away_is_not_waited_for_for_ever(
+    def test_a_mount_that_goes_away_is_not_waited_for(
         self, mountpoint: Path, warnings: Callable[[], list[str]]
     ) -> None:
         with listen(hint_prefix(DEVICE), backlog=4) as made:
@@ -398,9 +392,7 @@ class TestHintedSampler:
         assert list(itertools.islice(samples, 1000)) == list(range(1000))
         assert sent.qsize() == 10
 
-    def test_the_order_stands_after_the_last_draw_until_the_next_epoch(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_the_order_stands_until_the_next_epoch(self, mountpoint: Path, listener: Listener) -> None:
         sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
         list(sampler)
         with listener.accept() as connection:
@@ -444,9 +436,7 @@ class TestHintedSampler:
             assert os.waitpid(child, 0)[1] == 0
             assert is_silent(connection)
 
-    def test_a_copy_of_the_descriptor_in_a_forked_process_keeps_no_order_up(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_descriptor_of_a_forked_process_keeps_no_order_up(self, mountpoint: Path, listener: Listener) -> None:
         samples = iter(HintedSampler(Shuffled(10), self.paths, mountpoint))
         next(samples)
         with listener.accept() as connection:
@@ -486,9 +476,7 @@ class TestHandOver:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
-    def test_a_worker_that_dies_at_the_end_is_followed_by_one_that_takes_it(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_worker_that_dies_at_the_end_is_followed_by_another(self, mountpoint: Path, listener: Listener) -> None:
         thread = threading.Thread(target=hand_over, args=(["a"], mountpoint))
         thread.start()
         with listener.accept() as connection:
@@ -511,7 +499,7 @@ def test_a_list_is_read_as_it_was_written(paths: list[bytes]) -> None:
         assert list(paths_in(io.BufferedReader(io.BytesIO(written)), b"\n")) == paths
 
 
-def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_where_they_are_slow(
+def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 0.0

@@ -195,9 +195,7 @@ def test_a_log_file_that_exists_keeps_its_mode(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o604
 
 
-def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_opened_again_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "logs"
     directory.mkdir()
     configure(LogConfig(file=directory / "log"))
@@ -208,7 +206,7 @@ def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_that_may_not_enter_the_directory_of_the_log_file_writes_to_the_file_that_it_has(
+def test_a_process_that_may_not_enter_the_directory_of_the_file_writes_to_the_one_that_it_has(
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o700)

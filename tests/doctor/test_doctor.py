@@ -47,9 +47,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),
     ],
 )
-def test_each_condition_is_found_with_its_remedy(
-    change: dict[str, object], check: str, level: Level, remedy: str
-) -> None:
+def test_a_condition_is_found_with_its_remedy(change: dict[str, object], check: str, level: Level, remedy: str) -> None:
     [one] = [one for one in findings(replace(WELL, **change)) if one.level is not Level.OK]  # type: ignore[arg-type]
     assert (one.check, one.level) == (check, level)
     assert remedy in one.remedy

@@ -153,9 +153,7 @@ def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, 
     assert "No such file" in pod.read("a")
 
 
-def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
-    pod: Pod, server: LoopbackServer
-) -> None:
+def test_the_helper_holds_nothing_of_the_mount_and_outlives_its_servers(pod: Pod, server: LoopbackServer) -> None:
     for _ in range(2):
         with _served(pod, server) as mount:
             assert pod.read("a") == _sum(b"first")
@@ -166,9 +164,7 @@ def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
     assert pod.helper.poll() is None
 
 
-def test_a_served_place_is_nobody_elses_and_survives_the_death_of_a_worker_and_an_abort(
-    pod: Pod, server: LoopbackServer
-) -> None:
+def test_a_served_place_is_nobody_elses_and_survives_a_death_and_an_abort(pod: Pod, server: LoopbackServer) -> None:
     stranger = ["setpriv", "--reuid=61236", "--clear-groups", "--", sys.executable, "-m", "fastfuse"]
     words = ["mount", "s3://bucket/data", "--fuse-socket", str(pod.socket_path)]
     with _served(pod, server) as mount:

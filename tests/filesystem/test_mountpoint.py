@@ -106,9 +106,7 @@ def test_the_topmost_of_stacked_mounts_is_found(tmp_path: Path) -> None:
         assert entry.source == "above"
 
 
-def test_an_empty_directory_is_returned_absolute_and_without_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_directory_is_returned_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "link-to-link").symlink_to(tmp_path / "link")
@@ -402,7 +400,7 @@ def test_a_user_unmounts_with_fusermount3(
         ("entry for /x not found in /etc/mtab", MountError),
     ],
 )
-def test_what_fusermount3_complains_of_is_told(
+def test_a_complaint_is_told(
     tmp_path: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
 ) -> None:
     place = tmp_path / "place"

@@ -196,7 +196,7 @@ Session.notify = lambda self, notices: signal.pause()
 
 
 @pytest.mark.fuse
-def test_every_process_of_a_mount_has_the_rights_that_it_needs(
+def test_every_process_of_a_mount_has_the_rights_it_needs(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_change(monkeypatch, _NOTICES_PAUSE)

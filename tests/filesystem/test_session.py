@@ -182,9 +182,7 @@ def test_what_libfuse_printed_becomes_one_sentence_and_a_hint(printed: str, mess
     assert hint in error.hint
 
 
-def test_where_pyfuse3_was_imported_first_nothing_is_mounted_and_the_error_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_where_pyfuse3_was_imported_first_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Then the handles of READ and READDIRPLUS do not name inode and process."""
     with_change(monkeypatch, "import pyfuse3")
     with LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server:

@@ -151,9 +151,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with_change(monkeypatch, change)
 
 
-def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_does_not_end_as_if_it_were(
-    server: LoopbackServer, refused: None
-) -> None:
+def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_fails(server: LoopbackServer, refused: None) -> None:
     """L2, L5"""
     with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5") as mount:
         mount.path.with_name("refused").touch()
@@ -176,7 +174,7 @@ def test_a_mount_that_another_one_covers_is_left_and_the_error_names_the_other(s
         assert covering.file_system_type == "tmpfs"
 
 
-def test_a_busy_mount_of_a_user_is_detached_at_the_first_attempt(
+def test_a_users_busy_mount_is_detached_at_once(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """L2"""
@@ -382,7 +380,7 @@ socket.recv_fds = limited
 """
 
 
-def test_a_worker_without_a_descriptor_left_is_replaced_only_where_it_cannot_take_a_table(
+def test_a_worker_without_descriptors_is_replaced_only_for_a_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """L6"""
@@ -424,9 +422,7 @@ threading.Thread.start = limited(threading.Thread.start)
 
 
 @pytest.mark.parametrize("options", [(), ("--cache",)], ids=["S3 alone", "tier"])
-def test_a_limit_of_threads_is_waited_out(
-    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_limit_of_threads_passes(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """L3"""
     limit = tmp_path / "limit"
     limit.touch()
@@ -485,7 +481,7 @@ def remembered(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_at_a_limit_of_processes_refreshes_fail_the_kernel_is_told_later_and_a_worker_is_waited_for(
+def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(
     forks_left: Path,
 ) -> None:
     """L3, L6"""
@@ -525,9 +521,7 @@ def test_at_a_limit_of_processes_refreshes_fail_the_kernel_is_told_later_and_a_w
         assert find_mount(mount.path) is None
 
 
-def test_a_process_that_dies_while_it_tells_the_kernel_is_followed_by_another_up_to_five_in_all(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """L6: what none of them told is told with the next refresh."""
     deaths = tmp_path / "deaths"
     deaths.touch()
@@ -589,9 +583,7 @@ def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, m
         assert mount.stop() == 0
 
 
-def test_a_mount_that_is_started_without_standard_streams_serves(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mount_without_standard_streams_serves(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def command(*arguments: str) -> list[str]:
         return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
 

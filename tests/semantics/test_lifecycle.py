@@ -209,7 +209,7 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert mount.stop() == 0
 
 
-def test_a_daemon_is_ready_when_its_parent_returns_and_ends_with_its_mount(
+def test_a_daemon_is_ready_once_its_parent_returns_and_ends_with_its_mount(
     server: LoopbackServer, directory: Path
 ) -> None:
     """L1, L2"""
