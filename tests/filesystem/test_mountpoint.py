@@ -34,6 +34,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory to mount on, in one that a test may use."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
 @contextmanager
 def kernel_mount(path: Path, kind: str, options: str = "", *, source: str = "none") -> Iterator[None]:
     """A mount made without fastfuse, detached at the end of the block if it is still there."""
@@ -170,9 +182,8 @@ def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("through_link", [False, True])
-def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) -> None:
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
+def test_a_dead_mount_of_ours_is_cleared_l4(place: Path, through_link: bool) -> None:
+    link = place.with_name("link")
     link.symlink_to(place)
     with fuse_mount(place) as connection:
         connection.close()
@@ -204,11 +215,8 @@ def test_a_mount_of_another_kind_or_user_is_left_alone_l4(
 
 
 @pytest.mark.fuse
-def test_a_live_mount_that_does_not_answer_is_left_alone_by_commands_that_end_and_unmounted_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path: Path) -> None:
     """L4"""
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
     with (
         LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
         mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
@@ -235,11 +243,8 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_by_commands_that_end_an
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hanging(place: Path) -> Iterator[Path]:
     """A mount whose connection is still there, and whose daemon is not."""
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place, uid=os.geteuid()) as connection:
         os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
         yield place
@@ -336,8 +341,7 @@ def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) ->
 
 
 @pytest.mark.fuse
-def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
     with fuse_mount(tmp_path):
         held = os.open(tmp_path, os.O_PATH)
         try:
@@ -352,10 +356,8 @@ def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path, monkeypa
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
+def test_a_mount_is_unmounted_through_a_link_too(place: Path, lazy: bool) -> None:
+    link = place.with_name("link")
     link.symlink_to(place)
     with fuse_mount(place):
         unmount(link, lazy=lazy)
@@ -381,9 +383,8 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 @pytest.mark.fuse
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
 def test_a_user_unmounts_with_fusermount3(
-    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str
 ) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
     place = tmp_path / "-u"
     place.mkdir()
     with fuse_mount(place):
@@ -401,10 +402,8 @@ def test_a_user_unmounts_with_fusermount3(
     ],
 )
 def test_a_complaint_is_told(
-    tmp_path: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
+    place: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place):
         as_user(f'echo "fusermount3: {complaint}" >&2; exit 1')
         with pytest.raises(MountError, match=f"{place} cannot be unmounted: {complaint}") as caught:
@@ -414,13 +413,11 @@ def test_a_complaint_is_told(
 
 @pytest.mark.fuse
 def test_a_fusermount3_for_which_there_is_no_process_is_an_error_that_can_be_told(
-    tmp_path: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    place: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place):
         as_user("exit 0")
         monkeypatch.setattr(subprocess, "run", refuse)
