@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -102,22 +102,18 @@ class TestOrder:
             assert "fastfuse-hints" in {thread.name for thread in threading.enumerate()}
         assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
 
-    def test_a_block_that_ends_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
-        with order(itertools.repeat("a"), mountpoint):
+    @pytest.mark.parametrize("error", [None, KeyError])
+    def test_a_block_that_ends_or_raises_withdraws_what_is_left(
+        self, mountpoint: Path, listener: Listener, error: type[Exception] | None
+    ) -> None:
+        with pytest.raises(KeyError) if error else nullcontext(), order(itertools.repeat("a"), mountpoint):
             connection = listener.accept()
             received(connection, 10)
+            if error:
+                raise error
         with connection:
             while connection.recv(1 << 20):
                 pass
-
-    def test_a_block_that_raises_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
-        block = order(["a"], mountpoint)
-        block.__enter__()
-        with listener.accept() as connection:
-            received(connection, 1)
-            error = KeyError()
-            assert not block.__exit__(KeyError, error, None)
-            assert is_at_its_end(connection)
 
     def test_no_more_paths_are_made_than_the_mount_takes(self, mountpoint: Path, listener: Listener) -> None:
         made = itertools.count()

@@ -127,17 +127,6 @@ def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() ->
     assert {(one["mount"], one["bucket"]) for one in labels} == {("/mnt/\ufffd", "bucket")}
 
 
-def test_what_a_child_counts_its_parent_and_the_endpoint_see(counters: Counters, scrape: tuple[str, int]) -> None:
-    slot = counters.slot("fastfuse_fetched_bytes")
-    counters.add(slot, 1 << 40)
-    assert wait_child(fork_child(lambda: counters.add(slot, 7))) == 0
-    assert counters.get("fastfuse_fetched_bytes") == (1 << 40) + 7
-    [sample] = next(
-        f for f in text_string_to_metric_families(scraped(scrape)) if f.name == "fastfuse_fetched_bytes"
-    ).samples
-    assert sample.value == (1 << 40) + 7
-
-
 def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: tuple[str, int]) -> None:
     with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""

@@ -681,12 +681,6 @@ async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_aga
         assert keys_twice(reader) == ["file-00005"]
 
 
-async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
-    ref = listed("gone", 39 * KB)
-    async with running(CONFIG) as (engine, _):
-        await read_whole(engine, 77, ref)
-
-
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["forget", "read", "release", "announce", "withdraw", "stall", "go"]), st.integers(1, 40)
