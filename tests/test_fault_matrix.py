@@ -2,7 +2,7 @@
 
 A row is a class of the retry policy's table (`s3.retry_policy`, as docs/SEMANTICS.md shows it) and a situation. What is
 expected of it is derived from the policy: bytes or an error, how many requests are made and until when, every line of
-the log, and the counters of failures. tests/test_fault_refresh.py has the rows of a refresh.
+the log, and the counters of failures.
 """
 
 import errno

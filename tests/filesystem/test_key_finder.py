@@ -366,9 +366,7 @@ def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tm
 
 
 @pytest.mark.fuse
-def test_a_shared_index_is_made_with_files_that_only_root_may_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shared_index_is_made_with_files_only_root_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keys are refused as the claim is taken, and as the source is listed. The claim is renewed in between."""
     with_change(monkeypatch, "from fastfuse.index import saved\nsaved.RENEWAL_S = 0.05")
     authority, issued = create_chain(tmp_path)

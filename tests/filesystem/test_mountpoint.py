@@ -79,9 +79,7 @@ _names = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in nam
 
 
 @given(_names, _names, st.sampled_from(["", " shared:1", " shared:1 master:2"]), st.none() | st.integers(0, 1 << 31))
-def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
-    path: bytes, source: bytes, tags: str, uid: int | None
-) -> None:
+def test_a_line_of_mountinfo_is_taken_apart(path: bytes, source: bytes, tags: str, uid: int | None) -> None:
     options = b"rw" + (b",user_id=%d,group_id=0" % uid if uid is not None else b"")
     line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (
         escaped(path),
@@ -382,9 +380,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
-def test_a_user_unmounts_with_fusermount3(
-    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str
-) -> None:
+def test_a_user_unmounts_by_fusermount3(tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str) -> None:
     place = tmp_path / "-u"
     place.mkdir()
     with fuse_mount(place):

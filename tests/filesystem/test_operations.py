@@ -145,7 +145,7 @@ async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounte
     await mounted.operations.releasedir(mounted.directory)
 
 
-async def test_the_listing_process_in_a_handle_is_no_part_of_the_inode(
+async def test_the_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = 4_194_304 << interposed.HANDLE_INODE_BITS

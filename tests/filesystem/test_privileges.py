@@ -196,9 +196,7 @@ Session.notify = lambda self, notices: signal.pause()
 
 
 @pytest.mark.fuse
-def test_every_process_of_a_mount_has_the_rights_it_needs(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_process_of_a_mount_has_its_rights(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with_change(monkeypatch, _NOTICES_PAUSE)
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         endpoint, worker = mount.children()

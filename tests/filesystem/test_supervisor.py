@@ -174,7 +174,7 @@ def test_a_mount_that_another_one_covers_is_left_and_the_error_names_the_other(s
         assert covering.file_system_type == "tmpfs"
 
 
-def test_a_users_busy_mount_is_detached_at_once(
+def test_a_users_busy_mount_is_detached(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """L2"""
@@ -380,9 +380,7 @@ socket.recv_fds = limited
 """
 
 
-def test_a_worker_without_descriptors_is_replaced_only_for_a_table(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_without_descriptors_is_replaced_for_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """L6"""
     limit = tmp_path / "limit"
     limit.touch()
@@ -481,9 +479,7 @@ def remembered(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(
-    forks_left: Path,
-) -> None:
+def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(forks_left: Path) -> None:
     """L3, L6"""
     with (
         holding(a=b"a") as (server, held),

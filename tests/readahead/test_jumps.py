@@ -205,9 +205,7 @@ async def test_rows_near_to_one_another_that_threads_take_in_order_come_at_the_s
     assert service.fetched_bytes <= 1.02 * ref.size_bytes
 
 
-async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_memory(
-    autojump_clock: MockClock,
-) -> None:
+async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_memory(autojump_clock: MockClock) -> None:
     """Nobody reads all of a part, so what was passed would fill the memory, and nothing more would be read ahead."""
     ref, chances = listed("pieces", 1 << 30), random.Random(1)
     service = SimulatedService(link_bytes_per_s=1e9)
@@ -233,9 +231,7 @@ async def test_rows_of_a_file_larger_than_memory_fetch_little_more(autojump_cloc
     assert service.fetched_bytes <= 2 * 2000 * PAGE + 64 * MIB
 
 
-async def test_a_few_rows_near_to_one_another_fetch_what_is_around_and_not_the_file(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_few_rows_near_to_one_another_fetch_what_is_around_and_not_the_file(autojump_clock: MockClock) -> None:
     ref = listed("rows", 800 * MIB)
     service = SimulatedService()
     async with simulated(service, ReadaheadConfig()) as (engine, _):
@@ -244,9 +240,7 @@ async def test_a_few_rows_near_to_one_another_fetch_what_is_around_and_not_the_f
     assert service.fetched_bytes <= 33 * MIB
 
 
-async def test_rows_near_to_one_another_at_many_places_do_not_fetch_what_is_between(
-    autojump_clock: MockClock,
-) -> None:
+async def test_rows_near_to_one_another_at_many_places_do_not_fetch_what_is_between(autojump_clock: MockClock) -> None:
     ref, places = listed("rows", 100 << 30), random.Random(1)
     service = SimulatedService()
     async with simulated(service, ReadaheadConfig()) as (engine, _):

@@ -219,9 +219,7 @@ async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
         assert len(reader.gets) == 500
 
 
-async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_again(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_again(autojump_clock: MockClock) -> None:
     async with serving(500, delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, in_order(refs))
         began_s = trio.current_time()
@@ -259,9 +257,7 @@ async def time_s_of_shuffled_epoch(engine: ReadEngine, refs: list[ObjectRef], se
     return trio.current_time() - began_s
 
 
-async def test_a_shuffled_epoch_of_all_files_takes_a_third_of_its_round_trips(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_shuffled_epoch_of_all_files_takes_a_third_of_its_round_trips(autojump_clock: MockClock) -> None:
     async with serving(1000, EVERY, delay_s=0.02) as (refs, engine, reader):
         took_s = await time_s_of_shuffled_epoch(engine, refs)
         assert took_s < 1000 / 16 * 0.02 / 3
@@ -275,9 +271,7 @@ async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(aut
         assert len(reader.gets) == 100
 
 
-async def test_a_second_shuffled_epoch_that_was_not_kept_is_as_fast_as_the_first(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_second_shuffled_epoch_that_was_not_kept_is_as_fast_as_the_first(autojump_clock: MockClock) -> None:
     async with serving(2000, EVERY, delay_s=0.02) as (refs, engine, reader):
         first_s = await time_s_of_shuffled_epoch(engine, refs)
         assert await time_s_of_shuffled_epoch(engine, refs, seed=1) < 1.5 * first_s
@@ -304,9 +298,7 @@ async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for
         await trio.sleep(1)
 
 
-async def test_a_refresh_amid_a_shuffled_epoch_costs_no_file_a_second_get(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refresh_amid_a_shuffled_epoch_costs_no_file_a_second_get(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
     reader = ScriptedReader(delay_s=0.02)
     files = Files(refs)
@@ -359,9 +351,7 @@ async def test_files_fetched_before_a_refresh_that_replaced_them_take_no_room_fr
         check_books(engine)
 
 
-async def test_files_fetched_before_a_refresh_of_nothing_give_way_to_a_known_order(
-    autojump_clock: MockClock,
-) -> None:
+async def test_files_fetched_before_a_refresh_of_nothing_give_way_to_a_known_order(autojump_clock: MockClock) -> None:
     refs = dataset(1700)
     table = Files(refs)
     async with trio.open_nursery() as nursery:
@@ -391,9 +381,7 @@ async def test_a_refresh_takes_no_file_from_an_announced_order() -> None:
 
 
 @pytest.mark.parametrize("limit_mib", [16, 24, 32, 64])
-async def test_a_reader_from_the_first_file_on_finds_what_was_guessed(
-    autojump_clock: MockClock, limit_mib: int
-) -> None:
+async def test_a_reader_from_the_first_file_on_finds_guesses(autojump_clock: MockClock, limit_mib: int) -> None:
     async with serving(1700, replace(EVERY, memory_limit_bytes=limit_mib * MIB), delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, [inode + 1500 for inode in shuffled(refs[1500:])[:150]], readers=16)
         await trio.sleep(1)
@@ -475,9 +463,7 @@ async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothin
         assert len(reader.gets) == 200
 
 
-async def test_one_reader_in_listing_order_is_twenty_times_as_fast_as_its_gets(
-    autojump_clock: MockClock,
-) -> None:
+async def test_one_reader_in_listing_order_is_twenty_times_as_fast_as_its_gets(autojump_clock: MockClock) -> None:
     async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
@@ -485,9 +471,7 @@ async def test_one_reader_in_listing_order_is_twenty_times_as_fast_as_its_gets(
         assert len(reader.gets) == 4000
 
 
-async def test_sixteen_shuffled_readers_with_hints_keep_three_connections_of_four_busy(
-    autojump_clock: MockClock,
-) -> None:
+async def test_sixteen_shuffled_readers_with_hints_keep_connections_busy(autojump_clock: MockClock) -> None:
     async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         order = shuffled(refs)
         began_s = trio.current_time()
@@ -651,9 +635,7 @@ async def test_one_stalled_file_among_those_to_come_delays_no_other(autojump_clo
         assert trio.current_time() - began_s < 400 * 0.02 / 8
 
 
-async def test_stalled_files_to_come_leave_connections_for_those_who_read(
-    autojump_clock: MockClock,
-) -> None:
+async def test_stalled_files_to_come_leave_connections_for_those_who_read(autojump_clock: MockClock) -> None:
     """Semantics D6"""
     refs = dataset(1000)
     shard = listed("shard", 2 * MIB)

@@ -46,9 +46,7 @@ async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(auto
 @pytest.mark.parametrize(
     ("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6), (4, 650e6), (1, 3e9)]
 )
-async def test_512_mib_are_as_fast_as_memory_without_end(
-    autojump_clock: MockClock, readers: int, bytes_per_s: float
-) -> None:
+async def test_512_mib_are_as_fast_as_any_memory(autojump_clock: MockClock, readers: int, bytes_per_s: float) -> None:
     rates = []
     for config in (SHORT, PLENTY):
         group = [Reader(size_bytes=GIB, bytes_per_s=bytes_per_s) for _ in range(readers)]
@@ -63,9 +61,7 @@ async def test_the_first_byte_takes_little_longer_than_one_small_get(autojump_cl
     assert max(reader.first_bytes_s) <= 1.2 * FIRST_BYTE_S
 
 
-async def test_the_fifth_of_several_whole_files_starts_with_all_it_needs(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_fifth_of_several_whole_files_starts_with_all_it_needs(autojump_clock: MockClock) -> None:
     times = []
     for files in (4, 5):
         reader = Reader(size_bytes=128 * MIB, bytes_per_s=1e9, files=files)
@@ -112,7 +108,7 @@ async def test_gets_that_are_late_cost_a_reader_little(autojump_clock: MockClock
 
 
 @pytest.mark.parametrize(("burst_bytes", "pause_s"), [(16 * MIB, 0.2), (64 * MIB, 0.5), (256 * MIB, 2.0)])
-async def test_a_reader_of_bursts_waits_at_none_but_the_first(
+async def test_a_reader_waits_at_the_first_burst_only(
     autojump_clock: MockClock, burst_bytes: int, pause_s: float
 ) -> None:
     reader = Reader(size_bytes=2 * GIB, bytes_per_s=1e9, burst_bytes=burst_bytes, pause_s=pause_s)

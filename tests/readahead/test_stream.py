@@ -252,9 +252,7 @@ async def test_a_release_that_overtakes_a_waiting_read_does_not_disturb_it() -> 
         assert results == [BYTES[MIB : MIB + 256 * KIB]]
 
 
-async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(autojump_clock: MockClock) -> None:
     other = listed("b", 2 * MIB)
     async with running(delay_s=0.1) as (engine, _):
         for offset in range(0, 128 * KIB, 16 * KIB):

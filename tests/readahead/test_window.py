@@ -223,9 +223,7 @@ def test_jumps_forward_over_less_than_a_request_stay_one_sequential_reader(skipp
 @pytest.mark.parametrize(
     ("begin", "end", "request_bytes"), [(500 * MIB + 300 * KIB, 530 * MIB, 128 * KIB), (600 * MIB, 604 * MIB, MIB)]
 )
-def test_a_jump_into_what_was_read_or_read_ahead_goes_on_as_fast_as_before(
-    begin: int, end: int, request_bytes: int
-) -> None:
+def test_a_jump_into_what_was_read_or_is_ahead_goes_on_as_before(begin: int, end: int, request_bytes: int) -> None:
     pool = reading(4 * GIB)
     pool.read_through(0, 512 * MIB, MIB)
     demanded = len(pool.demanded)
@@ -404,9 +402,7 @@ def test_a_reader_has_as_much_ahead_as_suits_its_speed_and_what_it_read(
     assert least_mib * MIB <= begun(service, mib_s, mib).bytes_ahead <= most_mib * MIB
 
 
-def test_after_a_file_was_left_early_windows_grow_with_what_was_read_until_one_was_read_whole(
-    service: ServicePace,
-) -> None:
+def test_after_a_file_was_left_early_windows_grow_with_what_was_read(service: ServicePace) -> None:
     Window(GIB, CONFIG, service).closed()  # fetched ahead and never read: not left early
     assert begun(service, 0.0004, 8).bytes_ahead >= 8 * 8 * MIB
     begun(service, 0.0004, 8).window.closed()

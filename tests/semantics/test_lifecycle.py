@@ -198,9 +198,7 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert mount.stop() == 0
 
 
-def test_a_daemon_is_ready_once_its_parent_returns_and_ends_with_its_mount(
-    server: LoopbackServer, directory: Path
-) -> None:
+def test_a_daemon_is_ready_as_its_parent_returns_and_ends_with_it(server: LoopbackServer, directory: Path) -> None:
     """L1, L2"""
     before = descendants(os.getpid())
     done = run_fastfuse(*mount_command(URI, directory, server.endpoint_url, "--daemon")[3:])

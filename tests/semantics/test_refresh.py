@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import FaultRule, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+from tests.semantics.test_metrics import Scrape
 
 
 def objects() -> MemoryObjects:
@@ -216,6 +218,31 @@ def test_a_worker_that_dies_while_the_source_is_listed_again_is_followed_by_one_
         assert tree(here.path)["changes"] == b"after, and longer"
         assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
         assert here.mount.stop() == 0
+
+
+def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_was() -> None:
+    """L6; tests/test_fault_matrix.py has every class of failure of a listing."""
+    with place(objects(), "--metrics-listen", "0") as here:
+        here.server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
+        assert refresh(here).startswith("0 added, 0 removed, 0 replaced; 4 objects now, ")
+        page = "page 1 of the listing of 's3://bucket/': 503 SlowDown, request FASTFUSE"
+        assert f" WARNING fastfuse.s3.retries: {page}; trying again (attempt 1 failed, " in here.mount.log
+        assert re.search(
+            r" INFO .*: answered again after \d+\.\d s: 1 × 503 SlowDown; 1 object waited\n", here.mount.log
+        )
+        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+        change(here.objects)
+        done = run_fastfuse("refresh", str(here.path))
+        assert (done.returncode, done.stdout) == (3, "")
+        error = done.stderr.splitlines()[0].removeprefix("fastfuse: error: ")
+        assert (
+            f" ERROR fastfuse.filesystem.refresh: the view stays as it was: s3://bucket/ was not refreshed: {error}\n"
+            in (here.mount.log)
+        )
+        assert (here.path / "changes").stat().st_size == len(b"before")
+        scrape = Scrape(here.mount.metrics_port())
+        assert scrape["retries_total", "throttled"] == 1
+        assert [scrape["refreshes_total", outcome] for outcome in ("ok", "failed")] == [1, 1]
 
 
 def test_a_name_that_turns_from_file_to_directory_and_back() -> None:
