@@ -47,12 +47,20 @@ def read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def test_a_block_mounts_at_a_new_directory_and_leaves_nothing(options: dict[str, Any]) -> None:
+def test_a_block_mounts_at_a_new_directory_tells_its_statistics_and_leaves_nothing(options: dict[str, Any]) -> None:
     with fastfuse.mount("s3://bucket/train/", **options) as mnt:
         assert contents(mnt.path) == OBJECTS
         assert Path(mnt) == mnt.path
+        found = fastfuse.stats(mnt)
+        assert (found["source"], found["state"]) == ("s3://bucket/train/", "ok")
+        assert found.keys() == fastfuse.stats(str(mnt.path)).keys()
+        file = (mnt.path / "3").open("rb")
     assert not mnt.path.exists()
+    with file:  # which is open at the end
+        assert file.read() == OBJECTS["train/3"]
     mnt.unmount()
+    with pytest.raises(errors.MountError, match="nothing of fastfuse is mounted"):
+        fastfuse.stats(mnt)
 
 
 def test_a_named_directory_stays(options: dict[str, Any], tmp_path: Path) -> None:
@@ -61,23 +69,6 @@ def test_a_named_directory_stays(options: dict[str, Any], tmp_path: Path) -> Non
     mnt.unmount()
     assert [*mnt.path.iterdir()] == []
     assert repr(mnt) == f"<former mount of s3://bucket/train/ at {tmp_path / 'data'}>"
-
-
-def test_files_that_are_open_at_the_end_can_be_read_to_their_end(options: dict[str, Any]) -> None:
-    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
-        file = (mnt.path / "3").open("rb")
-    with file:
-        assert file.read() == OBJECTS["train/3"]
-
-
-def test_stats_of_a_mount_and_of_a_path(options: dict[str, Any]) -> None:
-    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
-        (mnt.path / "1").read_bytes()
-        found = fastfuse.stats(mnt)
-        assert (found["source"], found["state"]) == ("s3://bucket/train/", "ok")
-        assert found.keys() == fastfuse.stats(str(mnt.path)).keys()
-    with pytest.raises(errors.MountError, match="nothing of fastfuse is mounted"):
-        fastfuse.stats(mnt)
 
 
 @pytest.mark.parametrize(
@@ -116,25 +107,20 @@ def test_it_mounts_within_a_running_event_loop_as_in_a_notebook_cell(options: di
     assert asyncio.run(cell()) == OBJECTS
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_worker_processes_read_and_leave_the_mount(method: str, options: dict[str, Any]) -> None:
+def test_worker_processes_read_and_leave_the_mount_and_a_forked_one_does_not_unmount(options: dict[str, Any]) -> None:
     with fastfuse.mount("s3://bucket/train/", **options) as mnt:
         paths = [str(mnt.path / str(number)) for number in range(8)]
-        for _ in range(2):  # an epoch each: workers end in between
+        for method in ("fork", "fork", "spawn", "spawn"):  # an epoch each: workers end in between
             with multiprocessing.get_context(method).Pool(2) as pool:
                 assert pool.map(read, paths) == [*OBJECTS.values()]
                 pool.close()
                 pool.join()
-        assert find_mount(mnt.path) is not None
-
-
-def test_a_forked_process_does_not_unmount(options: dict[str, Any]) -> None:
-    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
         child = os.fork()
         if not child:
             mnt.unmount()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
+        assert find_mount(mnt.path) is not None
         assert contents(mnt.path) == OBJECTS
 
 
@@ -151,7 +137,7 @@ def test_a_script_that_ends_leaves_no_mount_and_loads_no_event_loop(options: dic
     assert not Path(path).exists()
 
 
-def test_a_mount_that_is_interrupted_leaves_no_directory(
+def test_an_interrupted_mount_leaves_nothing(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

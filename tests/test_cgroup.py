@@ -28,45 +28,30 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_v2_group_has_its_own_limit(machine: Machine) -> None:
-    assert machine.limit("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n"}) == 1000
-
-
-def test_a_v2_group_without_a_limit_has_none(machine: Machine) -> None:
-    assert machine.limit("0::/jobs/a\n", {"jobs/a/memory.max": "max\n"}) is None
-
-
-def test_a_tighter_limit_of_an_ancestor_counts(machine: Machine) -> None:
-    files = {"jobs/memory.max": "500\n", "jobs/a/memory.max": "1000\n"}
-    assert machine.limit("0::/jobs/a\n", files) == 500
-
-
-def test_in_a_container_that_sees_only_its_own_group_the_root_of_the_mount_counts(machine: Machine) -> None:
-    assert machine.limit("0::/docker/0123abcd\n", {"memory.max": "700\n"}) == 700
-
-
-def test_a_group_outside_the_namespace_is_not_followed_upwards(machine: Machine) -> None:
-    assert machine.limit("0::/../other\n", {"../other/memory.max": "1\n"}) is None
-
-
-def test_a_v1_group_is_found_in_the_hierarchy_of_the_memory_controller(machine: Machine) -> None:
-    memberships = "5:cpu,cpuacct:/x\n4:hugetlb,memory:/jobs/a\n0::/\n"
-    files = {"memory/jobs/a/memory.limit_in_bytes": "900\n", "cpu/x/memory.limit_in_bytes": "1\n"}
-    assert machine.limit(memberships, files) == 900
-
-
-def test_an_unlimited_v1_group_has_a_limit_beyond_any_ram(machine: Machine) -> None:
-    limit = machine.limit("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"})
-    assert limit is not None
-    assert limit > 2**60
-
-
-def test_a_named_v1_hierarchy_has_nothing_to_say_about_memory(machine: Machine) -> None:
-    assert machine.limit("9:name=systemd:/jobs\n", {"jobs/memory.max": "1\n", "memory.max": "1\n"}) is None
-
-
-def test_a_line_that_makes_no_sense_is_passed_over(machine: Machine) -> None:
-    assert machine.limit("nonsense\n\n0::/a\n", {"a/memory.max": "800\n"}) == 800
+@pytest.mark.parametrize(
+    ("memberships", "files", "limit"),
+    [
+        ("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n"}, 1000),
+        ("0::/jobs/a\n", {"jobs/a/memory.max": "max\n"}, None),
+        # The tighter limit of an ancestor counts.
+        ("0::/jobs/a\n", {"jobs/memory.max": "500\n", "jobs/a/memory.max": "1000\n"}, 500),
+        # A container sees only its own group, at the root of the mount.
+        ("0::/docker/0123abcd\n", {"memory.max": "700\n"}, 700),
+        # A group outside the namespace is not followed upwards.
+        ("0::/../other\n", {"../other/memory.max": "1\n"}, None),
+        # Version 1: the hierarchy of the memory controller alone counts. No limit is one beyond any RAM.
+        (
+            "5:cpu,cpuacct:/x\n4:hugetlb,memory:/jobs/a\n0::/\n",
+            {"memory/jobs/a/memory.limit_in_bytes": "900\n", "cpu/x/memory.limit_in_bytes": "1\n"},
+            900,
+        ),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712\n"}, 9223372036854771712),
+        ("9:name=systemd:/jobs\n", {"jobs/memory.max": "1\n", "memory.max": "1\n"}, None),
+        ("nonsense\n\n0::/a\n", {"a/memory.max": "800\n"}, 800),
+    ],
+)
+def test_the_limit_on_memory(machine: Machine, memberships: str, files: dict[str, str], limit: int | None) -> None:
+    assert machine.limit(memberships, files) == limit
 
 
 def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:

@@ -50,9 +50,7 @@ def test_files_that_are_changed_short_or_missing_are_named(tmp_path: Path, files
 
 
 @pytest.mark.parametrize(("count", "size_bytes"), [(1001, 10), (1, 0), (1, 20_000_000)])
-def test_files_have_the_size_asked_for_and_lie_in_folders_of_a_thousand(
-    tmp_path: Path, count: int, size_bytes: int
-) -> None:
+def test_files_have_their_size_and_lie_in_folders_of_a_thousand(tmp_path: Path, count: int, size_bytes: int) -> None:
     made = make_files(tmp_path, "small", count, size_bytes)
     assert {(tmp_path / file.name).stat().st_size for file in made} == {size_bytes}
     assert len({file.name.rpartition("/")[0] for file in made}) == -(-count // 1000)
@@ -168,10 +166,17 @@ def test_the_made_data_set_is_read_checked_and_taken_away(tmp_path: Path, option
 
 
 @pytest.mark.fuse
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("step", ["==> reading one shard", "==> fastfuse mount"])
-def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path, step: str, number: signal.Signals) -> None:
-    with demo(tmp_path, "--shards", "2", "--shard-size", "150MiB") as process:
+@pytest.mark.parametrize(
+    ("step", "number", "options"),
+    [
+        ("==> reading one shard", signal.SIGINT, ("--shards", "2", "--shard-size", "150MiB")),
+        ("==> fastfuse mount", signal.SIGTERM, SMALL),
+    ],
+)
+def test_an_interrupted_demo_leaves_nothing_behind(
+    tmp_path: Path, step: str, number: signal.Signals, options: tuple[str, ...]
+) -> None:
+    with demo(tmp_path, *options) as process:
         assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith(step):
             assert line

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -99,28 +99,21 @@ class TestOrder:
         with order(paths, mountpoint), listener.accept() as connection:
             assert received(connection, 4) == [b"b", b"d/a", b"c\xff", b"e/f"]
             assert is_silent(connection)
-
-    def test_a_block_that_ends_leaves_no_thread(self, mountpoint: Path, listener: Listener) -> None:
-        with order(["a"], mountpoint), listener.accept():
             assert "fastfuse-hints" in {thread.name for thread in threading.enumerate()}
         assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
 
-    def test_a_block_that_ends_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
-        with order(itertools.repeat("a"), mountpoint):
+    @pytest.mark.parametrize("error", [None, KeyError])
+    def test_a_block_that_ends_or_raises_withdraws_what_is_left(
+        self, mountpoint: Path, listener: Listener, error: type[Exception] | None
+    ) -> None:
+        with pytest.raises(KeyError) if error else nullcontext(), order(itertools.repeat("a"), mountpoint):
             connection = listener.accept()
             received(connection, 10)
+            if error:
+                raise error
         with connection:
             while connection.recv(1 << 20):
                 pass
-
-    def test_a_block_that_raises_withdraws_what_is_left(self, mountpoint: Path, listener: Listener) -> None:
-        block = order(["a"], mountpoint)
-        block.__enter__()
-        with listener.accept() as connection:
-            received(connection, 1)
-            error = KeyError()
-            assert not block.__exit__(KeyError, error, None)
-            assert is_at_its_end(connection)
 
     def test_no_more_paths_are_made_than_the_mount_takes(self, mountpoint: Path, listener: Listener) -> None:
         made = itertools.count()
@@ -148,16 +141,12 @@ class TestOrder:
             made.set()
             assert received(connection, 1) == [b"b"]
 
-    def test_paths_through_the_real_place_of_a_link_are_known(
+    def test_paths_through_the_real_place_of_a_link_are_known_and_those_in_a_folder_that_is_bound_elsewhere(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
     ) -> None:
         mount(monkeypatch, tmp_path, seen="/real/place")
         with order([str(tmp_path / "a"), "/real/place/b"], tmp_path), listener.accept() as connection:
             assert received(connection, 2) == [b"a", b"b"]
-
-    def test_paths_in_a_folder_that_is_bound_somewhere_else_are_the_mounts(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
-    ) -> None:
         mount(monkeypatch, tmp_path, root="/train/images")
         with order([str(tmp_path / "a"), "b"], tmp_path), listener.accept() as connection:
             assert received(connection, 2) == [b"train/images/a", b"train/images/b"]
@@ -170,9 +159,7 @@ class TestOrder:
             assert received(connection, 1) == [b"b"]
         assert warnings() == [f"paths that are not below {mountpoint} were announced; they are passed over"]
 
-    def test_a_worker_that_dies_before_it_greets_again_is_waited_for(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_worker_that_dies_before_it_greets_is_waited_for(self, mountpoint: Path, listener: Listener) -> None:
         with order(itertools.repeat("a"), mountpoint):
             listener.accept().close()
             listener.accept(b"").close()
@@ -214,9 +201,7 @@ def is_writable(sender: hints._Sender) -> bool:
 
 
 class TestNothingFailsTheScript:
-    def test_no_mount_is_one_warning_however_many_epochs(
-        self, tmp_path: Path, warnings: Callable[[], list[str]]
-    ) -> None:
+    def test_no_mount_is_one_warning_for_all_epochs(self, tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
         for _ in range(3):
             sender = hints._Sender(["a"], tmp_path)
             sender.start()
@@ -235,18 +220,12 @@ class TestNothingFailsTheScript:
         sender._thread.join(PATIENCE_S)
         assert not sender._thread.is_alive()
 
-    def test_nobody_listens(self, mountpoint: Path, warnings: Callable[[], list[str]]) -> None:
+    def test_nobody_listens_or_this_user_is_refused(self, mountpoint: Path, warnings: Callable[[], list[str]]) -> None:
         self.ended(iter(["a"]), mountpoint)
-        assert warnings() == [
-            f"files are not fetched ahead in the announced order: the mount at {mountpoint} takes no hints"
-        ]
-
-    def test_hints_of_this_user_are_not_wanted(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
-    ) -> None:
-        with greeting(listener, REFUSED):
+        with listen(hint_prefix(DEVICE), backlog=4) as made, greeting(Listener(made), REFUSED):
             self.ended(iter(["a"]), mountpoint)
-        assert warnings()[0].endswith("takes no hints from this user")
+        why = f"files are not fetched ahead in the announced order: the mount at {mountpoint} takes no hints"
+        assert warnings() == [why, f"{why} from this user"]
 
     def test_an_impostor_is_told_nothing(
         self,
@@ -284,22 +263,23 @@ class TestNothingFailsTheScript:
                         return
         raise AssertionError("nobody got the order")
 
-    @pytest.mark.parametrize("path", [7, None])
-    def test_what_is_no_path_ends_the_order(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]], path: object
+    @pytest.mark.parametrize(
+        ("paths", "why"),
+        [
+            (["a", 7], "TypeError: "),
+            (["a", None], "TypeError: "),
+            (map("abc".__getitem__, itertools.count()), "IndexError: string index out of range"),
+        ],
+    )
+    def test_what_is_no_path_and_an_iterator_that_raises_end_the_order(
+        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]], paths: Iterable[object], why: str
     ) -> None:
         with greeting(listener):
-            self.ended(iter(["a", path]), mountpoint)
-        assert warnings()[0].startswith("an announced order ends early: TypeError: ")
+            self.ended(iter(paths), mountpoint)
+        [told] = warnings()
+        assert told.startswith(f"an announced order ends early: {why}")
 
-    def test_an_iterator_that_raises_ends_the_order(
-        self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
-    ) -> None:
-        with greeting(listener):
-            self.ended(map("abc".__getitem__, itertools.count()), mountpoint)
-        assert warnings() == ["an announced order ends early: IndexError: string index out of range"]
-
-    def test_a_mount_that_goes_away_is_not_waited_for_for_ever(
+    def test_a_mount_that_goes_away_is_not_waited_for(
         self, mountpoint: Path, warnings: Callable[[], list[str]]
     ) -> None:
         with listen(hint_prefix(DEVICE), backlog=4) as made:
@@ -408,13 +388,7 @@ class TestHintedSampler:
         assert list(itertools.islice(samples, 1000)) == list(range(1000))
         assert sent.qsize() == 10
 
-    def test_a_sampler_without_a_length_has_none(self, tmp_path: Path) -> None:
-        with pytest.raises(TypeError, match="has no length"):
-            len(HintedSampler(itertools.count(), self.paths, tmp_path))
-
-    def test_the_order_stands_after_the_last_draw_until_the_next_epoch(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_the_order_stands_until_the_next_epoch(self, mountpoint: Path, listener: Listener) -> None:
         sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
         list(sampler)
         with listener.accept() as connection:
@@ -458,9 +432,7 @@ class TestHintedSampler:
             assert os.waitpid(child, 0)[1] == 0
             assert is_silent(connection)
 
-    def test_a_copy_of_the_descriptor_in_a_forked_process_keeps_no_order_up(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_descriptor_of_a_forked_process_keeps_no_order_up(self, mountpoint: Path, listener: Listener) -> None:
         samples = iter(HintedSampler(Shuffled(10), self.paths, mountpoint))
         next(samples)
         with listener.accept() as connection:
@@ -483,6 +455,8 @@ class TestHintedSampler:
         assert sampler.epoch == 4
         assert not hasattr(sampler, "batch_size")
         assert not hasattr(HintedSampler([1], ["a"], tmp_path), "set_epoch")
+        with pytest.raises(TypeError, match="has no length"):
+            len(HintedSampler(itertools.count(), self.paths, tmp_path))
         assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
 
 
@@ -498,9 +472,7 @@ class TestHandOver:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
-    def test_a_worker_that_dies_at_the_end_is_followed_by_one_that_takes_it(
-        self, mountpoint: Path, listener: Listener
-    ) -> None:
+    def test_a_worker_that_dies_at_the_end_is_followed_by_another(self, mountpoint: Path, listener: Listener) -> None:
         thread = threading.Thread(target=hand_over, args=(["a"], mountpoint))
         thread.start()
         with listener.accept() as connection:
@@ -547,7 +519,7 @@ def test_a_list_is_read_as_it_was_written(paths: list[bytes]) -> None:
         assert list(paths_in(io.BufferedReader(io.BytesIO(written)), b"\n")) == paths
 
 
-def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_where_they_are_slow(
+def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now_s = 0.0

@@ -190,16 +190,10 @@ def test_an_exception_that_nobody_catches_goes_where_the_lines_go(capsys: pytest
     assert "RuntimeError: unforeseen" in fields["exception"]
 
 
-def test_an_error_for_people_is_a_sentence_and_a_hint() -> None:
+def test_an_error_is_a_sentence_and_a_hint_or_as_json_a_record_of_the_log() -> None:
     text = command_text("no such bucket\x1b", hint="check its name", exit_code=4, json=False)
     assert text == "fastfuse: error: no such bucket\\x1b\nhint: check its name"
-
-
-def test_an_error_without_a_hint_is_one_line() -> None:
     assert command_text("broken", hint="", exit_code=1, json=False) == "fastfuse: error: broken"
-
-
-def test_an_error_as_json_is_a_record_of_the_log() -> None:
     fields = json.loads(command_text("no such bucket", hint="check its name", exit_code=4, json=True))
     wanted = {"level": "error", "message": "no such bucket", "hint": "check its name", "exit_code": 4}
     assert fields.items() >= wanted.items()
@@ -228,9 +222,7 @@ def test_a_log_file_that_exists_keeps_its_mode(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o604
 
 
-def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_cannot_be_opened_again_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "logs"
     directory.mkdir()
     configure(LogConfig(file=directory / "log"))
@@ -241,7 +233,7 @@ def test_a_log_file_that_cannot_be_opened_again_ends_nothing(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_process_that_may_not_enter_the_directory_of_the_log_file_writes_to_the_file_that_it_has(
+def test_a_process_that_may_not_enter_the_directory_of_the_file_writes_to_the_one_that_it_has(
     tmp_path: Path,
 ) -> None:
     tmp_path.chmod(0o700)

@@ -54,7 +54,7 @@ def assert_sane(output: str, settings: Mapping[str, str]) -> None:
     [(80, PLAIN), (200, FORCE_COLOR), (80, NO_COLOR), (80, DUMB)],
     ids=["80", "200-FORCE_COLOR", "80-NO_COLOR", "80-dumb"],
 )
-def test_an_index_is_made_and_summed_up(
+def test_an_index_is_summed_up(
     server: LoopbackServer, tmp_path: Path, columns: int, settings: Mapping[str, str]
 ) -> None:
     output = tmp_path / ":dog:"
@@ -159,9 +159,7 @@ def test_a_daemon_returns_to_its_terminal(server: LoopbackServer, tmp_path: Path
 
 
 @pytest.mark.parametrize("settings", [PLAIN, DUMB | NO_COLOR], ids=["plain", "dumb"])
-def test_a_job_downloads_and_runs_its_command(
-    server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]
-) -> None:
+def test_a_job_runs_its_command(server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]) -> None:
     channel = f"a-channel-of-twenty-six-le={URI},mode=File"
     words = ["run", "--base-dir", str(tmp_path), "--channel", channel, *connection(server), "--", "tty"]
     code, text = finished_on_terminal(*words, settings=settings)

@@ -81,7 +81,7 @@ async def test_a_slow_network_is_measured_in_part(autojump_clock: trio.testing.M
 
 
 @pytest.mark.parametrize("error", [ObjectDeniedError("'a' may not be read"), UnavailableError("'a' is not there")])
-async def test_a_failure_is_told_and_the_defaults_stand_in(
+async def test_a_failure_is_told_and_defaults_stand_in(
     autojump_clock: trio.testing.MockClock, error: Exception
 ) -> None:
     assert await probed(Objects(error), 1 << 30) == Probe(Network(), f"the network is not measured: {error}")

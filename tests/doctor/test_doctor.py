@@ -46,9 +46,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),
     ],
 )
-def test_each_condition_is_found_with_its_remedy(
-    change: dict[str, object], check: str, level: Level, remedy: str
-) -> None:
+def test_a_condition_is_found_with_its_remedy(change: dict[str, object], check: str, level: Level, remedy: str) -> None:
     [one] = [one for one in findings(replace(WELL, **change)) if one.level is not Level.OK]  # type: ignore[arg-type]
     assert (one.check, one.level) == (check, level)
     assert remedy in one.remedy
@@ -76,19 +74,8 @@ def test_the_limits_of_a_control_group_are_found(tmp_path: Path) -> None:
 
 def prepared(script: str) -> dict[str, str]:
     """Return the level of each check after a shell, in a mount namespace of its own, has prepared what it sees."""
-    words = (
-        "unshare",
-        "--mount",
-        "sh",
-        "-ec",
-        f'{script} "$@"',
-        "sh",
-        sys.executable,
-        "-m",
-        "fastfuse",
-        "doctor",
-        "--json",
-    )
+    doctor = (sys.executable, "-m", "fastfuse", "doctor", "--json")
+    words = ("unshare", "--mount", "sh", "-ec", f'{script} "$@"', "sh", *doctor)
     done = subprocess.run(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
     checks = json.loads(done.stdout)["checks"]
     assert done.returncode == any(one["level"] == "fail" for one in checks)

@@ -17,6 +17,7 @@ from bench.s3server import (
     ServerConfig,
     create_certificate,
 )
+from bench.s3server.faults import Action
 from fastfuse.advise.model import Network
 from fastfuse.doctor.rules import Level, clock, network, region
 from tests.mounting import ENVIRONMENT, run_fastfuse
@@ -41,11 +42,15 @@ def server(running: LoopbackServer) -> Iterator[LoopbackServer]:
     running.faults.clear()
 
 
+def connection(endpoint_url: str) -> tuple[str, ...]:
+    return ("--endpoint-url", endpoint_url, "--force-path-style", "--region", "us-east-1")
+
+
 def asked(
     uri: str, endpoint_url: str, *more: str, environment: Mapping[str, str] = ENVIRONMENT
 ) -> dict[str, dict[str, Any]]:
     """Return the findings about the service; the machine's own are left out."""
-    words = ("doctor", "--json", uri, "--endpoint-url", endpoint_url, "--force-path-style", *more)
+    words = ("doctor", "--json", uri, *connection(endpoint_url), *more)
     done = run_fastfuse(*words, environment=environment)
     assert "Traceback" not in done.stderr
     checks = json.loads(done.stdout)["checks"]
@@ -64,7 +69,7 @@ def failed(found: Mapping[str, Mapping[str, Any]], check: str) -> str:
 
 
 def test_a_service_that_is_well(server: LoopbackServer) -> None:
-    found = asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1")
+    found = asked("s3://bucket/data/", server.endpoint_url)
     assert [*found] == NAMES + MEASURED
     assert {name: one["level"] for name, one in found.items() if name in NAMES} == dict.fromkeys(NAMES, "ok")
     assert "2 objects" in found["list"]["found"]
@@ -77,7 +82,7 @@ def test_it_tells_whose_keys_and_no_secret(server: LoopbackServer) -> None:
         "AWS_SECRET_ACCESS_KEY": "not-to-be-seen",
         "AWS_SESSION_TOKEN": "nor-this",
     }
-    words = ("doctor", "s3://bucket/tiny/", "--endpoint-url", server.endpoint_url, "--region", "us-east-1", "-v")
+    words = ("doctor", "s3://bucket/tiny/", *connection(server.endpoint_url), "-v")
     done = run_fastfuse(*words, environment={**ENVIRONMENT, **keys})
     assert "...WXYZ from env" in done.stdout
     assert not any(secret in done.stdout + done.stderr for secret in keys.values())
@@ -128,32 +133,32 @@ def test_a_clock_that_is_an_hour_off() -> None:
 
 
 def test_another_region_than_the_buckets(server: LoopbackServer) -> None:
-    found = asked("s3://elsewhere/data/", server.endpoint_url, "--region", "us-east-1")
+    found = asked("s3://elsewhere/data/", server.endpoint_url)
     assert found["region"]["level"] == "warn"
     assert "--region eu-west-1" in found["region"]["remedy"]
     assert found["get"]["level"] == "ok"
 
 
 @pytest.mark.parametrize(
-    ("operation", "check", "remedy"), [("ListObjectsV2", "list", "s3:ListBucket"), ("GetObject", "get", "s3:GetObject")]
+    ("action", "operation", "check", "said"),
+    [
+        (ACCESS_DENIED, "ListObjectsV2", "list", "s3:ListBucket"),
+        (ACCESS_DENIED, "GetObject", "get", "s3:GetObject"),
+        (EXPIRED_TOKEN, "ListObjectsV2", "list", "expired"),
+    ],
 )
-def test_permissions(server: LoopbackServer, operation: str, check: str, remedy: str) -> None:
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation=operation))
-    assert remedy in failed(asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1"), check)
-
-
-def test_credentials_that_have_expired(server: LoopbackServer) -> None:
-    server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="ListObjectsV2"))
-    assert "expired" in failed(asked("s3://bucket/data/", server.endpoint_url, "--region", "us-east-1"), "list")
+def test_a_refusal(server: LoopbackServer, action: Action, operation: str, check: str, said: str) -> None:
+    server.faults.add(FaultRule(action=action, operation=operation))
+    assert said in failed(asked("s3://bucket/data/", server.endpoint_url), check)
 
 
 def test_nothing_below_the_prefix(server: LoopbackServer) -> None:
-    found = asked("s3://bucket/nothing/", server.endpoint_url, "--region", "us-east-1")
+    found = asked("s3://bucket/nothing/", server.endpoint_url)
     assert (found["list"]["level"], found["network"]["found"]) == ("warn", "not measured: nothing to read")
 
 
 def test_small_objects_show_no_rate(server: LoopbackServer) -> None:
-    found = asked("s3://bucket/tiny/", server.endpoint_url, "--region", "us-east-1")
+    found = asked("s3://bucket/tiny/", server.endpoint_url)
     assert found["throughput"]["level"] == "warn"
     assert "small" in found["throughput"]["found"]
     assert found["address"]["found"].endswith(", 1 address")
@@ -168,8 +173,7 @@ def test_what_is_no_uri_is_a_mistake_of_usage() -> None:
 @pytest.mark.parametrize("columns", [80, 200])
 def test_no_line_is_wider_than_the_terminal(server: LoopbackServer, columns: int) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
-    words = ("doctor", "s3://bucket/data/", "--endpoint-url", server.endpoint_url, "--region", "us-east-1")
-    with terminal(*words, columns=columns) as shown:
+    with terminal("doctor", "s3://bucket/data/", *connection(server.endpoint_url), columns=columns) as shown:
         assert shown.finished() == 1
     lines = [line for line in shown.output.splitlines() if line]
     assert max(map(len, lines)) <= columns

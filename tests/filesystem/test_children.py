@@ -53,9 +53,7 @@ def test_children_are_waited_for_although_whoever_started_us_ignores_theirs() ->
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), SystemExit(0), KeyboardInterrupt()])
-def test_a_child_that_raises_exits_with_1_and_does_not_return_to_its_parents_stack(
-    error: BaseException, tmp_path: Path
-) -> None:
+def test_a_child_that_raises_exits_with_1_and_never_returns(error: BaseException, tmp_path: Path) -> None:
     parent = os.getpid()
     with closing(logging.FileHandler(tmp_path / "log")) as handler:
         logging.getLogger("fastfuse").addHandler(handler)
@@ -146,9 +144,7 @@ def test_every_error_is_heard_with_its_exit_code_message_and_hint(kind: type[Fas
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FastfuseError) else value.__name__,
 )
-def test_an_error_of_another_module_is_heard_as_its_nearest_base(
-    error: FastfuseError, kind: type[FastfuseError]
-) -> None:
+def test_an_error_of_another_module_is_heard_as_its_base(error: FastfuseError, kind: type[FastfuseError]) -> None:
     with pytest.raises(FastfuseError) as caught:
         heard(error_message(error))
     assert type(caught.value) is kind

@@ -56,11 +56,6 @@ def answering(told: bytes) -> Iterator[None]:
         server.join()
 
 
-def test_a_report_in_words() -> None:
-    report = RefreshReport(added=1200, removed=0, replaced=3, files=1_000_000, elapsed_s=2.04)
-    assert str(report) == "1,200 added, 0 removed, 3 replaced; 1,000,000 objects now, 2.0 s"
-
-
 def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
     with pytest.raises(MountError, match="the mount at /mnt does not answer"):
         request_refresh(mountpoint)

@@ -128,9 +128,7 @@ async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_gr
         nursery.cancel_scope.cancel()
 
 
-async def test_parts_that_fail_together_make_one_rest(
-    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failures_together_make_one_rest(threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, ended = 100.0, list[Buffer | None]()
     monkeypatch.setattr(module, "monotonic", lambda: now_s)
     threads.outcome, threads.numbers = (False, 0), iter(range(100))

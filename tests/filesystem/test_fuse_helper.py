@@ -108,8 +108,9 @@ def _pod() -> Iterator[Pod]:
             subprocess.run(["umount", "--recursive", "--lazy", root], check=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pod() -> Iterator[Pod]:
+    """For tests that leave the helper as it was."""
     with _pod() as pod:
         yield pod
 
@@ -152,9 +153,7 @@ def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, 
     assert "No such file" in pod.read("a")
 
 
-def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
-    pod: Pod, server: LoopbackServer
-) -> None:
+def test_the_helper_holds_nothing_of_the_mount_and_outlives_its_servers(pod: Pod, server: LoopbackServer) -> None:
     for _ in range(2):
         with _served(pod, server) as mount:
             assert pod.read("a") == _sum(b"first")
@@ -165,9 +164,7 @@ def test_the_helper_holds_nothing_of_the_mount_and_outlives_those_that_serve_it(
     assert pod.helper.poll() is None
 
 
-def test_a_served_place_is_nobody_elses_and_survives_the_death_of_a_worker_and_an_abort(
-    pod: Pod, server: LoopbackServer
-) -> None:
+def test_a_served_place_is_nobody_elses_and_survives_a_death_and_an_abort(pod: Pod, server: LoopbackServer) -> None:
     stranger = ["setpriv", "--reuid=61236", "--clear-groups", "--", sys.executable, "-m", "fastfuse"]
     words = ["mount", "s3://bucket/data", "--fuse-socket", str(pod.socket_path)]
     with _served(pod, server) as mount:
@@ -189,14 +186,15 @@ def test_a_served_place_is_nobody_elses_and_survives_the_death_of_a_worker_and_a
         assert mount.stop() == 0
 
 
-def test_a_helper_that_is_stopped_takes_the_mount_with_it(pod: Pod, server: LoopbackServer) -> None:
-    with _served(pod, server) as mount:
-        pod.helper.terminate()
-        assert pod.helper.wait(PATIENCE_S) == 0
-        assert mount.wait() == 0
-        assert "was unmounted" in mount.log
-    assert find_mount(pod.place) is None
-    assert not pod.socket_path.exists()
+def test_a_helper_that_is_stopped_takes_the_mount_with_it(server: LoopbackServer) -> None:
+    with _pod() as pod:
+        with _served(pod, server) as mount:
+            pod.helper.terminate()
+            assert pod.helper.wait(PATIENCE_S) == 0
+            assert mount.wait() == 0
+            assert "was unmounted" in mount.log
+        assert find_mount(pod.place) is None
+        assert not pod.socket_path.exists()
 
 
 def test_a_helper_that_was_killed_leaves_the_mount_to_its_successor(server: LoopbackServer) -> None:

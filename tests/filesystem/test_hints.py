@@ -112,16 +112,11 @@ async def hand_over(worker: Worker, message: bytes) -> Order:
         return worker.orders[-1]
 
 
-async def test_paths_arrive_as_inodes_in_their_order() -> None:
+async def test_paths_arrive_as_inodes_in_their_order_and_are_read_as_the_kernel_would() -> None:
     async with working("a", "d/b", "d/e/c") as worker:
-        order = await hand_over(worker, b"d/e/c\0a\0d/b\0a\0")
-        assert worker.names(order) == ["d/e/c", "a", "d/b", "a"]
-        assert worker.counted() == (4, 0)
-
-
-async def test_a_path_is_read_as_the_kernel_would() -> None:
-    async with working("d/e/c") as worker:
-        assert worker.names(await hand_over(worker, b"./d//e/./c\0")) == ["d/e/c"]
+        order = await hand_over(worker, b"d/e/c\0a\0d/b\0a\0./d//e/./c\0")
+        assert worker.names(order) == ["d/e/c", "a", "d/b", "a", "d/e/c"]
+        assert worker.counted() == (5, 0)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +127,6 @@ async def test_what_is_no_file_is_counted_and_passed_over(path: bytes) -> None:
         order = await hand_over(worker, b"a\0" + path + b"\0d/b\0")
         assert worker.names(order) == ["a", "d/b"]
         assert worker.counted() == (2, 1)
-
-
-async def test_a_path_that_comes_in_pieces_is_one() -> None:
-    async with working("a", "d/b") as worker, await worker.served() as client:
-        for byte in b"d/b\0a\0":
-            await client.send_all(bytes([byte]))
-            await trio.testing.wait_all_tasks_blocked()
-        await until(lambda: worker.names(worker.orders[0]) == ["d/b", "a"])
 
 
 async def test_a_path_is_looked_up_in_the_table_of_the_moment() -> None:
@@ -180,22 +167,15 @@ async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engin
         await worker.orders[0].withdrawn.wait()
 
 
-async def test_an_order_that_was_taken_whole_stands_until_there_is_another() -> None:
-    async with working("a") as worker:
-        first = await hand_over(worker, b"a\0")
-        await trio.testing.wait_all_tasks_blocked()
-        assert not first.withdrawn.is_set()
-        async with await worker.served():
-            assert first.withdrawn.is_set()
-
-
-async def test_of_orders_that_were_taken_whole_the_last_one_stands() -> None:
+async def test_of_orders_that_were_taken_whole_the_last_one_stands_until_there_is_another() -> None:
     async with working("a") as worker, await worker.served() as early, await worker.served() as late:
         for client in (early, late):
             await client.send_eof()
             assert await client.receive_some(1) == TAKEN
             await trio.testing.wait_all_tasks_blocked()
         assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
+        async with await worker.served():
+            assert worker.orders[1].withdrawn.is_set()
 
 
 @pytest.mark.parametrize("message", [b"a\0a", b"a\0" + b"x" * (MAX_PATH_BYTES + 1), b"x" * (1 << 20)])

@@ -80,9 +80,7 @@ def test_a_new_table_forgets_everything() -> None:
 
 
 @given(st.lists(st.lists(st.tuples(READS, st.booleans()), max_size=6, unique_by=lambda one: one[0]), max_size=6))
-def test_no_read_is_poisoned_that_was_not_begun_unanswered_by_two_workers(
-    lives: list[list[tuple[Read, bool]]],
-) -> None:
+def test_no_read_is_poisoned_that_was_not_begun_unanswered_by_two_workers(lives: list[list[tuple[Read, bool]]]) -> None:
     hand = ReadsInHand()
     unanswered: list[set[Read]] = []
     for life in lives:

@@ -242,9 +242,7 @@ def refuse_once(server: LoopbackServer) -> None:
 
 
 @pytest.mark.fuse
-def test_keys_are_renewed_by_a_program_that_only_root_may_run_while_the_worker_is_nobody(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_keys_are_renewed_by_a_program_that_only_root_may_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nor may anybody else read the profile. Keys are due when the test says so."""
     place = tmp_path / "roots"
     place.mkdir(mode=0o700)
@@ -368,9 +366,7 @@ def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tm
 
 
 @pytest.mark.fuse
-def test_an_index_that_hosts_share_is_made_with_files_that_only_root_may_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_shared_index_is_made_with_files_only_root_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keys are refused as the claim is taken, and as the source is listed. The claim is renewed in between."""
     with_change(monkeypatch, "from fastfuse.index import saved\nsaved.RENEWAL_S = 0.05")
     authority, issued = create_chain(tmp_path)

@@ -86,9 +86,7 @@ def test_readable_says_whether_something_came_or_the_other_end_is_gone() -> None
 
 
 @pytest.mark.fuse
-def test_the_lock_that_serves_init_is_the_one_that_workers_inherit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_lock_that_serves_init_is_what_workers_inherit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: list[object] = []
 
     def init(*_: object) -> None:

@@ -35,6 +35,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory to mount on, in one that a test may use."""
+    (tmp_path / "place").mkdir()
+    return tmp_path / "place"
+
+
 @contextmanager
 def kernel_mount(path: Path, kind: str, options: str = "", *, source: str = "none") -> Iterator[None]:
     """A mount made without fastfuse, detached at the end of the block if it is still there."""
@@ -68,9 +80,7 @@ _names = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in nam
 
 
 @given(_names, _names, st.sampled_from(["", " shared:1", " shared:1 master:2"]), st.none() | st.integers(0, 1 << 31))
-def test_a_line_of_mountinfo_is_taken_apart_whatever_the_names(
-    path: bytes, source: bytes, tags: str, uid: int | None
-) -> None:
+def test_a_line_of_mountinfo_is_taken_apart(path: bytes, source: bytes, tags: str, uid: int | None) -> None:
     options = b"rw" + (b",user_id=%d,group_id=0" % uid if uid is not None else b"")
     line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (
         escaped(path),
@@ -107,9 +117,7 @@ def test_the_topmost_of_stacked_mounts_is_found(tmp_path: Path) -> None:
         assert entry.source == "above"
 
 
-def test_an_empty_directory_is_returned_absolute_and_without_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_directory_is_returned_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "link-to-link").symlink_to(tmp_path / "link")
@@ -118,10 +126,11 @@ def test_an_empty_directory_is_returned_absolute_and_without_links(
         assert prepare_mountpoint(Path(name), create_parents=False) == (tmp_path / "real").resolve()
 
 
-def test_a_missing_directory_is_created_where_its_parent_is_there(tmp_path: Path) -> None:
-    place = tmp_path / "missing"
-    assert prepare_mountpoint(place, create_parents=False) == place.resolve()
-    assert place.is_dir()
+def test_a_missing_directory_is_created_and_its_parents_where_that_was_asked_for(tmp_path: Path) -> None:
+    for name, create_parents in (("missing", False), ("other/place", True), ("other/place", True)):
+        place = tmp_path / name
+        assert prepare_mountpoint(place, create_parents=create_parents) == place.resolve()
+        assert place.is_dir()
 
 
 def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:
@@ -165,19 +174,13 @@ def test_a_file_is_no_mountpoint(tmp_path: Path, name: str, create_parents: bool
     assert (tmp_path / "file").read_text() == "keep"
 
 
-def test_a_link_that_leads_round_in_circles_is_no_mountpoint(tmp_path: Path) -> None:
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    with pytest.raises(MountError, match="cannot be used: Too many levels of symbolic links"):
-        prepare_mountpoint(tmp_path / "a", create_parents=False)
-
-
 def test_below_what_cannot_be_looked_at_nothing_is_mounted(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
-    for place in (tmp_path / "circle" / "below", tmp_path / ("x" * 256), tmp_path / ("x" * 256) / "below"):
-        assert find_mount(place) is None
-        with pytest.raises(MountError, match="cannot be used: "):
-            prepare_mountpoint(place, create_parents=False)
+    for name, reason in (("circle", "Too many levels of symbolic links"), ("x" * 256, "File name too long")):
+        for place in (tmp_path / name, tmp_path / name / "below"):
+            assert find_mount(place) is None
+            with pytest.raises(MountError, match=f"cannot be used: {reason}"):
+                prepare_mountpoint(place, create_parents=False)
 
 
 def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -191,9 +194,8 @@ def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("through_link", [False, True])
-def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) -> None:
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
+def test_a_dead_mount_of_ours_is_cleared_l4(place: Path, through_link: bool) -> None:
+    link = place.with_name("link")
     link.symlink_to(place)
     with fuse_mount(place) as connection:
         connection.close()
@@ -202,42 +204,31 @@ def test_a_dead_mount_of_ours_is_cleared_l4(tmp_path: Path, through_link: bool) 
 
 
 @pytest.mark.fuse
-def test_a_dead_mount_of_another_kind_is_left_alone_l4(tmp_path: Path) -> None:
-    with fuse_mount(tmp_path, "fuse.other") as connection:
-        connection.close()
-        with pytest.raises(MountError, match=r"is a mountpoint already, of type fuse\.other"):
-            prepare_mountpoint(tmp_path, create_parents=False)
-        assert find_mount(tmp_path) is not None
-
-
-@pytest.mark.fuse
-def test_a_dead_mount_of_another_user_is_left_alone_l4(tmp_path: Path) -> None:
-    with fuse_mount(tmp_path, uid=65534, options=",allow_other") as connection:
-        connection.close()
-        with pytest.raises(MountError, match="holds a dead mount of user 65534") as caught:
-            prepare_mountpoint(tmp_path, create_parents=False)
-        assert caught.value.hint == f"fastfuse unmount {tmp_path} as that user"
-        assert find_mount(tmp_path) is not None
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize("is_dead", [False, True])
-def test_a_mount_of_another_user_that_nobody_else_may_look_at_is_left_alone(tmp_path: Path, is_dead: bool) -> None:
-    # Without allow_other the kernel answers statvfs for it, dead or alive, and even root learns nothing.
-    with fuse_mount(tmp_path, uid=65534) as connection:
+@pytest.mark.parametrize(
+    ("kind", "uid", "options", "is_dead", "message", "hint"),
+    [
+        ("fuse.other", 0, "", True, r"is a mountpoint already, of type fuse\.other", ""),
+        ("fuse.fastfuse", 65534, ",allow_other", True, "holds a dead mount of user 65534", "fastfuse unmount {} as"),
+        # Without allow_other the kernel answers statvfs for it, dead or alive, and even root learns nothing.
+        ("fuse.fastfuse", 65534, "", True, "is mounted already", ""),
+        ("fuse.fastfuse", 65534, "", False, "is mounted already", ""),
+    ],
+)
+def test_a_mount_of_another_kind_or_user_is_left_alone_l4(
+    tmp_path: Path, kind: str, uid: int, options: str, is_dead: bool, message: str, hint: str
+) -> None:
+    with fuse_mount(tmp_path, kind, uid=uid, options=options) as connection:
         if is_dead:
             connection.close()
-        with pytest.raises(MountError, match="is mounted already"):
+        with pytest.raises(MountError, match=message) as caught:
             prepare_mountpoint(tmp_path, create_parents=False)
+        assert hint.format(tmp_path) in caught.value.hint
         assert find_mount(tmp_path) is not None
 
 
 @pytest.mark.fuse
-def test_a_live_mount_that_does_not_answer_is_left_alone_by_commands_that_end_and_unmounted_by_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path: Path) -> None:
     """L4"""
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
     with (
         LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
         mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
@@ -264,11 +255,8 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_by_commands_that_end_an
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hanging(place: Path) -> Iterator[Path]:
     """A mount whose connection is still there, and whose daemon is not."""
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place, uid=os.geteuid()) as connection:
         os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
         yield place
@@ -365,8 +353,7 @@ def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) ->
 
 
 @pytest.mark.fuse
-def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
     with fuse_mount(tmp_path):
         held = os.open(tmp_path, os.O_PATH)
         try:
@@ -381,10 +368,8 @@ def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path, monkeypa
 
 @pytest.mark.fuse
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_mount_is_unmounted_through_a_link_too(tmp_path: Path, lazy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
-    place, link = tmp_path / "place", tmp_path / "link"
-    place.mkdir()
+def test_a_mount_is_unmounted_through_a_link_too(place: Path, lazy: bool) -> None:
+    link = place.with_name("link")
     link.symlink_to(place)
     with fuse_mount(place):
         unmount(link, lazy=lazy)
@@ -409,10 +394,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
-def test_a_user_unmounts_with_fusermount3(
-    tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.1)
+def test_a_user_unmounts_by_fusermount3(tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str) -> None:
     place = tmp_path / "-u"
     place.mkdir()
     with fuse_mount(place):
@@ -429,11 +411,9 @@ def test_a_user_unmounts_with_fusermount3(
         ("entry for /x not found in /etc/mtab", MountError),
     ],
 )
-def test_what_fusermount3_complains_of_is_told(
-    tmp_path: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
+def test_a_complaint_is_told(
+    place: Path, as_user: Callable[[str], Path], complaint: str, kind: type[MountError]
 ) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place):
         as_user(f'echo "fusermount3: {complaint}" >&2; exit 1')
         with pytest.raises(MountError, match=f"{place} cannot be unmounted: {complaint}") as caught:
@@ -443,13 +423,11 @@ def test_what_fusermount3_complains_of_is_told(
 
 @pytest.mark.fuse
 def test_a_fusermount3_for_which_there_is_no_process_is_an_error_that_can_be_told(
-    tmp_path: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    place: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    place = tmp_path / "place"
-    place.mkdir()
     with fuse_mount(place):
         as_user("exit 0")
         monkeypatch.setattr(subprocess, "run", refuse)

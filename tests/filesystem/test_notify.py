@@ -60,14 +60,12 @@ def test_a_manager_that_does_not_read_stops_nothing(
     assert not caplog.records
 
 
-def test_a_status_of_several_lines_cannot_smuggle_in_an_assignment(manager: socket.socket) -> None:
-    Notifier(manager.getsockname()).status("listing s3://b/a\nREADY=1")
-    assert manager.recv(1024) == b"STATUS=listing s3://b/a"
-
-
-def test_a_status_with_a_key_that_is_not_utf8_is_sent_all_the_same(manager: socket.socket) -> None:
-    Notifier(manager.getsockname()).status("skipped \udcff")
-    assert manager.recv(1024) == b"STATUS=skipped ?"
+@pytest.mark.parametrize(
+    ("status", "sent"), [("listing s3://b/a\nREADY=1", b"listing s3://b/a"), ("skipped \udcff", b"skipped ?")]
+)
+def test_a_status_is_one_line_of_utf8(manager: socket.socket, status: str, sent: bytes) -> None:
+    Notifier(manager.getsockname()).status(status)
+    assert manager.recv(1024) == b"STATUS=" + sent
 
 
 def test_an_at_sign_names_a_socket_in_the_abstract_namespace(tmp_path: Path) -> None:
@@ -80,16 +78,12 @@ def test_an_at_sign_names_a_socket_in_the_abstract_namespace(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("nowhere", [None, ""])
-def test_without_a_socket_nothing_is_sent_and_nothing_is_logged(
-    nowhere: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_socket_nothing_is_logged(nowhere: str | None, caplog: pytest.LogCaptureFixture) -> None:
     Notifier(nowhere).ready()
     assert not caplog.records
 
 
-def test_a_manager_that_is_gone_is_logged_and_does_not_end_the_mount(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Notifier(str(tmp_path / "gone")).ready()
     assert [record.getMessage() for record in caplog.records] == [

@@ -136,12 +136,6 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
     )
 
 
-async def test_the_kernel_is_told_to_open_by_itself(mounted: Mounted) -> None:
-    assert await errno_of(mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)) == errno.ENOSYS
-    assert await errno_of(mounted.operations.opendir(mounted.directory, CONTEXT)) == errno.ENOSYS
-    assert mounted.counters.get("fastfuse_errors", "other") == 0
-
-
 async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
     mounted.operations.opens_files = mounted.operations.opens_directories = False
     opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
@@ -151,7 +145,7 @@ async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounte
     await mounted.operations.releasedir(mounted.directory)
 
 
-async def test_the_listing_process_in_a_handle_is_no_part_of_the_inode(
+async def test_the_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = 4_194_304 << interposed.HANDLE_INODE_BITS

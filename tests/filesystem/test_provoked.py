@@ -1,15 +1,16 @@
 """Each verdict is provoked by a workload that has that fault, through a real mount.
 
-One is not: "small files without hints" is in `test_summary`.
+Those that a limit of CPU or memory causes are not: `test_verdict` has their rules, `test_status` how limits are noted.
 """
 
 import mmap
 import os
 import random
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,12 +20,12 @@ import pytest
 
 from bench.s3server import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
-from fastfuse.filesystem.control import RECORD, ask, entry_of
+from fastfuse.filesystem.control import RECORD, ask, ask_status, entry_of
 from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.verdict import Figures, figures_of, judge
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
-from tests.mounting import Mount, mounted
+from tests.mounting import Mount, mounted, run_fastfuse
 from tests.semantics.places import direct_read
 
 pytestmark = pytest.mark.fuse
@@ -169,63 +170,6 @@ def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
         at_once(slowly, place.files, readers=FILES)
 
 
-def test_a_second_epoch_that_comes_from_s3_again(place: Place) -> None:
-    with limited(place.mount.process.pid, "memory") as limit:
-        limit(str(FILES * FILE_BYTES * 3 // 2))  # more than half of it is a source that does not fit
-        with place.gives("page cache too small"), place.faulty(Delay(0.05)):
-            for paths in (place.files, place.files[: FILES // 2]):
-                forget_pages(paths)
-                at_once(in_order, paths, readers=6)
-        limit("")
-
-
-# The files of version 1 and 2 that limit, with what follows on a number in version 2, and no limit.
-_LIMITS = {
-    "cpu": ("cpu.cfs_quota_us", "-1", "cpu.max", " 100000", "max"),
-    "memory": ("memory.limit_in_bytes", "-1", "memory.max", "", "max"),
-}
-
-
-@contextmanager
-def limited(pid: int, controller: str) -> Iterator[Callable[[str], object]]:
-    """Give a process and its children a control group with a limit, which what is yielded sets; "" is none."""
-    name, period = f"fastfuse-test-{pid}", ""
-    limit, none, *second = _LIMITS[controller]
-    if (first := Path("/sys/fs/cgroup", controller)).is_dir():  # version 1
-        group = first / name
-    else:
-        Path("/sys/fs/cgroup/cgroup.subtree_control").write_text(f"+{controller}")
-        group, (limit, period, none) = Path("/sys/fs/cgroup", name), second
-    group.mkdir()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    for member in (str(pid), *children):
-        with suppress(ProcessLookupError):  # it has ended
-            (group / "cgroup.procs").write_text(member)
-    try:
-        yield lambda number: (group / limit).write_text(f"{number or none}{period}")
-    finally:
-        wait_until(lambda: _is_removed(group))
-
-
-def _is_removed(group: Path) -> bool:
-    """Remove a control group, whose processes its parent gets, unless one begins or ends at that moment."""
-    for member in (group / "cgroup.procs").read_text().split():
-        with suppress(ProcessLookupError):  # it has ended
-            (group.parent / "cgroup.procs").write_text(member)
-    with suppress(OSError):
-        group.rmdir()
-    return not group.exists()
-
-
-def test_a_mount_that_gets_little_of_a_cpu(place: Place) -> None:
-    forget_pages(place.files)
-    with limited(place.mount.process.pid, "cpu") as limit:
-        limit("10000")  # a tenth of a CPU
-        with place.gives("CPU limit"):
-            at_once(in_order, place.files[12:], readers=4)
-        limit("")
-
-
 def test_a_script_that_computes(place: Place) -> None:
     forget_pages(place.files)
     in_turn = sorted(place.files)
@@ -237,3 +181,28 @@ def test_a_script_that_computes(place: Place) -> None:
             # Much longer than the reads, however busy the machine is.
             threading.Event().wait(max(1.5, 25 * (monotonic() - began_s)))
         direct_read(in_turn[3], PAGE)  # or the last pause would be no part of the time in use
+
+
+def test_small_files_that_are_waited_for_and_are_summed_up() -> None:
+    # Nothing is foreseen, because the names have no order.
+    names = sorted((f"{number:03}" for number in range(400)), key=lambda name: zlib.crc32(name.encode()))[:40]
+    objects = MemoryObjects({f"data/{number:03}": bytes(1000) for number in range(400)})
+    with (
+        LoopbackServer({"bucket": objects}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+    ):
+        server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
+        for name in names:
+            assert (mount.path / name).read_bytes() == bytes(1000)
+        # Parts are counted once a second.
+        wait_until(lambda: ask_status(entry_of(mount.path))["summary"]["demanded"] == len(names))
+        summary = ask_status(entry_of(mount.path))["summary"]
+        assert (summary["gets"], summary["served_bytes"], summary["fetched_bytes"]) == (40, 40_000, 40_000)
+        assert (summary["files"], summary["total_bytes"], summary["foreseen_share"]) == (400, 400_000, 0.0)
+        assert (summary["hits"], summary["misses"], summary["hit_share"]) == (0, 40, 0.0)
+        assert 0 < summary["loop_cpu_s"] <= summary["cpu_s"]
+        assert 0.01 < summary["first_byte_p50_s"] <= summary["first_byte_p99_s"]
+        shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout
+        assert "\nsmall files without hints: files of 1000 B were fetched when they were opened" in shown
+        assert mount.stop() == 0
+        assert "small files without hints: files of 1000 B" in mount.log

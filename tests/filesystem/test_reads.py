@@ -156,9 +156,7 @@ async def test_an_inode_that_the_table_has_not_is_stale(connection: socket.socke
         assert place.count("fastfuse_requests") == 1
 
 
-async def test_an_unforeseen_failure_is_an_answer_that_is_told(
-    connection: socket.socket, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_unforeseen_failure_is_answered(connection: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     async with place_at(connection) as place:
         place.reads.take(7, AT_HAND, 0, 3, FAILS, False)
         assert place.answered() == {7: errno.EIO}
@@ -175,9 +173,7 @@ async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: 
 
 
 @pytest.mark.parametrize("inode", [AT_HAND, FETCHED])
-async def test_a_read_that_workers_die_of_is_refused_even_if_its_bytes_are_here(
-    connection: socket.socket, inode: int
-) -> None:
+async def test_a_read_that_workers_die_of_is_refused_even_if_it_is_here(connection: socket.socket, inode: int) -> None:
     async with place_at(connection) as place:
         place.in_hand.poisoned.append(Read(inode, 8, 3))
         place.reads.take(7, inode, 8, 3, 4711, False)

@@ -108,9 +108,7 @@ def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_c
     assert asked.recv(4096) == b""
 
 
-def test_a_child_closes_what_is_between_the_mount_and_whoever_waits(
-    children: Children, client: tuple[socket.socket, socket.socket]
-) -> None:
+def test_a_child_closes_the_ways_to_who_waits(children: Children, client: tuple[socket.socket, socket.socket]) -> None:
     asking_fd, before = client[0].fileno(), open_descriptors()
     here = refresher(children.fork)
     here.want(SNAPSHOT_FD, client[0])

@@ -16,6 +16,8 @@ from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.preflight import CONTAINER
 from fastfuse.filesystem.session import Session
+from tests import mounting
+from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import PATIENCE_S
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
 
@@ -199,3 +201,31 @@ def test_a_refusal_of_apparmor_is_told_from_one_of_a_container(
         (tmp_path / "fusermount3").touch()
     error = session._mount_error(Path("/data"), "fusermount3: mount failed: Permission denied\n")
     assert error.hint.startswith(hint)
+
+
+def test_where_pyfuse3_was_imported_first_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Then the handles of READ and READDIRPLUS do not name inode and process."""
+    with_change(monkeypatch, "import pyfuse3")
+    with LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server:
+        done = subprocess.run(
+            mounting.mount_command("s3://bucket", tmp_path, server.endpoint_url),
+            env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 5, done.stderr
+    assert "libfuse does not say which inode is read" in done.stderr
+    assert "import no pyfuse3 before it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert find_mount(tmp_path) is None
+
+
+_FLAGS = """
+import os, sys
+before = sys.getdlopenflags()
+import fastfuse.filesystem.fuse
+assert sys.getdlopenflags() == before
+assert not before & os.RTLD_GLOBAL
+"""
+
+
+def test_other_modules_are_loaded_as_before() -> None:
+    subprocess.run([sys.executable, "-c", _FLAGS], env=dict(ENVIRONMENT), check=True)

@@ -1,14 +1,17 @@
 """Rates of the last ten seconds, what a worker shows, and the states of a mount."""
 
 import threading
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from fastfuse.filesystem import status
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.children import fork_child
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.recorder import samples_of
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.origin import IndexOrigin
@@ -83,6 +86,17 @@ def test_a_mount_is_in_use_while_it_is_read_and_in_pauses_of_half_a_minute(
         assert summary["stalled_share"] == seconds.count("r") / 2 / in_use_s
 
 
+def test_limits_that_have_changed_since_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = Recent(Counters())
+    recent.begin("")
+    monkeypatch.setattr(status, "usable_cpus", lambda: 0.5)
+    monkeypatch.setattr(status, "available_memory_bytes", count(7).__next__)
+    summary = recent.summary()
+    assert (summary["cpus"], summary["memory_bytes"]) == (0.5, 7)
+    record = recent.record(dict.fromkeys(("version", "source", "mountpoint", "state", "errors"), ""))
+    assert samples_of(record["at"], record["numbers"])[-1][1].get("fastfuse_memory_limit_bytes") == 8
+
+
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
     assert Recent(Counters()).rates()["fastfuse_requests"] == 0.0
 
@@ -113,11 +127,11 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
     worker = WorkerProcess(counters, lambda: None)
     worker.pid = worker_pid
     session = S3Session(ConnectionConfig())
-    status = Answers(settings, Place(Path("/mnt")), Recent(counters), board, worker, fork_child, session).status()
-    assert status["state"] == state
-    assert status["trouble"] == trouble
-    assert status["errors"] == [[1.0, "a read failed"]]
-    assert status["counters"]['fastfuse_errors{errno="EIO"}'] == 0
+    told = Answers(settings, Place(Path("/mnt")), Recent(counters), board, worker, fork_child, session).status()
+    assert told["state"] == state
+    assert told["trouble"] == trouble
+    assert told["errors"] == [[1.0, "a read failed"]]
+    assert told["counters"]['fastfuse_errors{errno="EIO"}'] == 0
 
 
 def test_what_a_writer_left_half_is_nothing_until_the_next_one_writes() -> None:

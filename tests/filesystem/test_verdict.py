@@ -59,11 +59,6 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 
 
-def test_small_files_that_are_announced_or_foreseen_are_no_fault() -> None:
-    assert judge(replace(FAULTS["small files without hints"], hints=1_000_000)).name == "request limit"
-    assert judge(SMALL).name == "request limit"
-
-
 @pytest.mark.parametrize("mode", ["", "File", "Pipe"])
 def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
     small = replace(SMALL, gets=900_000)
@@ -73,41 +68,45 @@ def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> 
     assert judge(replace(small, files=0), mode).name == "network limit"  # unknown
 
 
-def test_cpus_limit_a_mount_that_has_no_more_of_them() -> None:
-    assert judge(replace(SLOW, cpu_s=1400, cpus=0.5)).name == "CPU limit"
-    assert judge(replace(SLOW, cpu_s=1400, cpus=2)).name == "network limit"
-    assert judge(replace(SLOW, cpu_s=1400, cpus=0)).name == "network limit"  # unknown
+AGAIN = FAULTS["page cache too small"]
+FITTING = replace(
+    FAULTS["memory target too small"],
+    total_bytes=2 * GB, served_bytes=2 * GB, fetched_bytes=2 * GB + GB // 5, wasted_bytes=GB // 5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("figures", "name"),
+    [
+        # Small files that are announced, or foreseen, are no fault.
+        (replace(FAULTS["small files without hints"], hints=1_000_000), "request limit"),
+        (SMALL, "request limit"),
+        # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
+        (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
+        (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),
+        (replace(SLOW, cpu_s=1400, cpus=0), "network limit"),
+        # What is fetched and not read yet is no waste.
+        (replace(SLOW, fetched_bytes=120 * GB), "network limit"),
+        # A source that fits into the memory is not short of it.
+        (FITTING, "network limit"),
+        (replace(FITTING, memory_target_bytes=3 * GB), "memory target too small"),
+        (replace(FITTING, memory_target_bytes=0), "memory target too small"),
+        # One that fits into the page cache was dropped from it by somebody.
+        (replace(AGAIN, memory_bytes=200 * GB), "network limit"),
+        (replace(AGAIN, memory_bytes=199 * GB), "page cache too small"),
+        (replace(AGAIN, memory_bytes=0), "page cache too small"),
+        # Files of which little is read are read here and there.
+        (replace(SLOW, fetched_bytes=160 * GB, wasted_bytes=80 * GB), "random reads"),
+    ],
+)
+def test_what_is_near_to_a_fault_has_the_right_verdict(figures: Figures, name: str) -> None:
+    assert judge(figures).name == name
 
 
 def test_a_mount_that_did_nothing_is_judged() -> None:
     figures = figures_of(Counters(), elapsed_s=0.0)
     assert json.loads(json.dumps(as_json(figures)))["verdict"]["name"] == "not waiting"
     assert len(summary_lines(as_json(figures))) == 3
-
-
-def test_what_is_fetched_and_not_read_yet_is_no_waste() -> None:
-    assert judge(replace(SLOW, fetched_bytes=120 * GB)).name == "network limit"
-
-
-def test_a_source_that_fits_into_the_memory_is_not_short_of_it() -> None:
-    dropped = FAULTS["memory target too small"]
-    fitting = replace(
-        dropped, total_bytes=2 * GB, served_bytes=2 * GB, fetched_bytes=2 * GB + GB // 5, wasted_bytes=GB // 5
-    )
-    assert judge(fitting).name == "network limit"
-    assert judge(replace(fitting, memory_target_bytes=3 * GB)).name == "memory target too small"
-    assert judge(replace(fitting, memory_target_bytes=0)).name == "memory target too small"  # unknown
-
-
-def test_a_source_that_fits_into_the_page_cache_was_dropped_from_it_by_somebody() -> None:
-    again = FAULTS["page cache too small"]
-    assert judge(replace(again, memory_bytes=200 * GB)).name == "network limit"
-    assert judge(replace(again, memory_bytes=199 * GB)).name == "page cache too small"
-    assert judge(replace(again, memory_bytes=0)).name == "page cache too small"  # unknown
-
-
-def test_files_of_which_little_is_read_are_read_here_and_there() -> None:
-    assert judge(replace(SLOW, fetched_bytes=160 * GB, wasted_bytes=80 * GB)).name == "random reads"
 
 
 def test_the_requests_of_one_reader_are_one_reader() -> None:
@@ -155,14 +154,9 @@ def test_the_lines_have_the_figures() -> None:
         "a GET's first byte 20 ms (p99 100 ms)"
     )
     assert lines[2].startswith("network limit: readers waited, 8 at a time, for what S3")
-
-
-def test_what_the_local_tier_served_is_no_little_reading() -> None:
+    lines = summary_lines(as_json(replace(SLOW, first_byte_p99_s=2.351)))
+    assert lines[1].endswith("a GET's first byte 20 ms (p99 2,351 ms)")
+    # What the local tier served is no little reading.
     lines = summary_lines(as_json(replace(SLOW, gets=0, fetched_bytes=0, first_byte_p50_s=0, first_byte_p99_s=0)))
     assert lines[1] == "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms)"
     assert lines[2].startswith("too little to judge: hardly anything was fetched from S3")
-
-
-def test_long_times_are_written_out() -> None:
-    lines = summary_lines(as_json(replace(SLOW, first_byte_p99_s=2.351)))
-    assert lines[1].endswith("a GET's first byte 20 ms (p99 2,351 ms)")

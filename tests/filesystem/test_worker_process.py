@@ -75,9 +75,7 @@ def test_one_that_dies_before_it_serves_is_told_with_its_end(place: Place) -> No
     assert place.worker.pid == 0
 
 
-def test_one_that_is_stopped_when_a_table_comes_is_killed(
-    place: Place, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
     place.start(serve_and_stop)
     with (tmp_path_factory.mktemp("table") / "table").open("wb") as table:
         place.worker.take_table(table.fileno())

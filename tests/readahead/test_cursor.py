@@ -54,33 +54,6 @@ def wanted(cursor: Cursor, pieces: int) -> list[tuple[int, int]]:
     return found
 
 
-def test_a_piece_at_another_distance_begins_anew() -> None:
-    cursor = stride(5)
-    assert cursor.is_strided
-    assert not pieces_at([51 * MIB + 20 * KIB], first=cursor).is_strided
-
-
-def test_as_many_pieces_are_ahead_as_there_were_steps() -> None:
-    pieces = [(MIB + piece * 10 * MIB, MIB + piece * 10 * MIB + 64 * KIB) for piece in range(20)]
-    cursor = stride(4)
-    assert wanted(cursor, 64) == pieces[4:7]
-    after = pieces_at([pieces[4][0]], first=cursor)
-    assert wanted(after, 64) == pieces[7:9]
-    # The reader of the piece before may be another thread.
-    assert wanted(cursor, 64) == []
-
-
-def test_what_is_missing_of_a_piece_comes_before_the_next_piece() -> None:
-    cursor = pieces_at([31 * MIB], 4 * KIB, pieces_at([MIB, 11 * MIB, 21 * MIB]))
-    assert cursor.stride is not None
-    assert cursor.stride.next_piece(64, 8 * MIB) == (31 * MIB + 4 * KIB, 31 * MIB + 64 * KIB)
-    cursor.stride.commanded(31 * MIB + 16 * KIB)
-    assert wanted(cursor, 2) == [
-        (31 * MIB + 16 * KIB, 31 * MIB + 64 * KIB),
-        (41 * MIB, 41 * MIB + 64 * KIB),
-    ]
-
-
 def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may_be_elsewhere() -> None:
     cursor = pieces_at([MIB, 11 * MIB + 8 * KIB, 21 * MIB + 4 * KIB, 31 * MIB])
     assert cursor.is_strided
@@ -93,13 +66,6 @@ def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may
     for _ in range(12):
         cursor = pieces_at([cursor.begin + 10 * MIB], first=cursor)
     assert wanted(cursor, 64)[-1] == (cursor.begin + 150 * MIB, cursor.begin + 150 * MIB + 64 * KIB)
-
-
-def test_distances_of_any_number_of_bytes_are_equal_to_a_page() -> None:
-    begins = [number * (10 * MIB + 1000) // (4 * KIB) * 4 * KIB for number in range(1, 20)]
-    cursor = pieces_at(begins, 4 * KIB)
-    assert cursor.stride is not None
-    assert cursor.stride.steps == 18
 
 
 def test_pieces_that_touch_or_overlap_are_no_stride() -> None:
@@ -165,10 +131,12 @@ def test_runs_that_ended_count_also_while_others_jump_in_the_middle_of_theirs() 
     assert known.is_exceeded_by(MIB)
 
 
-def test_twelve_runs_of_about_one_length_foretell_the_next_in_full() -> None:
+def test_twelve_runs_of_about_one_length_or_a_few_pages_foretell_the_longest() -> None:
     runs = [508 * KIB, 504 * KIB, 512 * KIB, 500 * KIB] * 3
     assert lengths(*runs[:11]).usual_bytes == 0
     assert lengths(*runs).usual_bytes == 512 * KIB
+    assert lengths(*[4 * KIB, 8 * KIB] * 6).usual_bytes == 8 * KIB
+    assert lengths(*[4 * KIB, 36 * KIB] * 6).usual_bytes == 0
 
 
 def test_two_shorter_and_two_longer_runs_among_them_do_not_matter_but_three_do() -> None:
@@ -176,11 +144,6 @@ def test_two_shorter_and_two_longer_runs_among_them_do_not_matter_but_three_do()
     assert lengths(4 * KIB, 4 * KIB, *alike[:8], 8 * MIB, 8 * MIB).usual_bytes == 512 * KIB
     assert lengths(4 * KIB, 4 * KIB, 4 * KIB, *alike).usual_bytes == 0
     assert lengths(*alike, 8 * MIB, 8 * MIB, 8 * MIB).usual_bytes == 0
-
-
-def test_runs_of_a_few_pages_foretell_the_longest_of_them() -> None:
-    assert lengths(*[4 * KIB, 8 * KIB] * 6).usual_bytes == 8 * KIB
-    assert lengths(*[4 * KIB, 36 * KIB] * 6).usual_bytes == 0
 
 
 def test_threads_whose_jumps_cut_each_others_runs_are_known_by_the_runs_that_ended() -> None:

@@ -54,11 +54,6 @@ async def test_a_small_file_is_one_get_and_nothing_of_it_is_kept() -> None:
             assert (figures.streams, figures.pool.held_bytes, figures.pool.reserved_bytes) == (0, 0, 0)
 
 
-async def test_release_of_a_file_that_was_never_read_is_fine() -> None:
-    async with running() as (engine, _):
-        engine.release(17)
-
-
 async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> None:
     ref = listed("a", 256 * KIB)
     async with running() as (engine, reader):

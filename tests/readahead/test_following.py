@@ -76,9 +76,7 @@ async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other
         assert min(reader.ranges("shard-01"))[0] == 0
 
 
-async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_each_byte_once(
-    autojump_clock: MockClock,
-) -> None:
+async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way(autojump_clock: MockClock) -> None:
     refs = shards(8)
     ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
     async with running(replace(ample, max_parts_in_flight=64), Files(refs)) as (engine, reader):
@@ -92,9 +90,7 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way_and_eac
 
 
 @pytest.mark.parametrize("readers", [2, 8])
-async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_another_has_ahead(
-    autojump_clock: MockClock, readers: int
-) -> None:
+async def test_no_reader_gives_up_what_another_has_ahead(autojump_clock: MockClock, readers: int) -> None:
     refs = shards(8 * readers)
     config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
     async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, reader):
@@ -106,9 +102,7 @@ async def test_of_readers_that_each_have_files_of_their_own_none_gives_up_what_a
 
 
 @pytest.mark.parametrize("readers", [8, 16])
-async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
-    autojump_clock: MockClock, readers: int
-) -> None:
+async def test_readers_that_end_files_together_find_the_next_ahead(autojump_clock: MockClock, readers: int) -> None:
     """As of equal shards; more is ahead than what was read is kept.
 
     Of 16, those that end their first file first have files ahead released while the others begin their second.
@@ -128,9 +122,7 @@ async def test_readers_that_end_their_files_together_find_the_next_ones_ahead(
     assert sum(end - start for _, start, end in reader.gets) <= (1.05 if readers == 8 else 1.1) * len(refs) * SIZE_BYTES
 
 
-async def test_what_many_readers_leave_when_they_stop_is_given_up_sooner_but_for_four_files(
-    autojump_clock: MockClock,
-) -> None:
+async def test_what_many_readers_leave_is_given_up_sooner_but_for_four_files(autojump_clock: MockClock) -> None:
     readers = 8
     refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers + 40)]
     config = replace(CONFIG, first_window_bytes=1800 * KIB, max_window_bytes=4 * MIB, memory_limit_bytes=32 * MIB)
@@ -157,9 +149,7 @@ async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autoj
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e9, 2e7])
-async def test_readers_of_short_shards_have_ahead_what_they_take_in_the_time_of_a_get(
-    autojump_clock: MockClock, bytes_per_s: float
-) -> None:
+async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockClock, bytes_per_s: float) -> None:
     """110 MB a shard; 113 ms a GET of 8 MiB."""
     refs = [listed(f"shard-{index:02}", 104 * MIB) for index in range(16)]
     service = SimulatedService()
@@ -224,9 +214,7 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
     assert reader.ranges("shard-02") == []
 
 
-async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybody_begins_one(
-    autojump_clock: MockClock,
-) -> None:
+async def test_where_every_file_is_read_the_first_are_on_their_way_at_once(autojump_clock: MockClock) -> None:
     refs = [None, *shards(6)]
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
@@ -245,9 +233,7 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_before_anybod
 
 
 @pytest.mark.parametrize("first", ["small", "archived"])
-async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read_ahead(
-    autojump_clock: MockClock, first: str
-) -> None:
+async def test_nothing_is_fetched_where_the_first_is_not_read_ahead(autojump_clock: MockClock, first: str) -> None:
     refs = shards(3)
     refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
     async with running(replace(CONFIG, expects_every_file=True), Files(refs)) as (engine, reader):
@@ -257,9 +243,7 @@ async def test_nothing_is_fetched_where_the_listing_begins_with_what_is_not_read
     assert not reader.gets
 
 
-async def test_the_first_parts_are_small_and_there_soon_and_those_behind_them_are_whole(
-    autojump_clock: MockClock,
-) -> None:
+async def test_the_first_parts_are_small_and_those_behind_them_are_whole(autojump_clock: MockClock) -> None:
     refs = [listed(name, 12 * MIB) for name in ("first", "second")]
     config = ReadaheadConfig(
         part_size_bytes=2 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
@@ -324,9 +308,7 @@ async def test_nothing_is_fetched_where_files_may_be_left_out(autojump_clock: Mo
     assert not reader.gets
 
 
-async def test_of_a_file_that_the_kernel_has_only_what_it_asks_for_again_is_fetched_and_little_more(
-    autojump_clock: MockClock,
-) -> None:
+async def test_of_a_file_that_the_kernel_has_little_more_than_it_asks_for_is_fetched(autojump_clock: MockClock) -> None:
     """A few pages were dropped at its beginning: no sign that all of it is wanted."""
     refs = [listed(name, 96 * MIB) for name in ("first", "other")]
     config = ReadaheadConfig(first_window_bytes=48 * MIB, memory_limit_bytes=64 * MIB)

@@ -52,14 +52,12 @@ class PageCache:
         last = min(last, -(-self.ref.size_bytes // PAGE))
         start = first
         while start < last:
-            if start in self.pages or start in self.refused:
-                start += 1
-                continue
             end = start
-            while end < min(last, start + MIB // PAGE) and end not in self.pages | self.refused:
+            while end < min(last, start + MIB // PAGE) and end not in self.pages and end not in self.refused:
                 end += 1
-            yield start, end
-            start = end
+            if start < end:
+                yield start, end
+            start = max(end, start + 1)
 
 
 @pytest.mark.parametrize("around_bytes", [128 * KIB, 4 * MIB])
@@ -125,9 +123,7 @@ async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_agai
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-async def test_what_a_reader_left_behind_takes_no_readahead_from_others(
-    autojump_clock: MockClock, goes_on: bool
-) -> None:
+async def test_what_a_reader_left_takes_no_readahead_from_others(autojump_clock: MockClock, goes_on: bool) -> None:
     """Sixteen windows are left in one file; then another file is read at 1 GB/s."""
     ref = listed("jumps", 64 << 30)
 
@@ -172,9 +168,7 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-async def test_of_the_rest_of_a_file_comes_first_what_the_reader_heads_for(
-    autojump_clock: MockClock, is_down: bool
-) -> None:
+async def test_of_the_rest_comes_first_what_the_reader_heads_for(autojump_clock: MockClock, is_down: bool) -> None:
     ref = listed("rows", 800 * MIB)
     service = SimulatedService()
     rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 200), reverse=is_down)
@@ -211,9 +205,7 @@ async def test_rows_near_to_one_another_that_threads_take_in_order_come_at_the_s
     assert service.fetched_bytes <= 1.02 * ref.size_bytes
 
 
-async def test_pieces_that_were_passed_make_room_for_those_that_come_where_a_file_is_larger_than_memory(
-    autojump_clock: MockClock,
-) -> None:
+async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_memory(autojump_clock: MockClock) -> None:
     """Nobody reads all of a part, so what was passed would fill the memory, and nothing more would be read ahead."""
     ref, chances = listed("pieces", 1 << 30), random.Random(1)
     service = SimulatedService(link_bytes_per_s=1e9)
@@ -229,9 +221,7 @@ async def test_pieces_that_were_passed_make_room_for_those_that_come_where_a_fil
 
 
 @pytest.mark.parametrize("is_down", [False, True])
-async def test_rows_of_a_file_larger_than_memory_fetch_little_more_than_they_ask_for(
-    autojump_clock: MockClock, is_down: bool
-) -> None:
+async def test_rows_of_a_file_larger_than_memory_fetch_little_more(autojump_clock: MockClock, is_down: bool) -> None:
     ref, service = listed("rows", 1 << 30), SimulatedService()
     rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 2000), reverse=is_down)
     async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
@@ -241,9 +231,7 @@ async def test_rows_of_a_file_larger_than_memory_fetch_little_more_than_they_ask
     assert service.fetched_bytes <= 2 * 2000 * PAGE + 64 * MIB
 
 
-async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_not_the_file(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_few_rows_near_to_one_another_fetch_what_is_around_and_not_the_file(autojump_clock: MockClock) -> None:
     ref = listed("rows", 800 * MIB)
     service = SimulatedService()
     async with simulated(service, ReadaheadConfig()) as (engine, _):
@@ -252,9 +240,7 @@ async def test_a_few_rows_near_to_one_another_are_not_all_that_is_fetched_and_no
     assert service.fetched_bytes <= 33 * MIB
 
 
-async def test_rows_near_to_one_another_at_many_places_of_a_large_file_do_not_fetch_what_is_between(
-    autojump_clock: MockClock,
-) -> None:
+async def test_rows_near_to_one_another_at_many_places_do_not_fetch_what_is_between(autojump_clock: MockClock) -> None:
     ref, places = listed("rows", 100 << 30), random.Random(1)
     service = SimulatedService()
     async with simulated(service, ReadaheadConfig()) as (engine, _):

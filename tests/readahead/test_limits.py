@@ -43,36 +43,39 @@ def test_whoever_is_expected_to_read_on_begins_with_an_eighth_of_the_target_or_w
     assert config.first_window_bytes == first_mib << 20
 
 
-def fair(window_bytes: int, parts_in_flight: int) -> FairShare[int]:
-    return FairShare(Share(window_bytes, parts_in_flight), idle_after_bytes=500)
+@pytest.fixture
+def share() -> FairShare[int]:
+    return FairShare(Share(1000, 12), idle_after_bytes=500)
 
 
-def test_each_reader_has_the_same_share_and_an_eighth_is_free_for_the_next() -> None:
-    share = fair(1200, 12)
-    assert share.share == Share(1200, 12)
-    share.touch(1, 0)
-    assert share.share == Share(1050, 10)
-    share.touch(2, 0)
-    assert (share.active, share.share) == (2, Share(525, 5))
+@pytest.mark.parametrize(
+    ("whole", "readers", "share"),
+    [
+        (Share(1200, 12), 0, Share(1200, 12)),
+        # An eighth is free for the next.
+        (Share(1200, 12), 1, Share(1050, 10)),
+        (Share(1200, 12), 2, Share(525, 5)),
+        # Among eight readers and more a share like theirs is free.
+        (Share(1200, 24), 11, Share(100, 2)),
+        # Even among many each may have one part on its way.
+        (Share(1000, 12), 20, Share(47, 1)),
+    ],
+)
+def test_each_reader_has_the_same_share(whole: Share, readers: int, share: Share) -> None:
+    of_all = FairShare[int](whole, idle_after_bytes=500)
+    for inode in range(readers):
+        of_all.touch(inode, 0)
+    assert (of_all.active, of_all.share) == (readers, share)
 
 
-def test_among_eight_readers_and_more_a_share_like_theirs_is_free() -> None:
-    share = fair(1200, 24)
-    for inode in range(11):
-        share.touch(inode, 0)
-    assert share.share == Share(100, 2)
-
-
-def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound_since_it_was_read() -> None:
-    share = fair(1000, 12)
+def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound(share: FairShare[int]) -> None:
     share.touch(1, 0)
     assert share.touch(2, 500) == []
     assert share.touch(2, 501) == [1]
     assert share.share == Share(875, 10)
 
 
-def test_a_file_that_is_read_again_in_time_stays_active() -> None:
-    share = fair(1000, 12)
+def test_a_file_that_is_read_again_in_time_stays_active(share: FairShare[int]) -> None:
     share.touch(1, 0)
     share.touch(2, 100)
     share.touch(1, 200)
@@ -80,16 +83,14 @@ def test_a_file_that_is_read_again_in_time_stays_active() -> None:
     assert share.active == 1
 
 
-def test_nobody_becomes_idle_in_a_pause_of_everybody() -> None:
-    share = fair(1000, 12)
+def test_nobody_becomes_idle_in_a_pause_of_everybody(share: FairShare[int]) -> None:
     for file in range(5):
         share.touch(file, 0)
     assert all(share.touch(file, 0) == [] for file in range(5))
     assert share.active == 5
 
 
-def test_a_closed_file_gives_its_share_back() -> None:
-    share = fair(1000, 12)
+def test_a_closed_file_gives_its_share_back(share: FairShare[int]) -> None:
     share.touch(1, 0)
     share.touch(2, 0)
     share.forget(1)
@@ -97,13 +98,6 @@ def test_a_closed_file_gives_its_share_back() -> None:
     assert (share.active, share.share) == (1, Share(875, 10))
     share.forget(2)
     assert (share.active, share.share) == (0, Share(1000, 12))
-
-
-def test_even_among_many_files_each_may_have_one_part_on_its_way() -> None:
-    share = fair(1000, 12)
-    for inode in range(20):
-        share.touch(inode, 0)
-    assert share.share == Share(47, 1)
 
 
 @pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (80, 60), (128, 60), (256, 96)])

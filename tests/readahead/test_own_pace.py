@@ -19,9 +19,7 @@ def own_pace(readers: int, *get_s: float) -> OwnPace:
     ("readers", "get_s", "is_faster"),
     [(16, 0.020, False), (96, 0.020, True), (16, 0.001, True), (1, 0.0001, False), (5, 0.0001, True)],
 )
-def test_readers_are_faster_if_there_are_many_for_the_time_of_a_get(
-    readers: int, get_s: float, *, is_faster: bool
-) -> None:
+def test_readers_are_faster_if_there_are_many_for_a_gets_time(readers: int, get_s: float, *, is_faster: bool) -> None:
     assert own_pace(readers, get_s).is_faster is is_faster
 
 

@@ -15,11 +15,17 @@ PART = 8 * MIB
 GET_S = 0.02 + PART / 90e6
 
 
-def service(took_s: float = GET_S) -> ServicePace:
+def seen(*gets: tuple[int, int, float, int]) -> ServicePace:
+    """What is known after so many GETs of a size, a time, and so many at once, one kind after the other."""
     known = ServicePace()
-    for _ in range(100):
-        known.landed(PART, took_s, 1)
+    for count, *get in gets:
+        for _ in range(count):
+            known.landed(*get)  # type: ignore[arg-type]
     return known
+
+
+def service(took_s: float = GET_S) -> ServicePace:
+    return seen((100, PART, took_s, 1))
 
 
 def read_on(
@@ -71,15 +77,11 @@ def test_one_get_that_was_retried_counts_for_little_and_is_forgotten() -> None:
 
 
 def test_a_slower_service_is_believed_within_a_window() -> None:
-    known = service(0.1)
-    for _ in range(48):
-        known.landed(PART, 0.5, 1)
-    assert (known.get_s(PART) or 0) > 0.45
+    assert (seen((100, PART, 0.1, 1), (48, PART, 0.5, 1)).get_s(PART) or 0) > 0.45
 
 
 def test_a_size_that_was_not_fetched_yet_is_bounded_by_the_ones_that_were() -> None:
-    known = ServicePace()
-    known.landed(MIB, 0.03, 1)
+    known = seen((1, MIB, 0.03, 1))
     assert known.get_s(PART) == pytest.approx(0.24)
     assert known.get_s(4 * KIB) == pytest.approx(0.03)
 
@@ -87,17 +89,12 @@ def test_a_size_that_was_not_fetched_yet_is_bounded_by_the_ones_that_were() -> N
 @pytest.mark.parametrize("first_byte_s", [0.002, 0.02, 0.2])
 @pytest.mark.parametrize("bytes_per_s", [20e6, 90e6, 1e9])
 def test_two_sizes_tell_how_long_a_larger_one_takes(first_byte_s: float, bytes_per_s: float) -> None:
-    known = ServicePace()
-    for size_bytes in (256 * KIB, 2 * MIB):
-        for _ in range(8):
-            known.landed(size_bytes, first_byte_s + size_bytes / bytes_per_s, 1)
+    known = seen(*((8, size, first_byte_s + size / bytes_per_s, 1) for size in (256 * KIB, 2 * MIB)))
     assert known.get_s(PART) == pytest.approx(first_byte_s + PART / bytes_per_s)
 
 
 def test_two_sizes_that_are_close_together_tell_no_rate_and_jitter_makes_no_larger_part_faster() -> None:
-    known = ServicePace()
-    known.landed(512 * KIB, 0.03, 1)
-    known.landed(MIB, 0.02, 1)
+    known = seen((1, 512 * KIB, 0.03, 1), (1, MIB, 0.02, 1))
     assert known.get_s(PART) == pytest.approx(0.16)
     known.landed(64 * KIB, 0.03, 1)
     assert known.get_s(PART) == pytest.approx(0.02)
@@ -195,10 +192,7 @@ def test_readers_of_files_that_end_within_a_gets_time_tell_at_least_what_they_to
 
 
 def test_a_full_service_refuses_what_is_above_its_limit_only() -> None:
-    known = ServicePace()
-    for in_flight in (1, 2, 4):
-        for _ in range(in_flight):
-            known.landed(PART, 0.12, in_flight)
+    known = seen(*((in_flight, PART, 0.12, in_flight) for in_flight in (1, 2, 4)))
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.9, 32)
@@ -207,10 +201,7 @@ def test_a_full_service_refuses_what_is_above_its_limit_only() -> None:
 
 
 def test_parts_that_were_never_seen_alone_are_known_to_be_slow_by_smaller_ones() -> None:
-    known = ServicePace()
-    for _ in range(8):
-        known.landed(256 * KIB, 0.0229, 4)
-        known.landed(2 * MIB, 0.0433, 4)
+    known = seen((8, 256 * KIB, 0.0229, 4), (8, 2 * MIB, 0.0433, 4))
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.3, 32)
@@ -218,11 +209,7 @@ def test_parts_that_were_never_seen_alone_are_known_to_be_slow_by_smaller_ones()
 
 
 def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
-    known = ServicePace()
-    for _ in range(3):
-        known.landed(256 * KIB, 0.2, 4)
-    for _ in range(8):
-        known.landed(2 * MIB, 0.0433, 4)
+    known = seen((3, 256 * KIB, 0.2, 4), (8, 2 * MIB, 0.0433, 4))
     for _ in range(200):
         known.waited()
         known.landed(PART, 0.113, 32)
@@ -230,18 +217,11 @@ def test_a_few_late_small_gets_make_no_part_look_slow() -> None:
 
 
 def test_no_more_is_begun_than_a_slow_link_delivers_in_five_seconds() -> None:
-    known = ServicePace()
-    for _ in range(8):
-        known.landed(256 * KIB, 0.12, 4)
-    for _ in range(32):
-        known.landed(PART, 4.12, 5)  # 10 MiB/s
+    known = seen((8, 256 * KIB, 0.12, 4), (32, PART, 4.12, 5))  # 10 MiB/s
     assert not known.is_full(5, PART)
     assert known.is_full(6, PART)
     assert not known.is_full(6, MIB)
-    slow_to_begin = ServicePace()
-    for _ in range(32):
-        slow_to_begin.landed(256 * KIB, 4.0, 4)
-        slow_to_begin.landed(PART, 4.093, 5)
+    slow_to_begin = seen((32, 256 * KIB, 4.0, 4), (32, PART, 4.093, 5))
     assert not slow_to_begin.is_full(128, PART)
 
 

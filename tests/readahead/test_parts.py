@@ -13,9 +13,7 @@ SIZE = 40
     steps=st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(1, 12), st.booleans())),
     probes=st.lists(st.integers(0, SIZE - 1)),
 )
-def test_the_index_answers_as_a_list_that_is_searched_byte_by_byte(
-    steps: list[tuple[int, int, bool]], probes: list[int]
-) -> None:
+def test_the_index_answers_as_a_list_of_bytes_would(steps: list[tuple[int, int, bool]], probes: list[int]) -> None:
     file = FileParts(1, listed("a", SIZE))
     owner: list[Part | None] = [None] * SIZE
     for offset, length, removes in steps:

@@ -337,31 +337,6 @@ def test_a_small_part_does_not_overtake_a_large_one_that_waits_for_room() -> Non
     assert [part.room is not None for part in (large, small)] == [True, True]
 
 
-def test_a_demand_that_gave_up_waiting_for_room_blocks_nobody_behind_it() -> None:
-    pool, file = a_pool()
-    flying = [demanded(pool, file, index) for index in range(16)]
-    first, second = demanded(pool, file, 16), demanded(pool, file, 17)
-    pool.fail(first, UnavailableError("cancelled"))
-    pool.land(flying[0], bytes(PART))
-    assert second.room is not None
-    assert second.room.is_set()
-
-
-def test_a_part_is_not_evicted_before_those_who_waited_have_taken_their_bytes() -> None:
-    pool, file = a_pool()
-    part = demanded(pool, file, 0)
-    pool.pin(part)
-    pool.pin(part)
-    pool.land(part, bytes(PART))
-    for index in range(1, 17):
-        demanded(pool, file, index)
-    assert part.data is not None
-    pool.unpin(part)
-    assert part.data is not None
-    pool.unpin(part)
-    assert part.data is None, "the sixteenth demand was waiting for this memory"
-
-
 def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     pool, file = a_pool()
     part = held(pool, file, 0)

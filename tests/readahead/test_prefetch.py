@@ -1,7 +1,8 @@
 """Small files through the engine: one GET each, the next ones ahead, and never at the expense of anybody."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,15 @@ async def read_all(engine: ReadEngine, refs: list[ObjectRef], inodes: list[int],
     async with trio.open_nursery() as nursery:
         for reader in range(readers):
             nursery.start_soon(read_some, inodes[reader::readers])
+
+
+@asynccontextmanager
+async def serving(
+    count: int, config: ReadaheadConfig = CONFIG, *, size_bytes: int = 39 * KB, delay_s: float = 0.0
+) -> AsyncIterator[tuple[list[ObjectRef], ReadEngine, ScriptedReader]]:
+    refs = dataset(count, size_bytes)
+    async with running(config, Files(refs), delay_s=delay_s) as (engine, reader):
+        yield refs, engine, reader
 
 
 def in_order(refs: list[ObjectRef]) -> list[int]:
@@ -94,8 +104,7 @@ async def test_two_first_reads_of_one_file_at_once_leave_nothing_behind() -> Non
 
 
 async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_and_not_kept() -> None:
-    refs = dataset(2)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(2) as (refs, engine, reader):
         await engine.new_order().announce([1])
         await settled()
         assert await engine.read(1, refs[0], 0, 128 * KIB) == content(refs[0])
@@ -110,8 +119,7 @@ async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_a
 
 
 async def test_what_was_expected_and_is_on_its_way_is_waited_for_and_not_fetched_again() -> None:
-    refs = dataset(1)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(1) as (refs, engine, reader):
         reader.holds = lambda _key, _start, _end: True
         await engine.new_order().announce([1])
         async with trio.open_nursery() as readers:
@@ -122,8 +130,7 @@ async def test_what_was_expected_and_is_on_its_way_is_waited_for_and_not_fetched
 
 
 async def test_what_was_expected_is_kept_for_a_reader_that_takes_it_in_pieces() -> None:
-    refs = dataset(1)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(1) as (refs, engine, reader):
         await engine.new_order().announce([1])
         await settled()
         for offset in range(0, 39 * KB, 4 * KIB):
@@ -155,8 +162,7 @@ async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() 
 
 async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_kept() -> None:
     """The kernel forgets the inode that a listing showed, and looks it up again to read it."""
-    refs = dataset(2)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(2) as (refs, engine, reader):
         reader.holds = lambda _key, _start, _end: True
         await engine.new_order().announce([2])
         async with trio.open_nursery() as readers:
@@ -171,8 +177,7 @@ async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_ke
 
 
 async def test_what_the_kernel_has_forgotten_is_fetched_ahead_again() -> None:
-    refs = dataset(300)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(300) as (refs, engine, reader):
         await read_all(engine, refs, in_order(refs))
         assert len(reader.gets) == 300
         engine.forget(7)
@@ -203,8 +208,7 @@ async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
 
 async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
     """The kernel asks for nothing that it was given."""
-    refs = dataset(500)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(500) as (refs, engine, reader):
         await read_all(engine, refs, in_order(refs))
         assert len(reader.gets) == 500
         for order in (in_order(refs), shuffled(refs)):
@@ -215,11 +219,8 @@ async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
         assert len(reader.gets) == 500
 
 
-async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the_second_epoch_too(
-    autojump_clock: MockClock,
-) -> None:
-    refs = dataset(500)
-    async with running(CONFIG, Files(refs), delay_s=0.02) as (engine, _):
+async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_again(autojump_clock: MockClock) -> None:
+    async with serving(500, delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, in_order(refs))
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
@@ -227,8 +228,7 @@ async def test_a_data_set_that_the_kernel_could_not_keep_is_fetched_ahead_in_the
 
 
 async def test_once_the_kernel_keeps_what_it_gets_an_announced_epoch_costs_next_to_no_request_again() -> None:
-    refs = dataset(500)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(500) as (refs, engine, reader):
         for _ in range(2):
             await read_all(engine, refs, shuffled(refs))
         before = len(reader.gets)
@@ -257,11 +257,8 @@ async def time_s_of_shuffled_epoch(engine: ReadEngine, refs: list[ObjectRef], se
     return trio.current_time() - began_s
 
 
-async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_round_trips_and_no_get_more(
-    autojump_clock: MockClock,
-) -> None:
-    refs = dataset(1000)
-    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
+async def test_a_shuffled_epoch_of_all_files_takes_a_third_of_its_round_trips(autojump_clock: MockClock) -> None:
+    async with serving(1000, EVERY, delay_s=0.02) as (refs, engine, reader):
         took_s = await time_s_of_shuffled_epoch(engine, refs)
         assert took_s < 1000 / 16 * 0.02 / 3
         assert len(reader.gets) == 1000
@@ -269,17 +266,13 @@ async def test_where_every_file_is_read_a_shuffled_epoch_takes_a_third_of_its_ro
 
 
 async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(autojump_clock: MockClock) -> None:
-    refs = dataset(1000)
-    async with running(replace(EVERY, expects_every_file=False), Files(refs), delay_s=0.02) as (engine, reader):
+    async with serving(1000, replace(EVERY, expects_every_file=False), delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, shuffled(refs)[:100], readers=16)
         assert len(reader.gets) == 100
 
 
-async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast_as_the_first(
-    autojump_clock: MockClock,
-) -> None:
-    refs = dataset(2000)
-    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
+async def test_a_second_shuffled_epoch_that_was_not_kept_is_as_fast_as_the_first(autojump_clock: MockClock) -> None:
+    async with serving(2000, EVERY, delay_s=0.02) as (refs, engine, reader):
         first_s = await time_s_of_shuffled_epoch(engine, refs)
         assert await time_s_of_shuffled_epoch(engine, refs, seed=1) < 1.5 * first_s
         await trio.sleep(1)
@@ -287,8 +280,7 @@ async def test_a_second_shuffled_epoch_that_the_kernel_could_not_keep_is_as_fast
 
 
 async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it(autojump_clock: MockClock) -> None:
-    refs = dataset(1000)
-    async with running(EVERY, Files(refs), delay_s=0.02) as (engine, reader):
+    async with serving(1000, EVERY, delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, in_order(refs)[:300])
         await trio.sleep(1)
         late = [key for key, _, _ in reader.gets if key > f"file-{300 + 512 + 16:05}"]
@@ -296,8 +288,7 @@ async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it
 
 
 async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for(autojump_clock: MockClock) -> None:
-    refs = dataset(1000)
-    async with running(TIGHT, Files(refs), delay_s=0.02) as (engine, _):
+    async with serving(1000, TIGHT, delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, shuffled(refs[500:])[:100])
         await trio.sleep(1)
         assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
@@ -307,9 +298,7 @@ async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for
         await trio.sleep(1)
 
 
-async def test_a_refresh_in_the_middle_of_a_shuffled_epoch_costs_no_file_a_second_get(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_refresh_amid_a_shuffled_epoch_costs_no_file_a_second_get(autojump_clock: MockClock) -> None:
     refs = dataset(1000)
     reader = ScriptedReader(delay_s=0.02)
     files = Files(refs)
@@ -362,9 +351,7 @@ async def test_files_fetched_before_a_refresh_that_replaced_them_take_no_room_fr
         check_books(engine)
 
 
-async def test_files_fetched_before_a_refresh_that_changed_nothing_give_way_to_a_known_order(
-    autojump_clock: MockClock,
-) -> None:
+async def test_files_fetched_before_a_refresh_of_nothing_give_way_to_a_known_order(autojump_clock: MockClock) -> None:
     refs = dataset(1700)
     table = Files(refs)
     async with trio.open_nursery() as nursery:
@@ -394,11 +381,8 @@ async def test_a_refresh_takes_no_file_from_an_announced_order() -> None:
 
 
 @pytest.mark.parametrize("limit_mib", [16, 24, 32, 64])
-async def test_a_reader_from_the_first_file_on_finds_what_was_guessed_and_is_no_slower_for_it(
-    autojump_clock: MockClock, limit_mib: int
-) -> None:
-    refs = dataset(1700)
-    async with running(replace(EVERY, memory_limit_bytes=limit_mib * MIB), Files(refs), delay_s=0.02) as (engine, _):
+async def test_a_reader_from_the_first_file_on_finds_guesses(autojump_clock: MockClock, limit_mib: int) -> None:
+    async with serving(1700, replace(EVERY, memory_limit_bytes=limit_mib * MIB), delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, [inode + 1500 for inode in shuffled(refs[1500:])[:150]], readers=16)
         await trio.sleep(1)
         assert await time_s_of(engine, refs, range(1, 1101)) < 0.56  # without a guess
@@ -424,8 +408,11 @@ async def test_what_readers_at_random_have_driven_out_is_made_up_for(autojump_cl
 
 
 async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room() -> None:
-    refs = dataset(300, 256 * KIB)
-    async with running(replace(EVERY, memory_limit_bytes=32 * MIB), Files(refs)) as (engine, reader):
+    async with serving(300, replace(EVERY, memory_limit_bytes=32 * MIB), size_bytes=256 * KIB) as (
+        refs,
+        engine,
+        reader,
+    ):
         reader.holds = lambda _key, _start, _end: True
         async with trio.open_nursery() as readers:
             for inode in range(100, 292, 12):
@@ -442,8 +429,7 @@ async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room
 
 
 async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: MockClock) -> None:
-    refs = dataset(2000)
-    async with running(replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs), delay_s=0.02) as (engine, reader):
+    async with serving(2000, replace(EVERY, memory_limit_bytes=64 * MIB), delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, [inode + 1000 for inode in shuffled(refs[1000:])[:100]])
         await trio.sleep(1)
         guesses = {key for key, _, _ in reader.gets if key < "file-01000"}
@@ -477,22 +463,16 @@ async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothin
         assert len(reader.gets) == 200
 
 
-async def test_one_reader_in_the_order_of_the_listing_is_twenty_times_as_fast_as_its_round_trips(
-    autojump_clock: MockClock,
-) -> None:
-    refs = dataset(4000)
-    async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, reader):
+async def test_one_reader_in_listing_order_is_twenty_times_as_fast_as_its_gets(autojump_clock: MockClock) -> None:
+    async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
         assert trio.current_time() - began_s < 4000 * 0.02 / 20
         assert len(reader.gets) == 4000
 
 
-async def test_sixteen_shuffled_readers_with_hints_keep_three_quarters_of_the_connections_busy(
-    autojump_clock: MockClock,
-) -> None:
-    refs = dataset(4000)
-    async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, reader):
+async def test_sixteen_shuffled_readers_with_hints_keep_connections_busy(autojump_clock: MockClock) -> None:
+    async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         order = shuffled(refs)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -574,8 +554,7 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
 
 
 async def test_two_orders_take_turns() -> None:
-    refs = dataset(2000)
-    async with running(ReadaheadConfig(), Files(refs)) as (engine, reader):
+    async with serving(2000, ReadaheadConfig()) as (_, engine, reader):
         reader.holds = lambda _key, _start, _end: True
         for inodes in (range(1, 1001), range(1001, 2001)):
             await engine.new_order().announce(inodes)
@@ -596,8 +575,7 @@ async def test_inodes_that_are_no_files_cost_nothing() -> None:
 
 
 async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() -> None:
-    refs = dataset(9000, 5 * KB)
-    async with running(CONFIG, Files(refs)) as (engine, _):
+    async with serving(9000, size_bytes=5 * KB) as (refs, engine, _):
         order = engine.new_order()
         await order.announce(in_order(refs)[:8999])
         with trio.CancelScope() as scope:
@@ -613,8 +591,7 @@ async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() 
 
 
 async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() -> None:
-    refs = dataset(1000)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(1000) as (refs, engine, reader):
         order = engine.new_order()
         await order.announce(in_order(refs))
         await settled()
@@ -627,8 +604,7 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
 
 
 async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_another() -> None:
-    refs = dataset(5000, 200 * KIB)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(5000, size_bytes=200 * KIB) as (refs, engine, reader):
         await read_all(engine, refs, list(range(1, 11)))
         await read_all(engine, refs, list(range(1001, 4001, 11)))
         await read_all(engine, refs, list(range(4501, 4509)))
@@ -637,8 +613,7 @@ async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_anot
 
 
 async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_the_order_of_the_listing() -> None:
-    refs = dataset(5000, 100 * KIB)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(5000, size_bytes=100 * KIB) as (refs, engine, reader):
         announced = shuffled(refs[:1000])
         await engine.new_order().announce(announced)
         await read_all(engine, refs, announced[:20])
@@ -653,17 +628,14 @@ async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_th
 
 async def test_one_stalled_file_among_those_to_come_delays_no_other(autojump_clock: MockClock) -> None:
     """Semantics D6"""
-    refs = dataset(400)
-    async with running(CONFIG, Files(refs), delay_s=0.02) as (engine, reader):
+    async with serving(400, delay_s=0.02) as (refs, engine, reader):
         reader.holds = lambda key, _start, _end: key == "file-00100"
         began_s = trio.current_time()
         await read_all(engine, refs, [inode for inode in in_order(refs) if inode != 101])
         assert trio.current_time() - began_s < 400 * 0.02 / 8
 
 
-async def test_as_many_stalled_files_to_come_as_there_are_connections_leave_some_for_those_who_read(
-    autojump_clock: MockClock,
-) -> None:
+async def test_stalled_files_to_come_leave_connections_for_those_who_read(autojump_clock: MockClock) -> None:
     """Semantics D6"""
     refs = dataset(1000)
     shard = listed("shard", 2 * MIB)
@@ -682,20 +654,13 @@ async def test_as_many_stalled_files_to_come_as_there_are_connections_leave_some
 
 
 async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_again() -> None:
-    refs = dataset(10)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with serving(10) as (refs, engine, reader):
         reader.failures = {("file-00005", 0): UnavailableError("503")}
         await read_all(engine, refs, in_order(refs)[:4])
         await settled()
         assert engine.statistics().failed_parts == 1
         await read_all(engine, refs, in_order(refs)[4:])
         assert keys_twice(reader) == ["file-00005"]
-
-
-async def test_beginning_what_a_refresh_has_taken_away_is_fine() -> None:
-    ref = listed("gone", 39 * KB)
-    async with running(CONFIG) as (engine, _):
-        await read_whole(engine, 77, ref)
 
 
 ACTIONS = st.lists(

@@ -61,19 +61,6 @@ async def test_a_demanded_part_is_fetched_before_anything_ahead() -> None:
             reader.let_go()
 
 
-async def test_readers_of_one_part_share_one_get() -> None:
-    async with running() as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        results: list[Buffer | Exception] = []
-        async with trio.open_nursery() as readers:
-            for _ in range(20):
-                readers.start_soon(collect, engine, MIB, 4 * KIB, results)
-            await settled()
-            reader.let_go()
-        assert results == [BYTES[MIB : MIB + 4 * KIB]] * 20
-        assert reader.ranges("a") == [(MIB, MIB + 4 * KIB)]
-
-
 async def test_parts_keep_arriving_ahead_while_the_reader_waits_for_the_first() -> None:
     ref = listed("small", 256 * KIB)
     config = ReadaheadConfig(
@@ -265,9 +252,7 @@ async def test_a_release_that_overtakes_a_waiting_read_does_not_disturb_it() -> 
         assert results == [BYTES[MIB : MIB + 256 * KIB]]
 
 
-async def test_a_held_part_is_read_even_if_this_read_finds_another_file_idle_and_its_parts_push_it_out(
-    autojump_clock: MockClock,
-) -> None:
+async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(autojump_clock: MockClock) -> None:
     other = listed("b", 2 * MIB)
     async with running(delay_s=0.1) as (engine, _):
         for offset in range(0, 128 * KIB, 16 * KIB):

@@ -23,9 +23,7 @@ def with_the_rule(waits_s: list[float], prices_s: list[float]) -> float:
 
 
 @given(first_price_s=st.floats(0.0, 20.0), reads=reads)
-def test_waits_and_fetch_take_at_most_twice_the_best_and_one_wait(
-    first_price_s: float, reads: list[tuple[float, float]]
-) -> None:
+def test_waits_and_fetch_take_twice_the_best_at_most(first_price_s: float, reads: list[tuple[float, float]]) -> None:
     waits_s = [wait_s for wait_s, _ in reads]
     prices_s = [*accumulate((fall_s for _, fall_s in reads), lambda price_s, fall_s: max(0.0, price_s - fall_s),
                             initial=first_price_s)]  # fmt: skip

@@ -80,13 +80,6 @@ def test_a_few_pages_of_a_mapping_fetch_little_and_a_large_read_at_any_page_has_
                     assert (os.preadv(descriptor, [buffer], at), buffer[:]) == (MIB, data[at : at + MIB])
 
 
-def test_cmp_finds_no_difference(dataset: DataSet) -> None:
-    """D1"""
-    with uncached(dataset.pair(BIG)[1]):
-        done = subprocess.run(["cmp", *dataset.pair(BIG)], capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (0, b"")
-
-
 def test_pages_of_a_mapping_can_be_touched_in_any_order(dataset: DataSet) -> None:
     """D3"""
     written, mounted_file = dataset.pair(BIG)
@@ -119,35 +112,12 @@ def test_threads_read_at_random_from_one_descriptor(dataset: DataSet, flags: int
         assert all(threads.map(reads, range(8)))
 
 
-def test_unaligned_direct_reads_give_the_bytes(dataset: DataSet) -> None:
-    """D3"""
-    written, mounted_file = dataset.pair(BIG)
-    data = written.read_bytes()
-    with uncached(mounted_file, os.O_DIRECT) as descriptor:
-        for offset, size in ((1, 1), (4095, 2), (MIB - 1, 3), (9 * MIB - 5, 100_000), (BIG - 3, 10)):
-            assert os.pread(descriptor, size, offset) == data[offset : offset + size]
-
-
 def test_sendfile_sends_the_bytes(dataset: DataSet, tmp_path: Path) -> None:
     """D3"""
     written, mounted_file = dataset.pair(BIG)
     with uncached(mounted_file) as descriptor, (tmp_path / "copy").open("wb") as copy:
         while os.sendfile(copy.fileno(), descriptor, None, 1 << 30):
             pass
-    assert filecmp.cmp(written, tmp_path / "copy", shallow=False)
-
-
-def test_splice_moves_the_bytes(dataset: DataSet, tmp_path: Path) -> None:
-    """D3"""
-    size = 9 * MIB + 1
-    written, mounted_file = dataset.pair(size)
-    reading, writing = os.pipe()
-    with uncached(mounted_file) as descriptor, (tmp_path / "copy").open("wb") as copy:
-        while count := os.splice(descriptor, writing, 65536):
-            while count:
-                count -= os.splice(reading, copy.fileno(), count)
-    os.close(reading)
-    os.close(writing)
     assert filecmp.cmp(written, tmp_path / "copy", shallow=False)
 
 
@@ -184,15 +154,6 @@ def test_a_file_can_be_read_backwards_and_in_strides(dataset: DataSet) -> None:
     for offsets in (backwards, strides):
         with uncached(mounted_file) as descriptor:
             assert all(os.pread(descriptor, step, offset) == data[offset : offset + step] for offset in offsets)
-
-
-def test_processes_read_one_file_at_the_same_time(dataset: DataSet) -> None:
-    """D1"""
-    written, mounted_file = dataset.pair(BIG)
-    with uncached(mounted_file):
-        readers = [subprocess.Popen(["sha256sum", mounted_file], stdout=subprocess.PIPE) for _ in range(4)]
-        sums = {reader.communicate()[0].split()[0].decode() for reader in readers}
-    assert sums == {hashlib.sha256(written.read_bytes()).hexdigest()}
 
 
 @pytest.mark.parametrize("part_size", ["1MiB", "32MiB"])

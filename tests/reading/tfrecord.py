@@ -1,10 +1,10 @@
 """TFRecord files: length, its masked checksum, data, its masked checksum (tensorflow/core/lib/io/record_writer.h)."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["crc32c", "read_records", "write_records"]
+__all__ = ["read_records"]
 
 _LENGTH = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
@@ -21,7 +21,7 @@ def _table_entry(byte: int) -> int:
 _TABLE = tuple(map(_table_entry, range(256)))
 
 
-def crc32c(data: bytes) -> int:
+def _crc32c(data: bytes) -> int:
     value = 0xFFFFFFFF
     for byte in data:
         value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8
@@ -29,14 +29,8 @@ def crc32c(data: bytes) -> int:
 
 
 def _masked(data: bytes) -> int:
-    value = crc32c(data)
+    value = _crc32c(data)
     return ((value >> 15 | value << 17) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def write_records(file: BinaryIO, records: Iterable[bytes]) -> None:
-    for record in records:
-        length = len(record).to_bytes(8, "little")
-        file.write(length + _CHECKSUM.pack(_masked(length)) + record + _CHECKSUM.pack(_masked(record)))
 
 
 def read_records(file: BinaryIO) -> Iterator[bytes]:

@@ -78,9 +78,7 @@ def measured(place: Path, *switches: str) -> dict[str, Any]:
 
 # Chromium numbers the schemes so.
 @pytest.mark.parametrize(("scheme", "number"), [("dark", 0), ("light", 1)])
-def test_a_page_is_readable_on_a_desk_and_on_a_phone_by_day_and_by_night(
-    tmp_path: Path, scheme: str, number: int
-) -> None:
+def test_a_page_is_readable_on_desk_and_phone_by_day_and_by_night(tmp_path: Path, scheme: str, number: int) -> None:
     (tmp_path / "report.html").write_text(page(read_record(mount())))
     switch = f"--blink-settings=preferredColorScheme={number}"
     found = measured(tmp_path, switch)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bench.s3server import (
-    ACCESS_DENIED,
     INTERNAL_ERROR,
     SERVICE_UNAVAILABLE,
     SLOW_DOWN,
@@ -48,18 +47,6 @@ def errno_of(read: object, *arguments: object) -> int:
     return 0
 
 
-def test_an_object_that_is_denied_may_not_be_accessed() -> None:
-    """D5"""
-    with place({"secret": block_bytes(1, SIZE), "con\ntrol": block_bytes(2, SIZE), "open": b"open"}) as here:
-        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="secret"))
-        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="con*"))
-        for name in ("secret", "con\ntrol"):
-            assert errno_of((here.path / name).read_bytes) == errno.EACCES
-            assert errno_of(direct_read, here.path / name, 4096) == errno.EACCES
-        assert (here.path / "open").read_bytes() == b"open"
-        assert here.mount.log.count(" failed with EACCES after ") == 1
-
-
 def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_what_to_do() -> None:
     """D5"""
     objects = MemoryObjects({"warm": b"warm"})
@@ -79,17 +66,6 @@ def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_wha
         assert (here.path / "instant").read_bytes() == block_bytes(2, SIZE)
         assert (here.path / "empty").read_bytes() == b""
         assert (here.path / "warm").read_bytes() == b"warm"
-
-
-def test_a_misfortune_that_passes_is_noticed_in_the_log_only() -> None:
-    """D5, D1"""
-    with place({"file": block_bytes(1, SIZE)}) as here:
-        rule = here.server.faults.add(FaultRule(action=Truncate(100), operation="GetObject", times=3))
-        assert (here.path / "file").read_bytes() == block_bytes(1, SIZE)
-        assert here.server.faults.hits(rule) == 3
-        log = here.mount.log
-        assert log.count("'s3://bucket/file': ") == log.count("; trying again (attempt 1 failed") == 1
-        assert re.search(r"INFO .*: answered again after \d+\.\d s: 3 × .*; 1 object waited\n", log)
 
 
 @pytest.fixture(scope="module")

@@ -133,22 +133,15 @@ def test_an_open_file_that_nobody_reads_does_not_delay_the_end() -> None:
             os.pread(file, 10, 2 * MIB)
 
 
-def test_a_second_signal_ends_the_mount_at_once() -> None:
+@pytest.mark.parametrize("grace_s", ["0.3", "3600"])
+def test_reads_under_way_fail_when_the_grace_period_is_over_or_at_a_second_signal(grace_s: str) -> None:
     """L2"""
-    with place(DATA, "--grace-s", "3600") as here, reading(here) as (_, read):
-        stopping(here)
+    with place(DATA, "--grace-s", grace_s) as here, reading(here) as (_, read):
+        if grace_s == "3600":
+            stopping(here)
         assert here.mount.stop(signal.SIGTERM) == 0
         assert find_mount(here.path) is None
-        with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
-            read.result(60)
-
-
-def test_reads_under_way_fail_when_the_grace_period_is_over() -> None:
-    """L2"""
-    with place(DATA, "--grace-s", "0.3") as here, reading(here) as (_, read):
-        assert here.mount.stop(signal.SIGTERM) == 0
-        assert find_mount(here.path) is None
-        assert "1 reads under way fail" in here.mount.log
+        assert grace_s == "3600" or "1 reads under way fail" in here.mount.log
         with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
             read.result(60)
 
@@ -160,21 +153,17 @@ def test_unmounting_from_outside_ends_the_daemon() -> None:
         assert here.mount.wait() == 0
 
 
-def test_detaching_from_outside_ends_the_daemon_after_the_last_close() -> None:
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_detaching_from_outside_ends_the_daemon_after_the_last_close_or_as_it_is_stopped(is_stopped: bool) -> None:
     """L2"""
-    with place(DATA) as here:
-        with (here.path / "file").open("rb", buffering=0) as file:
+    with place(DATA, "--grace-s", "3600") as here:
+        with opened(here.path / "file") as file:
             subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
-            assert file.readall() == DATA["file"]
+            assert os.read(file, 10) == DATA["file"][:10]
+            assert os.pread(file, 4 << 20, 0) == DATA["file"]
+            if is_stopped:
+                assert here.mount.stop() == 0
         assert here.mount.wait() == 0
-
-
-def test_a_mount_that_was_detached_from_outside_can_be_stopped() -> None:
-    """L2"""
-    with place(DATA, "--grace-s", "3600") as here, opened(here.path / "file") as file:
-        subprocess.run(["fusermount3", "-u", "-z", here.path], check=True)
-        assert os.read(file, 10) == DATA["file"][:10]
-        assert here.mount.stop() == 0
 
 
 def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer, directory: Path) -> None:
@@ -209,9 +198,7 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert mount.stop() == 0
 
 
-def test_a_daemon_is_ready_when_its_parent_returns_and_ends_with_its_mount(
-    server: LoopbackServer, directory: Path
-) -> None:
+def test_a_daemon_is_ready_as_its_parent_returns_and_ends_with_it(server: LoopbackServer, directory: Path) -> None:
     """L1, L2"""
     before = descendants(os.getpid())
     done = run_fastfuse(*mount_command(URI, directory, server.endpoint_url, "--daemon")[3:])

@@ -39,7 +39,7 @@ def write_index(path: Path, objects: Mapping[str, bytes], made: Mapping[str, byt
 
 
 def test_a_made_file_is_read_like_any_other_and_takes_no_request(tmp_path: Path) -> None:
-    """N6, A1, D1, D3, D4"""
+    """N6, A1, A3, D1, D3, D4"""
     objects = {"a": b"object", "folder/b": b"another"}
     write_index(tmp_path / "index", objects, {"m": b"made\n", "folder/large": LARGE, "folder/empty": b""})
     options = (*AS_MANIFEST, "--index", str(tmp_path / "index"))
@@ -60,12 +60,7 @@ def test_a_made_file_is_read_like_any_other_and_takes_no_request(tmp_path: Path)
         assert gets(here) == []
         assert (here.path / "a").read_bytes() == b"object"
         assert {record.key for record in gets(here)} == {"a"}
-
-
-def test_a_made_file_has_no_attributes_of_an_object(tmp_path: Path) -> None:
-    """A3"""
-    write_index(tmp_path / "index", {"a": b"object"}, {"m": b"made"})
-    with place({"a": b"object"}, *AS_MANIFEST, "--index", str(tmp_path / "index"), uri=SOURCE) as here:
+        # It has no attributes of an object.
         assert os.listxattr(here.path / "m") == []
         assert os.getxattr(here.path / "a", "user.s3.bucket") == b"bucket"
         with pytest.raises(OSError, match="No data") as caught:

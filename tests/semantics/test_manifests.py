@@ -10,11 +10,12 @@ import pytest
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.mounting import mounted, run_fastfuse
 
+Stored = dict[str, MemoryObjects]
 KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]
 
 
 @pytest.fixture
-def stored() -> dict[str, MemoryObjects]:
+def stored() -> Stored:
     return {
         "lists": MemoryObjects(),
         "one": MemoryObjects({key: key.encode() * 3 for key in KEYS}),
@@ -23,7 +24,7 @@ def stored() -> dict[str, MemoryObjects]:
 
 
 @pytest.fixture
-def server(stored: dict[str, MemoryObjects]) -> Iterator[LoopbackServer]:
+def server(stored: Stored) -> Iterator[LoopbackServer]:
     with LoopbackServer(stored) as server:
         yield server
 
@@ -54,9 +55,7 @@ def xattrs(path: Path) -> tuple[str, str]:
     return os.getxattr(path, "user.s3.bucket").decode(), os.getxattr(path, "user.s3.key").decode()
 
 
-def test_a_manifest_shows_its_objects_under_their_keys_and_a_refresh_reads_it_again(
-    stored: dict[str, MemoryObjects], server: LoopbackServer
-) -> None:
+def test_a_manifest_shows_its_objects_and_a_refresh_reads_it_again(stored: Stored, server: LoopbackServer) -> None:
     stored["lists"].put("m", manifest("0/00", "1/01", "0/00"))
     with mounted("s3://lists/m", server.endpoint_url, "--source-type", "ManifestFile") as mount:
         assert tree(mount.path) == {"set/0/00": b"set/0/00" * 3, "set/1/01": b"set/1/01" * 3}
@@ -66,6 +65,12 @@ def test_a_manifest_shows_its_objects_under_their_keys_and_a_refresh_reads_it_ag
         assert refresh(mount.path).startswith("2 added, 1 removed, 0 replaced; 3 objects now")
         assert tree(mount.path) == {key: key.encode() * 3 for key in ("set/1/01", "set/2/02", "set/2/05")}
         assert (mount.path / "set/1/01").stat().st_ino == kept
+        # One that is wrong changes nothing.
+        stored["lists"].put("m", manifest("1/01", "absent"))
+        done = run_fastfuse("refresh", str(mount.path))
+        assert done.returncode == 4
+        assert "1 of the 2 keys in s3://lists/m do not exist (m:1:39: 's3://one/set/absent')" in done.stderr
+        assert tree(mount.path).keys() == {"set/1/01", "set/2/02", "set/2/05"}
         # The same path in another bucket is another object, even if nothing else tells them apart.
         stored["two"].put("set/1/01", b"set/1/01" * 3)
         stored["lists"].put("m", manifest("1/01", prefix="s3://two/set/"))
@@ -74,22 +79,7 @@ def test_a_manifest_shows_its_objects_under_their_keys_and_a_refresh_reads_it_ag
         assert mount.stop() == 0
 
 
-def test_a_refresh_of_a_manifest_that_is_wrong_changes_nothing(
-    stored: dict[str, MemoryObjects], server: LoopbackServer
-) -> None:
-    stored["lists"].put("m", manifest("0/00"))
-    with mounted("s3://lists/m", server.endpoint_url, "--source-type", "ManifestFile") as mount:
-        stored["lists"].put("m", manifest("0/00", "absent"))
-        done = run_fastfuse("refresh", str(mount.path))
-        assert done.returncode == 4
-        assert "1 of the 2 keys in s3://lists/m do not exist (m:1:39: 's3://one/set/absent')" in done.stderr
-        assert tree(mount.path) == {"set/0/00": b"set/0/00" * 3}
-        assert mount.stop() == 0
-
-
-def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
-    stored: dict[str, MemoryObjects], server: LoopbackServer
-) -> None:
+def test_an_augmented_manifest_over_two_buckets_has_its_labels(stored: Stored, server: LoopbackServer) -> None:
     first: dict[str, object] = {"label": 1, "source-ref": "s3://two/x/picture", "text-ref": "s3://one/set/0/00"}
     stored["lists"].put("images.jsonl", lines(first, {**first, "label": 2, "source-ref": "s3://two/y"}))
     options = ("--source-type", "AugmentedManifestFile")
@@ -110,9 +100,7 @@ def test_an_augmented_manifest_over_two_buckets_is_there_with_its_labels(
         assert mount.stop() == 0
 
 
-def test_the_part_of_a_host_is_dealt_anew_at_a_refresh(
-    stored: dict[str, MemoryObjects], server: LoopbackServer
-) -> None:
+def test_the_part_of_a_host_is_dealt_anew(stored: Stored, server: LoopbackServer) -> None:
     whole = {key.removeprefix("set/"): key.encode() * 3 for key in KEYS}
     with mounted("s3://one/set", server.endpoint_url, "--shard", "2/3") as mount:
         assert tree(mount.path) == {key: whole[key] for key in sorted(whole)[1::3]}

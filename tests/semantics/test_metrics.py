@@ -2,13 +2,13 @@
 
 import errno
 import itertools
-import json
 import mmap
 import os
 import re
 import signal
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -50,56 +50,33 @@ def settle(here: Place) -> None:
     assert not (here.path / next(_absent_names)).exists()
 
 
-def objects() -> MemoryObjects:
-    return MemoryObjects(
-        {
-            "small": b"0123456789",
-            "folder/large": block_bytes(1, 100_000),
-            "empty": b"",
-            "bad//name": b"",
-            "denied": b"denied",
-            "changed": b"to be changed",
-        }
-    )
+@pytest.fixture(scope="module")
+def here() -> Iterator[Place]:
+    """One mount for the tests that count only what they add themselves."""
+    objects = {"small": b"0123456789", "folder/large": block_bytes(1, 100_000), "changed": b"to be changed"}
+    with place(objects, "--metrics-listen", "0") as here:
+        yield here
 
 
-def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting() -> None:
-    with place(objects(), "--metrics-listen", "0") as here, ThreadPoolExecutor(1) as threads:
-        port = here.mount.metrics_port()
-        assert Scrape(port).mounts == {(str(here.path), "bucket")}
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting(here: Place) -> None:
+    port = here.mount.metrics_port()
+    assert Scrape(port).mounts == {(str(here.path), "bucket")}
+    rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    with ThreadPoolExecutor(1) as threads:
         read = threads.submit(direct_read, here.path / "small", 4096)
         wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 1)
         assert Scrape(port)["memory_bytes", "in_flight"] == 10
         here.server.faults.remove(rule)
         assert read.result(60) == b"0123456789"
-        wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 0)
-        assert sum(Scrape(port)["memory_bytes", use] for use in ("in_flight", "unread")) == 0
+    wait_until(lambda: Scrape(port)["waiting_reads",] == Scrape(port)["gets_in_flight",] == 0)
+    assert sum(Scrape(port)["memory_bytes", use] for use in ("in_flight", "unread")) == 0
 
 
 # These depend on time, on the machine, or on how often the kernel asks for names.
 NOT_EXACT = {
-    *(
-        "blocked_seconds",
-        "stalled_seconds",
-        "in_use_seconds",
-        "asked_seconds",
-        "cpu_seconds",
-        "loop_cpu_seconds",
-        "cpu_limit",
-        "memory_limit_bytes",
-        "requests",
-    ),
-    *(
-        "streams",
-        "pool_bytes",
-        "memory_bytes",
-        "worker_beats",
-        "worker_memory_bytes",
-        "table_memory_bytes",
-        "kernel_readahead_bytes",
-        "listed_timestamp_seconds",
-    ),
+    *("blocked_seconds", "stalled_seconds", "in_use_seconds", "asked_seconds", "cpu_seconds", "loop_cpu_seconds"),
+    *("cpu_limit", "memory_limit_bytes", "requests", "streams", "pool_bytes", "memory_bytes", "worker_beats"),
+    *("worker_memory_bytes", "table_memory_bytes", "kernel_readahead_bytes", "listed_timestamp_seconds"),
 }
 # Files among which the ones that are read lie in no order, so that nothing is foreseen.
 OTHERS = 400
@@ -265,56 +242,50 @@ def health(port: int) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds() -> None:
-    with place(objects(), "--metrics-listen", "0") as here:
-        port = here.mount.metrics_port()
-        denied = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
-        assert health(port) == (200, "ok\n")
+def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds(here: Place) -> None:
+    port = here.mount.metrics_port()
+    denied = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+    assert health(port) == (200, "ok\n")
 
-        def is_ill() -> bool:
-            with pytest.raises(PermissionError):
-                direct_read(here.path / "small", 4096)
-            return health(port) == (503, "reads fail: S3 delivers nothing\n")
-
-        wait_until(is_ill)
-        assert Scrape(port)["reads_failing",] == 1
-        here.server.faults.remove(denied)
-        assert direct_read(here.path / "small", 4096) == b"0123456789"
-        wait_until(lambda: health(port) == (200, "ok\n"))
-
-
-def test_a_mount_is_well_though_an_object_has_changed() -> None:
-    with place(objects(), "--metrics-listen", "0") as here:
-        here.objects.put("small", b"another one")
-        with pytest.raises(OSError, match="Stale"):
+    def is_ill() -> bool:
+        with pytest.raises(PermissionError):
             direct_read(here.path / "small", 4096)
+        return health(port) == (503, "reads fail: S3 delivers nothing\n")
 
-        def is_told() -> bool:
-            told = json.loads(run_fastfuse("status", str(here.path), "--json").stdout)
-            return bool(told["mounts"][0]["errors"])
+    wait_until(is_ill)
+    assert Scrape(port)["reads_failing",] == 1
+    here.server.faults.remove(denied)
+    assert direct_read(here.path / "small", 4096) == b"0123456789"
+    wait_until(lambda: health(port) == (200, "ok\n"))
 
-        wait_until(is_told)  # with what the worker thinks of it
-        assert health(here.mount.metrics_port()) == (200, "ok\n")
+
+def test_a_mount_is_well_though_an_object_has_changed(here: Place) -> None:
+    here.objects.put("changed", b"another one")
+    with pytest.raises(OSError, match="Stale"):
+        direct_read(here.path / "changed", 4096)
+    # With what the worker thinks of it.
+    wait_until(lambda: "failed with ESTALE" in run_fastfuse("status", str(here.path), "--json").stdout)
+    assert health(here.mount.metrics_port()) == (200, "ok\n")
 
 
-def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing() -> None:
-    with page_cache(is_dropped=False), place(objects(), "--metrics-listen", "0") as here:
-        port = here.mount.metrics_port()
-        path = here.path / "folder" / "large"
+@page_cache(is_dropped=False)
+def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing(here: Place) -> None:
+    port = here.mount.metrics_port()
+    path = here.path / "folder" / "large"
 
-        def use() -> None:
-            assert os.listdir(here.path / "folder") == ["large"]
-            with os.scandir(here.path) as entries:
-                assert {entry.name for entry in entries if entry.stat().st_mode} >= {"folder", "small"}
-            assert path.read_bytes() == block_bytes(1, 100_000)
-            assert direct_stat(path) == 100_000
+    def use() -> None:
+        assert os.listdir(here.path / "folder") == ["large"]
+        with os.scandir(here.path) as entries:
+            assert {entry.name for entry in entries if entry.stat().st_mode} >= {"folder", "small"}
+        assert path.read_bytes() == block_bytes(1, 100_000)
+        assert direct_stat(path) == 100_000
 
-        for _ in range(2):  # the kernel opens nothing by itself before it was told to, once for each kind
-            use()
-        before = Scrape(port)["requests_total",]
-        for _ in range(3):
-            use()
-        assert Scrape(port)["requests_total",] == before
+    for _ in range(2):  # the kernel opens nothing by itself before it was told to, once for each kind
+        use()
+    before = Scrape(port)["requests_total",]
+    for _ in range(3):
+        use()
+    assert Scrape(port)["requests_total",] == before
 
 
 def direct_stat(path: Path) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import signal
 import threading
 from collections import Counter
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import FaultRule, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+from tests.semantics.test_metrics import Scrape
 
 
 def objects() -> MemoryObjects:
@@ -38,17 +40,31 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_the_view_after_a_refresh_is_what_the_source_holds() -> None:
-    """L6"""
+def test_the_view_after_a_refresh_is_what_the_source_holds_and_what_is_the_same_keeps_inode_and_pages() -> None:
+    """L6, D1"""
     with place(objects()) as here:
         for path in (here.path / "new", here.path / "folder" / "another"):  # the kernel remembers that they are not
             assert not path.exists()
         tree(here.path)
+        before = {name: (here.path / name).stat() for name in ("same", "changes", "folder", "folder/file")}
+        folder = os.open(here.path / "folder", os.O_RDONLY)
         change(here.objects)
         assert tree(here.path)["same"] == b"same"
         assert not (here.path / "new").exists()
         told = refresh(here)
         assert told.startswith("2 added, 1 removed, 1 replaced; 5 objects now, ")
+        after = {name: (here.path / name).stat() for name in before}
+        assert after["same"] == before["same"]
+        assert after["folder/file"] == before["folder/file"]
+        assert after["folder"].st_ino == before["folder"].st_ino
+        assert after["changes"].st_ino != before["changes"].st_ino
+        requests = len(gets(here))
+        assert (here.path / "same").read_bytes() == b"same"
+        assert len(gets(here)) == requests
+        # A working directory stays good.
+        assert sorted(os.listdir(folder)) == ["another", "file"]
+        assert os.stat("another", dir_fd=folder).st_size == 7
+        os.close(folder)
         assert tree(here.path) == {
             "same": b"same",
             "changes": b"after, and longer",
@@ -57,32 +73,9 @@ def test_the_view_after_a_refresh_is_what_the_source_holds() -> None:
             "folder/another": b"another",
         }
         assert (here.path / "changes").stat().st_size == 17
-        assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
         assert not (here.path / "goes").exists()
         assert sorted(os.listdir(here.path)) == ["changes", "folder", "new", "same"]
         assert here.mount.stop() == 0
-
-
-def test_what_has_not_changed_keeps_its_inode_and_its_pages() -> None:
-    """L6, D1"""
-    with place(objects()) as here:
-        assert (here.path / "same").read_bytes() == b"same"
-        before = {name: (here.path / name).stat() for name in ("same", "changes", "folder", "folder/file")}
-        folder = os.open(here.path / "folder", os.O_RDONLY)
-        change(here.objects)
-        requests = len(gets(here))
-        refresh(here)
-        after = {name: (here.path / name).stat() for name in before}
-        assert after["same"] == before["same"]
-        assert after["folder/file"] == before["folder/file"]
-        assert after["folder"].st_ino == before["folder"].st_ino
-        assert after["changes"].st_ino != before["changes"].st_ino
-        assert (here.path / "same").read_bytes() == b"same"
-        assert len(gets(here)) == requests
-        # A working directory stays good.
-        assert sorted(os.listdir(folder)) == ["another", "file"]
-        assert os.stat("another", dir_fd=folder).st_size == 7
-        os.close(folder)
 
 
 def test_an_open_file_that_was_replaced_or_deleted_is_stale_but_for_the_pages_that_the_kernel_has() -> None:
@@ -225,6 +218,31 @@ def test_a_worker_that_dies_while_the_source_is_listed_again_is_followed_by_one_
         assert tree(here.path)["changes"] == b"after, and longer"
         assert (here.path / "new" / "below" / "file").read_bytes() == b"new"
         assert here.mount.stop() == 0
+
+
+def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_was() -> None:
+    """L6; tests/test_fault_matrix.py has every class of failure of a listing."""
+    with place(objects(), "--metrics-listen", "0") as here:
+        here.server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
+        assert refresh(here).startswith("0 added, 0 removed, 0 replaced; 4 objects now, ")
+        page = "page 1 of the listing of 's3://bucket/': 503 SlowDown, request FASTFUSE"
+        assert f" WARNING fastfuse.s3.retries: {page}; trying again (attempt 1 failed, " in here.mount.log
+        assert re.search(
+            r" INFO .*: answered again after \d+\.\d s: 1 × 503 SlowDown; 1 object waited\n", here.mount.log
+        )
+        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+        change(here.objects)
+        done = run_fastfuse("refresh", str(here.path))
+        assert (done.returncode, done.stdout) == (3, "")
+        error = done.stderr.splitlines()[0].removeprefix("fastfuse: error: ")
+        assert (
+            f" ERROR fastfuse.filesystem.refresh: the view stays as it was: s3://bucket/ was not refreshed: {error}\n"
+            in (here.mount.log)
+        )
+        assert (here.path / "changes").stat().st_size == len(b"before")
+        scrape = Scrape(here.mount.metrics_port())
+        assert scrape["retries_total", "throttled"] == 1
+        assert [scrape["refreshes_total", outcome] for outcome in ("ok", "failed")] == [1, 1]
 
 
 def test_a_name_that_turns_from_file_to_directory_and_back() -> None:

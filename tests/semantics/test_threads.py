@@ -30,6 +30,10 @@ def data_of(index: int) -> bytes:
     return block_bytes(index, SIZES[index % len(SIZES)])
 
 
+def objects() -> MemoryObjects:
+    return MemoryObjects({name: data_of(index) for index, name in enumerate(NAMES)})
+
+
 def read(path: Path) -> bytes:
     """Read a file whole, and have the kernel forget its pages."""
     with path.open("rb") as file:
@@ -44,14 +48,14 @@ def has_threads(mount: Mount) -> bool:
     return any(task.read_text() == "fastfuse-get\n" for task in tasks.glob("*/comm"))
 
 
-def read_until_threads_do(here: Place) -> int:
+def read_until_threads_do(here: Place, name: str = NAMES[0], data: bytes = data_of(0)) -> int:
     """Read a file until a thread has, and return how often it was read."""
     count = 0
 
     def is_met() -> bool:
         nonlocal count
         count += 1
-        assert read(here.path / NAMES[0]) == data_of(0)
+        assert read(here.path / name) == data
         return has_threads(here.mount)
 
     wait_until(is_met)
@@ -65,10 +69,6 @@ def read_all(here: Place, *, meanwhile: Callable[[], None] = lambda: None) -> No
         meanwhile()
         wrong = [NAMES[index] for index, future in pending if future.result() != data_of(index)]
     assert wrong == []
-
-
-def objects() -> MemoryObjects:
-    return MemoryObjects({name: data_of(index) for index, name in enumerate(NAMES)})
 
 
 def test_what_threads_read_is_right_and_counted_once() -> None:
@@ -105,15 +105,7 @@ def test_parts_that_threads_read_are_right_and_counted_once() -> None:
     """D1"""
     data = block_bytes(1, 24 << 20)
     with place(MemoryObjects({"large": data}), "--metrics-listen", "0") as here:
-        count = 0
-
-        def is_met() -> bool:
-            nonlocal count
-            count += 1
-            assert read(here.path / "large") == data
-            return has_threads(here.mount)
-
-        wait_until(is_met)
+        count = read_until_threads_do(here, "large", data)
         settle(here)
         scrape = Scrape(here.mount.metrics_port())
         assert scrape["read_served_bytes_total",] == count * len(data)
@@ -126,7 +118,7 @@ def test_what_becomes_of_a_part_in_a_thread_is_made_good_by_the_client(action: A
     """D5"""
     data = block_bytes(1, 24 << 20)
     with place(MemoryObjects({"large": data})) as here:
-        wait_until(lambda: read(here.path / "large") == data and has_threads(here.mount))
+        read_until_threads_do(here, "large", data)
         before = len(gets(here))
         here.server.faults.add(FaultRule(action=action, operation="GetObject", times=1))
         assert read(here.path / "large") == data
