@@ -731,10 +731,7 @@ _ERRORS = [
     Row("error document: for ever", _flood(_unending, _BLOCK), EACCES, is_flood=True),
     *(
         Row(f"error document: {name} for ever", _flood(lambda reply: _IN_CHUNKS, data), EACCES, is_flood=True)
-        for name, data in (
-            ("chunks", _chunks(_BLOCK, end=b"")),
-            ("of one byte chunks", b"1\r\nx\r\n" * 10_000),
-        )
+        for name, data in (("chunks", _chunks(_BLOCK, end=b"")), ("of one byte chunks", b"1\r\nx\r\n" * 10_000))
     ),
     _error("of a huge length, then silence", b"", EACCES | EIO, answer=_reply(_unending)),
     _error("of a huge length, then the end", b"", answer=_ended(_unending)),

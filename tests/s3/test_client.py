@@ -15,15 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from bench.s3server import (
-    FaultRule,
-    Limit,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    Stall,
-    create_chain,
-)
+from bench.s3server import FaultRule, Limit, LoopbackServer, MemoryObjects, ServerConfig, Stall, create_chain
 from fastfuse.errors import (
     ConfigurationError,
     MissingObjectError,

@@ -224,7 +224,7 @@ def test_a_name_that_no_bucket_can_have_is_shown(bucket: str) -> None:
         (
             Case("bucket", profile={"use_fips_endpoint": "true"}, s3={"use_accelerate_endpoint": "true"}),
             "Accelerate cannot be used with FIPS",
-        ),
+        )
     ],
     ids=str,
 )

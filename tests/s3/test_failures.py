@@ -6,13 +6,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.errors import (
-    FastfuseError,
-    ForbiddenObjectError,
-    MissingObjectError,
-    ReadError,
-    ServiceError,
-)
+from fastfuse.errors import FastfuseError, ForbiddenObjectError, MissingObjectError, ReadError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import (
     Failure,

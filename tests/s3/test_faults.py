@@ -22,11 +22,7 @@ from bench.s3server import (
     Stall,
     create_certificate,
 )
-from fastfuse.errors import (
-    BadReplyError,
-    ObjectChangedError,
-    ObjectDeniedError,
-)
+from fastfuse.errors import BadReplyError, ObjectChangedError, ObjectDeniedError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import bodies
 from fastfuse.s3.base import ConnectionConfig

@@ -19,13 +19,7 @@ from bench.s3server import (
     ServerConfig,
     create_chain,
 )
-from fastfuse.errors import (
-    AccessError,
-    ConfigurationError,
-    FastfuseError,
-    ServiceError,
-    SourceError,
-)
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import MAX_PAGE_BYTES

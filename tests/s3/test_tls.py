@@ -223,10 +223,7 @@ def test_without_authorities_any_certificate_is_accepted(tmp_path: Path) -> None
 @VERSIONS
 @pytest.mark.parametrize("has_key_beside_it", [True, False])
 def test_a_client_certificate_is_shown(
-    tmp_path: Path,
-    authority: str,
-    server_context: ssl.SSLContext,
-    has_key_beside_it: bool,
+    tmp_path: Path, authority: str, server_context: ssl.SSLContext, has_key_beside_it: bool
 ) -> None:
     client = issue("client.example.test", by=AUTHORITY, usage=ExtendedKeyUsageOID.CLIENT_AUTH)
     certificate = client.write(tmp_path, "client")
