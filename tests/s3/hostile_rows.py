@@ -7,7 +7,7 @@ reply. A row that is "once" bad is good afterwards, so the client has to come to
 
 import gzip
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import trio
@@ -860,7 +860,9 @@ _TLS = [
     ),
 ]
 
+# What is parsed is the same over TLS. How it is received, and what becomes of the connection, are not.
+_PARSED = (*_STATUS_LINES, *_HEADERS, *_VERSIONS, *_REDIRECTS, *_REFUSALS, *_PAGES)
 ROWS: Sequence[Row] = (
-    *(*_STATUS_LINES, *_HEADERS, *_VERSIONS, *_BODIES, *_CHUNKS, *_ENCODINGS),
-    *(*_REDIRECTS, *_REFUSALS, *_ERRORS, *_PAGES, *_TLS),
+    *(replace(row, transports=("plain",)) for row in _PARSED),
+    *(*_BODIES, *_CHUNKS, *_ENCODINGS, *_ERRORS, *_TLS),
 )
