@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -252,16 +252,21 @@ async def check_put(server: S3Server, client: S3Client, key: str, refusal: str, 
                 await putting
 
 
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """More failures than a command has attempts, which follow each other without a pause."""
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    return iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
+
+
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_outlives_an_outage_if_it_is_to(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, failures: Iterator[int], *, outlives_outages: bool
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
-    refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
     send = HttpxSession.send
 
     async def send_later(session: HttpxSession, request: AWSPreparedRequest) -> object:
-        if next(refusals, None) is not None:
+        if next(failures, None) is not None:
             raise EndpointConnectionError(endpoint_url=request.url)
         return await send(session, request)
 
@@ -272,11 +277,8 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
 
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_that_outlives_outages_waits_for_credentials(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+    moto_server: S3Server, failures: Iterator[int], *, outlives_outages: bool
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
-    failures = iter(range(2 * attempts(Kind.UNREACHABLE, is_read=False)))
-
     async def resolve() -> Credentials:
         if next(failures, None) is not None:
             raise ServiceError("The instance gives no AWS credentials now.")
