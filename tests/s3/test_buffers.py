@@ -122,13 +122,6 @@ def test_memory_is_used_again_with_its_pages_when_a_thread_lets_it_go() -> None:
     assert bytes(buffers.take(PART)[:5]) == b"first"
 
 
-def test_a_buffer_larger_than_a_part_does_not_lie_in_the_mapping() -> None:
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART)
-    held = buffers.take(2 * PART)
-    assert len(held) == 2 * PART
-    assert buffers.resident_bytes == 2 * PART
-
-
 def test_free_memory_gives_its_pages_back_to_the_system_where_others_need_the_room() -> None:
     buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
     held = [buffers.take(PART) for _ in range(4)]

@@ -98,15 +98,6 @@ def test_a_redirect_that_names_a_region_is_told_by_that() -> None:
     assert (failure.detail, failure.region) == ("301 PermanentRedirect", "eu-west-1")
 
 
-@given(st.text())
-def test_no_redirect_shows_more_than_a_scheme_and_a_host(location: str) -> None:
-    detail = failure_of_reply(302, "", "", location).detail
-    assert detail.isascii()
-    assert detail.isprintable()
-    assert len(detail) < 200
-    assert "@" not in detail
-
-
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "all attempts to connect to 127.0.0.1:9 failed")
 NO_HOST = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

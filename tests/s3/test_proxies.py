@@ -14,10 +14,6 @@ def basic(pair: str) -> str:
     return f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-def test_without_a_proxy_in_the_environment_there_is_none() -> None:
-    assert proxy_for(HTTPS) is None
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
