@@ -17,16 +17,15 @@ from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from tests.index.indexes import MD5, index_bytes, index_of, memfd
+from tests.index.indexes import MD5, index_bytes, index_of, memory_file
 
 SOURCE = S3Uri("bucket", "")
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    fd = memfd()
-    yield fd
-    os.close(fd)
+    with memory_file() as fd:
+        yield fd
 
 
 def load(path: Path, source: S3Uri, fd: int) -> Snapshot:
@@ -35,9 +34,8 @@ def load(path: Path, source: S3Uri, fd: int) -> Snapshot:
 
 
 def stored(path: Path, source: str) -> Path:
-    fd = memfd(index_bytes(index_of({"a": 1}, source=source)))
-    store_index(path, ConnectionConfig(), fd)
-    os.close(fd)
+    with memory_file(index_bytes(index_of({"a": 1}, source=source))) as fd:
+        store_index(path, ConnectionConfig(), fd)
     return path
 
 
@@ -102,9 +100,8 @@ def kept(cache: Path, *, age_s: float = 0.0, source: str = "s3://bucket/") -> Pa
 
 def put(cache: Path, snapshot: Snapshot) -> Path:
     path = kept_path(cache, SOURCE, None)
-    fd = memfd(index_bytes(snapshot))
-    keep(path, fd)
-    os.close(fd)
+    with memory_file(index_bytes(snapshot)) as fd:
+        keep(path, fd)
     return path
 
 
@@ -197,11 +194,8 @@ def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") ->
 
 
 def verified(snapshot: Snapshot, asked: str, view: str = "") -> None:
-    fd = memfd(index_bytes(snapshot))
-    try:
+    with memory_file(index_bytes(snapshot)) as fd:
         verify_index(fd, S3Uri.parse(asked), {view})
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize(

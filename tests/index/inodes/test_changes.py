@@ -1,6 +1,5 @@
 """A table that takes another one's place: what stays keeps its inode number, and nothing else does."""
 
-import os
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,8 +12,8 @@ from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import Changes, take_over
 from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
 from fastfuse.index.inodes.tree import Refusals
-from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot
-from tests.index.indexes import MD5
+from fastfuse.index.snapshot import Snapshot, open_snapshot
+from tests.index.indexes import MD5, index_bytes, memory_file
 from tests.tables import check_table, walk
 
 
@@ -166,10 +165,7 @@ def test_a_place_in_a_listing_survives_the_snapshot() -> None:
     new, _ = take_over(old, table_of({name: Version() for name in "acd"}))
     gone = old.lookup(ROOT, b"b")
     assert gone is not None
-    fd = os.memfd_create("test")
-    try:
-        save_snapshot(Snapshot(source="s3://bucket/", listed_at_ns=1, table=new, refusals=Refusals()), fd)
+    saved = index_bytes(Snapshot(source="s3://bucket/", listed_at_ns=1, table=new, refusals=Refusals()))
+    with memory_file(saved) as fd:
         table = open_snapshot(fd).table
-    finally:
-        os.close(fd)
     assert names_from(table, table.position_after(ROOT, gone)) == [b"c", b"d"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import struct
 import zlib
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from fastfuse.index.inodes.columns import COLUMN_TYPES
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot, open_snapshot, verify_snapshot
-from tests.index.indexes import MD5, index_bytes, memfd
+from tests.index.indexes import MD5, index_bytes, memory_file
 from tests.tables import check_table
 
 _HEAD_BYTES = 24
@@ -70,11 +69,8 @@ def opened(data: bytes) -> InodeTable:
 
 
 def read(data: bytes, how: Callable[[int], Snapshot]) -> Snapshot:
-    fd = memfd(data)
-    try:
+    with memory_file(data) as fd:
         return how(fd)
-    finally:
-        os.close(fd)
 
 
 @pytest.fixture(scope="module")
