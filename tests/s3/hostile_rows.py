@@ -555,25 +555,24 @@ _ANOTHER_REGION = b"x-amz-bucket-region: eu-west-1"
 _307 = "307 Temporary Redirect"
 
 
-async def _wants_another_region(peer: Peer, request: Request) -> None:
-    """Send everybody to another region who has not signed for it."""
-    if "/eu-west-1/s3/" in request.headers["authorization"]:
-        await good(peer, request)
-    else:
-        await _refuse("301 Moved Permanently", _document("PermanentRedirect"), _ANOTHER_REGION)(peer, request)
+def _unless_signed_for_another_region(refuse: Answer) -> Answer:
+    async def answer(peer: Peer, request: Request) -> None:
+        await (good if "/eu-west-1/s3/" in request.headers["authorization"] else refuse)(peer, request)
+
+    return answer
+
+
+_wants_another_region = _unless_signed_for_another_region(
+    _refuse("301 Moved Permanently", _document("PermanentRedirect"), _ANOTHER_REGION)
+)
+_names_region_in_document = _unless_signed_for_another_region(
+    _refuse("400 Bad Request", _document("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"))
+)
 
 
 async def _wants_always_another_region(peer: Peer, request: Request) -> None:
     line = b"x-amz-bucket-region: eu-west-%d" % (peer.hostile.hostile_replies + 1)
     await _refuse("301 Moved Permanently", _document("PermanentRedirect"), line)(peer, request)
-
-
-async def _names_region_in_document(peer: Peer, request: Request) -> None:
-    if "/eu-west-1/s3/" in request.headers["authorization"]:
-        await good(peer, request)
-    else:
-        document = _document("AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>")
-        await _refuse("400 Bad Request", document)(peer, request)
 
 
 _REDIRECTS = [
