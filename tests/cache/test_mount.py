@@ -7,6 +7,7 @@ import re
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import repeat
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
     assert {key: fetched_bytes[key] for key in read} == {key: len(data[key]) for key in read}
 
 
-def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
+def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_one_that_a_signal_stops_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change = """
@@ -108,28 +109,28 @@ def test_a_disk_that_stops_the_worker_keeps_no_read_from_its_bytes(
     from fastfuse.cache import catalog
     catalog.Index.find = lambda *_: signal.pause()
     """
-    with_change(monkeypatch, change)
-    with (
-        LoopbackServer({"bucket": MemoryObjects(DATA)}) as server,
-        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
-    ):
-        assert wrong_files(mount) == []
-        assert mount.log.count("the worker does not answer: it hung") == 1
-        assert f"the next worker does not use the cache {tmp_path}/cache" in mount.log
-
-
-def test_a_worker_that_a_signal_stopped_is_replaced_by_one_that_uses_the_cache(tmp_path: Path) -> None:
+    places = tmp_path / "disk", tmp_path / "signal"
+    for place in places:
+        place.mkdir()
     with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
-        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
-            stopped = mount.worker()
-            os.kill(stopped, signal.SIGSTOP)
-            wait_until(lambda: mount.log.count("it hung") == 1)
-            assert wrong_files(mount) == []
-            assert mount.worker() != stopped
-            assert "does not use the cache" not in mount.log
-        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
+
+        def mounting(place: Path) -> AbstractContextManager[Mount]:
+            return mounted("s3://bucket/d/", server.endpoint_url, *options_of(place))
+
+        with mounting(places[1]) as by_signal, monkeypatch.context() as patched:
+            with_change(patched, change)
+            with mounting(places[0]) as by_disk:
+                stopped = by_signal.worker()
+                os.kill(stopped, signal.SIGSTOP)
+                assert wrong_files(by_disk) == wrong_files(by_signal) == []
+                assert by_disk.log.count("the worker does not answer: it hung") == 1
+                assert f"the next worker does not use the cache {places[0]}/cache" in by_disk.log
+                assert by_signal.log.count("it hung") == 1
+                assert by_signal.worker() != stopped
+                assert "does not use the cache" not in by_signal.log
+        with mounting(places[1]) as later:
             assert wrong_files(later) == []
-            wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
+            wait_until(lambda: told_of(places[1]).search(run_fastfuse("status", str(later.path)).stdout) is not None)
 
 
 @pytest.mark.parametrize("mode", ["File", "Pipe"])

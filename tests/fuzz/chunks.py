@@ -3,31 +3,9 @@
 from tests.s3.test_http1 import Outcome, decoded, whole_body
 
 TOKENS = (
-    *(
-        b"\r\n",
-        b"0\r\n\r\n",
-        b"0\r\n",
-        b"1\r\n",
-        b"a\r\n",
-        b"ff\r\n",
-        b"ffffffffffffffff\r\n",
-        b"10000000000000000\r\n",
-    ),
-    *(
-        b"\r",
-        b"\n",
-        b";",
-        b";a=b",
-        b' ;a="b"',
-        b"\t",
-        b" ",
-        b"-1",
-        b"+1",
-        b"0x1",
-        b"1_0",
-        b"a: b\r\n",
-        b"5\r\nhello\r\n",
-    ),
+    *(b"\r\n", b"0\r\n\r\n", b"0\r\n", b"1\r\n", b"a\r\n", b"ff\r\n", b"ffffffffffffffff\r\n"),
+    *(b"10000000000000000\r\n", b"\r", b"\n", b";", b";a=b", b' ;a="b"', b"\t", b" ", b"-1", b"+1", b"0x1", b"1_0"),
+    *(b"a: b\r\n", b"5\r\nhello\r\n"),
 )
 
 

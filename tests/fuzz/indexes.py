@@ -12,43 +12,14 @@ from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.snapshot import Snapshot, open_snapshot, verify_snapshot
 
 TOKENS = (
-    *(
-        b'"source"',
-        b'"view"',
-        b'"listed_at_ns"',
-        b'"refusals"',
-        b'"counts"',
-        b'"examples"',
-        b'"metadata"',
-        b'"columns"',
-    ),
-    *(b'"bucket"', b'"key_prefix"', b'"file_count"', b'"directory_count"', b'"total_bytes"', b'"storage_classes"'),
-    *(b'"other_etags"', b'"next_inode"', b'"type"', b'"offset"', b'"count"', b'"columns_bytes"', b'"uint8"', b'"V16"'),
-    *(b'"names"', b'"name_ends"', b'"parents"', b'"kinds"', b'"etag_parts"', b'"sizes"', b'"mtimes_ns"', b'"etags"'),
-    *(
-        b'"made"',
-        b'"source_order"',
-        b'"inodes"',
-        b'"inode_rows"',
-        b'"gone_inodes"',
-        b'"uint32"',
-        b'"uint64"',
-        b'"int64"',
-    ),
-    *(b"/", b"..", b".", b"\0", b"\xff", b"\x80", b"\x01\x00\x00\x00", b"\x00\x00\x00\x80", b"\xff\xff\xff\xff", b"-1"),
-    *(
-        b"\x00" * 8,
-        b"\xff" * 8,
-        b"\x01" + b"\x00" * 7,
-        b"1" * 30,
-        b"64",
-        b"1",
-        b"null",
-        b"[]",
-        b"{}",
-        b"FASTFUSE",
-        b"1e999",
-    ),
+    *(b'"source"', b'"view"', b'"listed_at_ns"', b'"refusals"', b'"counts"', b'"examples"', b'"metadata"'),
+    *(b'"columns"', b'"bucket"', b'"key_prefix"', b'"file_count"', b'"directory_count"', b'"total_bytes"'),
+    *(b'"storage_classes"', b'"other_etags"', b'"next_inode"', b'"type"', b'"offset"', b'"count"', b'"columns_bytes"'),
+    *(b'"uint8"', b'"V16"', b'"names"', b'"name_ends"', b'"parents"', b'"kinds"', b'"etag_parts"', b'"sizes"'),
+    *(b'"mtimes_ns"', b'"etags"', b'"made"', b'"source_order"', b'"inodes"', b'"inode_rows"', b'"gone_inodes"'),
+    *(b'"uint32"', b'"uint64"', b'"int64"', b"/", b"..", b".", b"\0", b"\xff", b"\x80", b"\x01\x00\x00\x00"),
+    *(b"\x00\x00\x00\x80", b"\xff\xff\xff\xff", b"-1", b"\x00" * 8, b"\xff" * 8, b"\x01" + b"\x00" * 7, b"1" * 30),
+    *(b"64", b"1", b"null", b"[]", b"{}", b"FASTFUSE", b"1e999"),
 )
 
 _HEAD = struct.Struct("<8sIIII")

@@ -10,28 +10,12 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.inventory_report import Manifest, parse_manifest, read_rows
 
 TOKENS = (
-    *(
-        b'"sourceBucket"',
-        b'"fileFormat"',
-        b'"CSV"',
-        b'"Parquet"',
-        b'"ORC"',
-        b'"fileSchema"',
-        b'"files"',
-        b'"key"',
-        b"[]",
-    ),
-    *(
-        b'"Bucket, Key, Size, LastModifiedDate, ETag"',
-        b'"size"',
-        b'"MD5checksum"',
-        b'"arn:aws:s3:::bucket"',
-        b"{",
-        b"}",
-    ),
-    *(b"VersionId", b"IsLatest", b"IsDeleteMarker", b'"true"', b'"false"', b'"TRUE"', b'""', b'"', b",", b"\n", b"\r"),
-    *(b"2026-11-23T10:00:00.000Z", b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-23:59", b"2262-04-12", b"%2F"),
-    *(b"%", b"+", b"-1", b"1_0", b"1e3", b"9" * 40, b"\xc2\xb2", b"\x00", b"\xff", b"\xd9\xa3", b"\\ud800", b"NaN"),
+    *(b'"sourceBucket"', b'"fileFormat"', b'"CSV"', b'"Parquet"', b'"ORC"', b'"fileSchema"', b'"files"', b'"key"'),
+    *(b"[]", b'"Bucket, Key, Size, LastModifiedDate, ETag"', b'"size"', b'"MD5checksum"', b'"arn:aws:s3:::bucket"'),
+    *(b"{", b"}", b"VersionId", b"IsLatest", b"IsDeleteMarker", b'"true"', b'"false"', b'"TRUE"', b'""', b'"', b","),
+    *(b"\n", b"\r", b"2026-11-23T10:00:00.000Z", b"0001-01-01T00:00:00+23:59", b"9999-12-31T23:59:59-23:59"),
+    *(b"2262-04-12", b"%2F", b"%", b"+", b"-1", b"1_0", b"1e3", b"9" * 40, b"\xc2\xb2", b"\x00", b"\xff", b"\xd9\xa3"),
+    *(b"\\ud800", b"NaN"),
     *(b'"bucket","a","1","2026-11-23T10:00:00.000Z","d41d8cd98f00b204e9800998ecf8427e","STANDARD"\n', b"\xe2\x80\xa8"),
     *(b"\x1f\x8b\x08\x00\x00\x00\x00\x00", b"\x00\x00\xff\xff", b"[" * 64),
 )

@@ -8,31 +8,18 @@ from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.job import channels_job, parse_json_job
 
 TOKENS = (
-    *(
-        b'"InputDataConfig"',
-        b'"ChannelName"',
-        b'"train"',
-        b'"DataSource"',
-        b'"S3DataSource"',
-        b'"S3DataType"',
-        b'"S3Uri"',
-    ),
-    *(b'"S3Prefix"', b'"ManifestFile"', b'"AugmentedManifestFile"', b'"s3://bucket/a"', b'"S3DataDistributionType"'),
-    *(b'"ShardedByS3Key"', b'"FullyReplicated"', b'"AttributeNames"', b'["a"]', b'"InputMode"', b'"Pipe"', b'"File"'),
-    *(b'"FastFile"', b'"CompressionType"', b'"Gzip"', b'"RecordWrapperType"', b'"RecordIO"', b'"ShuffleConfig"'),
-    *(b'{"Seed": 1}', b'"ResourceConfig"', b'"InstanceGroups"', b'"InstanceGroupNames"', b'"InstanceType"', b"1" * 41),
-    *(b'"InstanceCount"', b'"HyperParameters"', b'"Environment"', b'"TrainingJobName"', b'"AlgorithmSpecification"'),
-    *(b'"TrainingInputMode"', b'"FileSystemDataSource"', b'"DatasetSource"', b"{", b"}", b"[", b"]", b",", b":", b'"'),
-    *(b"null", b"true", b"NaN", b"-Infinity", b"1.5", b"1e999", b"\\ud800", b"\\u0000", b"\\", b"\x00", b"\xff", b"\n"),
-    *(b"[" * 64, b"]" * 64, b'{"a":' * 64, b"}" * 64, b"train=s3://bucket/a", b",type=manifest", b",shuffle-seed=1"),
-    *(
-        b",mode=pipe",
-        b",distribution=sharded",
-        b",memory-weight=2",
-        b",attribute=a",
-        b",compression=gzip",
-        b"\xef\xbb\xbf",
-    ),
+    *(b'"InputDataConfig"', b'"ChannelName"', b'"train"', b'"DataSource"', b'"S3DataSource"', b'"S3DataType"'),
+    *(b'"S3Uri"', b'"S3Prefix"', b'"ManifestFile"', b'"AugmentedManifestFile"', b'"s3://bucket/a"'),
+    *(b'"S3DataDistributionType"', b'"ShardedByS3Key"', b'"FullyReplicated"', b'"AttributeNames"', b'["a"]'),
+    *(b'"InputMode"', b'"Pipe"', b'"File"', b'"FastFile"', b'"CompressionType"', b'"Gzip"', b'"RecordWrapperType"'),
+    *(b'"RecordIO"', b'"ShuffleConfig"', b'{"Seed": 1}', b'"ResourceConfig"', b'"InstanceGroups"'),
+    *(b'"InstanceGroupNames"', b'"InstanceType"', b"1" * 41, b'"InstanceCount"', b'"HyperParameters"'),
+    *(b'"Environment"', b'"TrainingJobName"', b'"AlgorithmSpecification"', b'"TrainingInputMode"'),
+    *(b'"FileSystemDataSource"', b'"DatasetSource"', b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"true"),
+    *(b"NaN", b"-Infinity", b"1.5", b"1e999", b"\\ud800", b"\\u0000", b"\\", b"\x00", b"\xff", b"\n", b"[" * 64),
+    *(b"]" * 64, b'{"a":' * 64, b"}" * 64, b"train=s3://bucket/a", b",type=manifest", b",shuffle-seed=1"),
+    *(b",mode=pipe", b",distribution=sharded", b",memory-weight=2", b",attribute=a", b",compression=gzip"),
+    b"\xef\xbb\xbf",
 )
 
 

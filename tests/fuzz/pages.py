@@ -15,16 +15,9 @@ TOKENS = (
     *(b"</CommonPrefixes>", b"<NextContinuationToken>", b"</NextContinuationToken>", b"<Prefix>", b"</Prefix>", b"<x>"),
     *(b"<EncodingType>url</EncodingType>", b"&amp;", b"&quot;", b"&#10;", b"&#x0;", b"&#xD800;", b"&#x110000;", b"%2F"),
     *(b"%", b"+", b"<!--", b"-->", b"<![CDATA[", b"]]>", b"<!DOCTYPE", b"<!ENTITY", b"<?x ", b"?>", b"\x00", b"\xff"),
-    *(
-        b"\r\n",
-        b"\n",
-        b"2026-02-30T00:00:00Z",
-        b"0000-00-00T00:00:00Z",
-        b"9999-12-31T23:59:59.999Z",
-        b"+00:00",
-        b"</x>",
-    ),
-    *(_ROW + b"<StorageClass>STANDARD</StorageClass></Contents>", b"9223372036854775808", b"\xef\xbb\xbf", b"\xc3\xa4"),
+    *(b"\r\n", b"\n", b"2026-02-30T00:00:00Z", b"0000-00-00T00:00:00Z", b"9999-12-31T23:59:59.999Z", b"+00:00"),
+    *(b"</x>", _ROW + b"<StorageClass>STANDARD</StorageClass></Contents>", b"9223372036854775808", b"\xef\xbb\xbf"),
+    b"\xc3\xa4",
 )
 
 

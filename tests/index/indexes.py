@@ -2,13 +2,15 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from tests.tables import check_table
 
-__all__ = ["MD5", "columns", "index_bytes", "index_of", "memfd"]
+__all__ = ["MD5", "columns", "index_bytes", "index_of", "memory_file"]
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 
@@ -29,15 +31,17 @@ def columns(table: InodeTable) -> dict[str, bytes]:
 
 
 def index_bytes(snapshot: Snapshot) -> bytes:
-    fd = memfd()
-    try:
+    with memory_file() as fd:
         save_snapshot(snapshot, fd)
         return os.pread(fd, 1 << 24, 0)
+
+
+@contextmanager
+def memory_file(data: bytes = b"") -> Iterator[int]:
+    """A file in memory that holds `data`."""
+    fd = os.memfd_create("test")
+    try:
+        os.write(fd, data)
+        yield fd
     finally:
         os.close(fd)
-
-
-def memfd(data: bytes = b"") -> int:
-    fd = os.memfd_create("test")
-    os.write(fd, data)
-    return fd

@@ -50,20 +50,14 @@ def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path:
     make(server, tmp_path / "x.index")
     before = lists(server)
     with mounted(uri, server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
+        # The file may change, or go, while it is mounted.
+        os.truncate(tmp_path / "x.index", 0)
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
+        (tmp_path / "x.index").unlink()
         assert "using the listing of s3://bucket/train" in mount.log
         assert "b'train/bad//name'" in mount.log
         assert mount.stop() == 0
     assert lists(server) == before
-
-
-def test_the_index_file_may_change_or_go_while_it_is_mounted(server: LoopbackServer, tmp_path: Path) -> None:
-    make(server, tmp_path / "x.index")
-    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
-        os.truncate(tmp_path / "x.index", 0)
-        assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}
-        (tmp_path / "x.index").unlink()
-        assert mount.stop() == 0
 
 
 def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
@@ -77,6 +71,7 @@ def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://
 
 
 def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+    """`test_snapshot` has what else is wrong with an index."""
     path = tmp_path / "x.index"
     assert refused(server, path) == (
         2,
@@ -85,19 +80,11 @@ def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: Loopback
     )
     make(server, path)
     sound = path.read_bytes()
+    path.write_bytes(sound[:-100] + bytes([sound[-100] ^ 1]) + sound[-99:])
     anew = "hint: make it again with 'fastfuse index'\n"
-    for data, message in (
-        (sound[:-1], "the index is damaged"),
-        (sound[:10], "the index is cut short"),
-        (b"PK\3\4" + bytes(1000), "it is not a fastfuse index"),
-        (sound[:8] + b"\x07" + sound[9:], "the index has format 7, this fastfuse reads 1 to 2"),
-        (sound[:-100] + bytes([sound[-100] ^ 1]) + sound[-99:], "the index is damaged"),
-    ):
-        path.write_bytes(data)
-        assert refused(server, path) == (2, f"fastfuse: error: {path}: {message}\n{anew}")
+    assert refused(server, path) == (2, f"fastfuse: error: {path}: the index is damaged\n{anew}")
     path.write_bytes(sound)
-    code, told = refused(server, path, uri="s3://bucket/other")
-    assert (code, told) == (
+    assert refused(server, path, uri="s3://bucket/other") == (
         2,
         f"fastfuse: error: {path}: it is an index of s3://bucket/train, not of s3://bucket/other\n",
     )
@@ -166,15 +153,9 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
     with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
         assert tree(mount.path) == {"a": b"a", "b/c": b"b/c"}
         assert mount.stop() == 0
-    assert refused_index(moto_server.endpoint_url, "s3://bucket/kept/absent", tmp_path) == (
-        4,
-        "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n",
-    )
-
-
-def refused_index(endpoint_url: str, index: str, directory: Path) -> tuple[int, str]:
-    done = run_fastfuse(*mount_command("s3://bucket/indexed/", directory, endpoint_url, "--index", index)[3:])
-    return done.returncode, done.stderr
+    absent = ("--index", "s3://bucket/kept/absent")
+    done = run_fastfuse(*mount_command("s3://bucket/indexed/", tmp_path, moto_server.endpoint_url, *absent)[3:])
+    assert (done.returncode, done.stderr) == (4, "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n")
 
 
 def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: LoopbackServer, tmp_path: Path) -> None:

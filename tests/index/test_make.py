@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from tests.index.indexes import memory_file
 from tests.tables import check_table, files_of
 
 MANIFEST = S3Uri("lists", "m.json")
@@ -43,15 +43,14 @@ def server(aws_environment: object) -> Iterator[LoopbackServer]:
 
 def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path | None = None) -> Snapshot:
     connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-    fd = os.memfd_create("test")
-    try:
-        make_index(source, origin, S3Session(connection), fd)
+    with memory_file() as fd:
+        try:
+            make_index(source, origin, S3Session(connection), fd)
+        finally:
+            gc.enable()  # which a process that makes an index does not live to need
         if save is not None:
             store_index(save, connection, fd)
         return open_snapshot(fd)
-    finally:
-        gc.enable()  # which a process that makes an index does not live to need
-        os.close(fd)
 
 
 def keys(snapshot: Snapshot) -> list[str]:

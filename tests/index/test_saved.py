@@ -17,16 +17,15 @@ from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from tests.index.indexes import MD5, index_bytes, index_of, memfd
+from tests.index.indexes import MD5, index_bytes, index_of, memory_file
 
 SOURCE = S3Uri("bucket", "")
 
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    fd = memfd()
-    yield fd
-    os.close(fd)
+    with memory_file() as fd:
+        yield fd
 
 
 def load(path: Path, source: S3Uri, fd: int) -> Snapshot:
@@ -35,9 +34,8 @@ def load(path: Path, source: S3Uri, fd: int) -> Snapshot:
 
 
 def stored(path: Path, source: str) -> Path:
-    fd = memfd(index_bytes(index_of({"a": 1}, source=source)))
-    store_index(path, ConnectionConfig(), fd)
-    os.close(fd)
+    with memory_file(index_bytes(index_of({"a": 1}, source=source))) as fd:
+        store_index(path, ConnectionConfig(), fd)
     return path
 
 
@@ -96,20 +94,15 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "made" / "when" / "needed"
 
 
-def kept(cache: Path, *, age_s: float = 0.0, source: str = "s3://bucket/") -> Path:
-    return put(cache, index_of({"a": 1}, source=source, age_s=age_s))
-
-
 def put(cache: Path, snapshot: Snapshot) -> Path:
     path = kept_path(cache, SOURCE, None)
-    fd = memfd(index_bytes(snapshot))
-    keep(path, fd)
-    os.close(fd)
+    with memory_file(index_bytes(snapshot)) as fd:
+        keep(path, fd)
     return path
 
 
 def test_a_kept_listing_is_found_again(cache: Path, fd: int) -> None:
-    path = kept(cache, age_s=50)
+    path = put(cache, index_of({"a": 1}, age_s=50))
     found = find_kept(path, SOURCE, 60, fd)
     assert found is not None
     assert found.table.metadata.file_count == 1
@@ -117,52 +110,38 @@ def test_a_kept_listing_is_found_again(cache: Path, fd: int) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    ("age_s", "source"),
-    [(70, "s3://bucket/"), (-70, "s3://bucket/"), (0, "s3://another/")],
-    ids=["old", "from the future", "of another source"],
-)
-def test_a_listing_that_does_not_fit_is_passed_over(cache: Path, fd: int, age_s: float, source: str) -> None:
-    path = kept(cache, age_s=age_s, source=source)
-    assert find_kept(path, SOURCE, 60, fd) is None
-    assert os.fstat(fd).st_size == 0
+def young() -> Snapshot:
+    return index_of({"a": 1})
 
 
-@pytest.mark.parametrize(("cut_bytes", "changes"), [(1, {}), (0, {"listed_at_ns": 10**30})], ids=["cut", "odd time"])
-def test_a_damaged_listing_is_passed_over_with_a_line_in_the_log(
-    cache: Path, fd: int, caplog: pytest.LogCaptureFixture, cut_bytes: int, changes: dict[str, int]
-) -> None:
-    path = put(cache, replace(index_of({"a": 1}), **changes))  # type: ignore[arg-type]
-    os.truncate(path, path.stat().st_size - cut_bytes)
-    assert find_kept(path, SOURCE, 60, fd) is None
-    assert os.fstat(fd).st_size == 0
-    assert "is not used: the index is damaged" in caplog.text
-
-
-def give_away(path: Path) -> None:
-    os.chown(path, os.geteuid() + 1, -1)
-
-
-def put_behind_a_link(path: Path) -> None:
-    path.symlink_to(path.rename(path.with_name("elsewhere")))
+DAMAGED = "is not used: the index is damaged"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
+    ("listed", "spoil", "told"),
     [
-        (give_away, "another user"),
-        (lambda path: path.chmod(0o620), "other users can write to it"),
-        (put_behind_a_link, "symbolic links"),
+        (lambda: index_of({"a": 1}, age_s=70), None, ""),
+        (lambda: index_of({"a": 1}, age_s=-70), None, ""),
+        (lambda: index_of({"a": 1}, source="s3://another/"), None, "it is an index of s3://another/"),
+        (lambda: replace(young(), listed_at_ns=10**30), None, DAMAGED),
+        (young, lambda path: os.truncate(path, path.stat().st_size - 1), DAMAGED),
+        (young, lambda path: os.chown(path, os.geteuid() + 1, -1), "another user"),
+        (young, lambda path: path.chmod(0o620), "other users can write to it"),
+        (young, lambda path: path.symlink_to(path.rename(path.with_name("else"))), "symbolic links"),
     ],
-    ids=["of another user", "writable by others", "a link"],
+    ids=["old", "from the future", "of another source", "odd time", "cut", "of another user", "writable", "a link"],
 )
-def test_a_file_that_another_user_may_have_made_is_passed_over(
-    cache: Path, fd: int, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], None], reason: str
-) -> None:
-    path = kept(cache)
-    spoil(path)
+def test_a_listing_that_does_not_fit_or_that_another_user_may_have_made_is_passed_over(
+    cache: Path, fd: int, caplog: pytest.LogCaptureFixture,
+    listed: Callable[[], Snapshot], spoil: Callable[[Path], None] | None, told: str,
+) -> None:  # fmt: skip
+    path = put(cache, listed())
+    if spoil is not None:
+        spoil(path)
     assert find_kept(path, SOURCE, 60, fd) is None
-    assert reason in caplog.text
+    assert os.fstat(fd).st_size == 0
+    assert told in caplog.text
+    assert bool(told) == bool(caplog.text)
 
 
 def test_nothing_kept_is_nothing_to_tell(cache: Path, fd: int, caplog: pytest.LogCaptureFixture) -> None:
@@ -197,11 +176,8 @@ def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") ->
 
 
 def verified(snapshot: Snapshot, asked: str, view: str = "") -> None:
-    fd = memfd(index_bytes(snapshot))
-    try:
+    with memory_file(index_bytes(snapshot)) as fd:
         verify_index(fd, S3Uri.parse(asked), {view})
-    finally:
-        os.close(fd)
 
 
 @pytest.mark.parametrize(

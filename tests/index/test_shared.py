@@ -27,8 +27,8 @@ from fastfuse.metrics import Counters
 from fastfuse.s3 import upload as upload_module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import NO_OBJECT, ObjectWriter
+from tests.index.indexes import memory_file
 from tests.servers import S3Server
 
 SOURCE = S3Uri("data", "set/")
@@ -68,15 +68,17 @@ def opened(
     endpoint_url: str, origin: IndexOrigin = ORIGIN, source: S3Uri = SOURCE, counters: Counters | None = None
 ) -> tuple[int, int]:
     """Open the index as a host does; return its number of files and when it was listed."""
-    connection = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
-    fd = os.memfd_create("test")
-    try:
-        make_index(source, origin, S3Session(connection), fd, counters)
+    with memory_file() as fd:
+        try:
+            make_index(source, origin, session_of(endpoint_url), fd, counters)
+        finally:
+            gc.enable()  # which a process that makes an index does not live to need
         snapshot = open_snapshot(fd)
         return snapshot.table.metadata.file_count, snapshot.listed_at_ns
-    finally:
-        gc.enable()  # which a process that makes an index does not live to need
-        os.close(fd)
+
+
+def session_of(endpoint_url: str) -> S3Session:
+    return S3Session(ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True))
 
 
 def host(environment: Mapping[str, str], endpoint_url: str, found: "Queue[tuple[int, int]]") -> None:
@@ -135,14 +137,21 @@ def test_hosts_that_start_at_once_list_once_and_one_that_dies_is_replaced(
     assert lists(server) == before + lists_of_one
     assert set(results) == {results[0]}
     assert results[0][0] == 5
-    objects = server.buckets["shared"].view()
-    claim = objects.lookup((PLACE.path + CLAIM_SUFFIX).encode())
-    assert claim is not None
-    assert claim.size_bytes == 0, "the claim is released"
+    assert is_released(server)
+
+
+def shared_bucket(server: LoopbackServer) -> MemoryObjects:
+    shared = server.buckets["shared"]
+    assert isinstance(shared, MemoryObjects)
+    return shared
+
+
+def abandon_claim(server: LoopbackServer) -> None:
+    shared_bucket(server).put(PLACE.path + CLAIM_SUFFIX, b"of a host that died", modified_s=0)
 
 
 def held(server: LoopbackServer, key: str = PLACE.path) -> bytes | None:
-    stored = server.buckets["shared"].view().lookup(key.encode())
+    stored = shared_bucket(server).view().lookup(key.encode())
     if stored is None:
         return None
     assert isinstance(stored.content, MemoryContent)
@@ -186,8 +195,7 @@ def test_all_that_is_tried_again_is_counted(server: LoopbackServer) -> None:
 
 
 def test_what_is_no_index_of_the_source_is_never_replaced(server: LoopbackServer, clock: Clock) -> None:
-    shared = server.buckets["shared"]
-    assert isinstance(shared, MemoryObjects)
+    shared = shared_bucket(server)
     shared.put(PLACE.path, b"weights of a week", modified_s=0)
     with pytest.raises(ConfigurationError, match="the index is cut short"):
         opened(server.endpoint_url)
@@ -239,9 +247,7 @@ def test_a_service_that_refuses_conditions_that_hold_leaves_each_host_to_list(
 ) -> None:
     for server in serving(ServerConfig(writes="creating", clock_s=clock)):
         if is_abandoned:
-            shared = server.buckets["shared"]
-            assert isinstance(shared, MemoryObjects)
-            shared.put(PLACE.path + CLAIM_SUFFIX, b"of a host that died", modified_s=0)
+            abandon_claim(server)
         for _ in range(2):
             assert opened(server.endpoint_url)[0] == 5
         assert held(server) is None
@@ -258,9 +264,7 @@ def test_hosts_share_a_listing_where_etags_have_no_quotes(
     monkeypatch.setattr(upload_module, "_UPLOAD_PART_BYTES", 100)
     for server in serving(ServerConfig(writes="bare", clock_s=clock)):
         if is_abandoned:
-            shared = server.buckets["shared"]
-            assert isinstance(shared, MemoryObjects)
-            shared.put(PLACE.path + CLAIM_SUFFIX, b"of a host that died", modified_s=0)
+            abandon_claim(server)
         first = opened(server.endpoint_url)
         before = lists(server)
         assert opened(server.endpoint_url) == first
@@ -276,33 +280,18 @@ def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) 
     others: list[bytes | None] = []
 
     def make() -> tuple[Snapshot, int]:
-        shared = server.buckets["shared"]
-        assert isinstance(shared, MemoryObjects)
-        shared.delete(PLACE.path + CLAIM_SUFFIX)
+        shared_bucket(server).delete(PLACE.path + CLAIM_SUFFIX)
         opened(server.endpoint_url)
         others.append(held(server))
         os.write(fd, b"what this host has listed")
-        return open_snapshot_of(others[0]), 1
+        with memory_file(others[0] or b"") as other:
+            return open_snapshot(other), 1
 
-    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-    fd = os.memfd_create("test")
-    try:
-        _, requests = SharedIndex(PLACE, SOURCE, S3Session(connection), {""}, 3600).open(fd, make)
+    with memory_file() as fd:
+        _, requests = SharedIndex(PLACE, SOURCE, session_of(server.endpoint_url), {""}, 3600).open(fd, make)
         assert requests == 0
         assert len(others) == 1
         assert os.pread(fd, 1 << 20, 0) == others[0] == held(server)
-    finally:
-        os.close(fd)
-
-
-def open_snapshot_of(data: bytes | None) -> Snapshot:
-    assert data is not None
-    fd = os.memfd_create("test")
-    try:
-        os.write(fd, data)
-        return open_snapshot(fd)
-    finally:
-        os.close(fd)
 
 
 def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
@@ -315,15 +304,14 @@ def test_a_claim_is_renewed_for_as_long_as_its_host_lists(
         seen = server.statistics().requests["PutObject"]
         clock.now_s += 1000
         server.wait_until(lambda now: now.requests["PutObject"] >= seen + 2)
-        claim = server.buckets["shared"].view().lookup((PLACE.path + CLAIM_SUFFIX).encode())
+        claim = shared_bucket(server).view().lookup((PLACE.path + CLAIM_SUFFIX).encode())
         assert claim is not None
         assert claim.size_bytes
         ages.append(clock.now_s - claim.modified_s)
         raise EmptySourceError("enough")
 
-    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
     with pytest.raises(EmptySourceError):
-        SharedIndex(PLACE, SOURCE, S3Session(connection), {""}, 3600).open(-1, make)
+        SharedIndex(PLACE, SOURCE, session_of(server.endpoint_url), {""}, 3600).open(-1, make)
     assert ages == [0]
     assert is_released(server)
 
@@ -335,11 +323,9 @@ def test_another_server_takes_conditions_alike(
     monkeypatch.setattr(upload_module, "_UPLOAD_PART_BYTES", part_bytes)
 
     async def write_thrice() -> None:
-        client = S3Client(S3Session(moto_server.config))
         async with AsyncExitStack() as exits:
-            exits.push_async_callback(client.aclose)
-            key = f"conditions/{part_bytes}"
-            writer = ObjectWriter(client.session, exits, moto_server.bucket, key, "us-east-1")
+            key, session = f"conditions/{part_bytes}", S3Session(moto_server.config)
+            writer = ObjectWriter(session, exits, moto_server.bucket, key, "us-east-1")
             assert await writer.state() is None
             await writer.write(fd, replaces=NO_OBJECT)
             first = await writer.state()
@@ -352,9 +338,5 @@ def test_another_server_takes_conditions_alike(
             with pytest.raises(WriteConflictError):
                 await writer.put(b"a third", replaces=first.etag)
 
-    fd = os.memfd_create("test")
-    try:
-        os.write(fd, bytes(6 << 20))
+    with memory_file(bytes(6 << 20)) as fd:
         trio.run(write_thrice)
-    finally:
-        os.close(fd)

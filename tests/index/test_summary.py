@@ -62,17 +62,10 @@ def test_it_is_printed_as_a_table_and_as_json() -> None:
     snapshot = Snapshot(source="s3://bucket/[red]", listed_at_ns=10**18, table=builder.build()[0], refusals=refusals)
     summary = summarise(snapshot)
     text = rendered(summary)
-    for words in (
-        "s3://bucket/[red]",
-        "2001-09-09T01:46:40+00:00",
-        "GLACIER",
-        "empty",
-        "< 64 KiB",
-        "/a/",
-        "an empty path segment",
-        r"'x//\x1b[31m'",
-    ):
+    for words in ("s3://bucket/[red]", "2001-09-09T01:46:40+00:00", "GLACIER", "empty", "< 64 KiB", "/a/"):
         assert words in text
+    assert "an empty path segment" in text
+    assert r"'x//\x1b[31m'" in text
     assert "\x1b" not in text
     again = json.loads(json.dumps(summary))
     assert again["storage_classes"] == {"GLACIER": 2, "STANDARD": 1}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
-__all__ = ["Canned", "Target", "canned_server"]
+__all__ = ["Canned", "Reply", "Target", "canned_server"]
 
 
 class Target(str):
@@ -17,12 +17,15 @@ class Target(str):
     headers: dict[str, str]
 
 
+Reply = Callable[[Target], tuple[int, dict[str, str], bytes]]
+
+
 @dataclass
 class Canned:
     """`seen` holds ``(request target, headers with lower-case names)`` of each request."""
 
     url: str
-    seen: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    seen: list[tuple[Target, dict[str, str]]] = field(default_factory=list)
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -32,7 +35,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 @contextmanager
-def canned_server(reply: Callable[[Target], tuple[int, dict[str, str], bytes]]) -> Iterator[Canned]:
+def canned_server(reply: Reply) -> Iterator[Canned]:
     """`reply` makes status, headers and body of a request target, for a HEAD too: there a body is one too many."""
 
     class Handler(BaseHTTPRequestHandler):

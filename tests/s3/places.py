@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -18,11 +18,16 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from tests.s3.canned import Canned, Reply, canned_server
 from tests.servers import S3Server
 from tests.store import MemoryStore
 
-__all__ = ["PLACES", "Place", "client_of", "listed", "open_place", "opened"]
+__all__ = [
+    *("IN_A_REGION", "PLACES", "Place", "canned_client", "client_of", "listed", "loopback_client", "open_place"),
+    "opened",
+]
 
+IN_A_REGION = ConnectionConfig(region="us-east-1")
 PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls", "cached-memory")
 
 
@@ -92,8 +97,23 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
     """Open a client for path-style buckets, which gives up within seconds."""
     config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
-    client = S3Client(S3Session(config))
-    try:
+    async with aclosing(S3Client(S3Session(config))) as client:
         yield client
-    finally:
-        await client.aclose()
+
+
+@asynccontextmanager
+async def loopback_client(
+    objects: dict[str, bytes], config: ServerConfig | None = None, connection: ConnectionConfig = IN_A_REGION
+) -> AsyncIterator[tuple[LoopbackServer, S3Client]]:
+    """Open a client of a server that has `objects` in one bucket."""
+    with LoopbackServer({"bucket": MemoryObjects(objects)}, config) as server:
+        async with aclosing(client_of(replace(connection, endpoint_url=server.endpoint_url))) as client:
+            yield server, client
+
+
+@asynccontextmanager
+async def canned_client(reply: Reply, config: ConnectionConfig = IN_A_REGION) -> AsyncIterator[tuple[S3Client, Canned]]:
+    """Open a client of a server that answers with what `reply` makes."""
+    with canned_server(reply) as server:
+        async with aclosing(client_of(replace(config, endpoint_url=server.url))) as client:
+            yield client, server

@@ -1,5 +1,6 @@
 import errno
 import socket
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -7,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
-from bench.s3server import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server import SLOW_DOWN, FaultRule, LoopbackServer
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
@@ -18,38 +19,38 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
 from tests.s3.canned import canned_server
-from tests.s3.places import client_of
+from tests.s3.places import canned_client
 
 AWS = ConnectionConfig()
 REF = ObjectRef("bucket", "key", 1000, '"e"')
 OWN = ConnectionConfig(endpoint_url="https://s3.example.com")
+UNSIGNED = ConnectionConfig(sign_request=False)
 
 
-def test_the_endpoint_is_the_configurations_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://environment.example.com")
-    assert S3Session(replace(OWN, endpoint_url="https://s3.example.com/")).endpoint_url == "https://s3.example.com"
-    assert S3Session(ConnectionConfig()).endpoint_url == "https://environment.example.com"
-
-
-def test_the_endpoint_may_come_from_the_profile(aws_environment: Path) -> None:
+def test_the_endpoint_is_that_of_the_configuration_the_environment_or_the_profile(
+    monkeypatch: pytest.MonkeyPatch, aws_environment: Path
+) -> None:
     aws_environment.write_text(
         "[profile own]\nservices = lab\n[services lab]\ns3 =\n  endpoint_url = https://lab.example.com\n"
     )
     assert S3Session(ConnectionConfig(profile="own")).endpoint_url == "https://lab.example.com"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://environment.example.com")
+    assert S3Session(ConnectionConfig()).endpoint_url == "https://environment.example.com"
+    assert S3Session(replace(OWN, endpoint_url="https://s3.example.com/")).endpoint_url == "https://s3.example.com"
 
 
 @pytest.mark.parametrize(
-    "url", ["s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c", "http://[a"]
+    ("url", "message"),
+    [
+        *((url, "not a URL") for url in ("s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c")),
+        ("http://[a", "not a URL"),
+        ("https://user:hunter2@s3.example.com", "holds a user name or password"),
+    ],
 )
-def test_an_endpoint_that_is_no_url_names_the_option(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a URL") as caught:
+def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         _ = S3Session(ConnectionConfig(endpoint_url=url)).endpoint_url
     assert "--endpoint-url" in caught.value.hint
-
-
-def test_an_endpoint_with_a_password_is_refused_without_showing_it() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        _ = S3Session(ConnectionConfig(endpoint_url="https://user:hunter2@s3.example.com")).endpoint_url
     assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
@@ -78,11 +79,8 @@ def test_without_a_ca_bundle_the_authorities_are_botocores() -> None:
 
 
 async def region_of(config: ConnectionConfig, bucket: str = "bucket") -> str:
-    client = S3Client(S3Session(config))
-    try:
+    async with aclosing(S3Client(S3Session(config))) as client:
         return await client.region(bucket)
-    finally:
-        await client.aclose()
 
 
 @pytest.mark.parametrize("region", ["us-east-1\n", "eu west 1", "ü", "evil.test/x", "-a", "a" * 64])
@@ -105,28 +103,17 @@ async def test_the_arn_of_an_access_point_tells_the_region_without_a_request(mon
     assert await region_of(AWS, "arn:aws:s3:eu-west-2:123456789012:accesspoint/point") == "eu-west-2"
 
 
-@pytest.mark.parametrize("answer", [None, Answer(403, "AccessDenied", "no"), Answer(400, "BadRequest", "no")], ids=str)
-async def test_the_bucket_tells_its_region_once_whatever_the_status(answer: Answer | None) -> None:
-    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(regions={"bucket": "ap-south-1"})) as server:
-        if answer is not None:
-            server.faults.add(FaultRule(action=answer))
-        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url)))
-        for _ in range(2):
-            assert await client.region("bucket") == "ap-south-1"
-        assert [request.operation for request in server.requests] == ["HeadBucket"]
-        await client.aclose()
-
-
-async def test_many_who_need_a_region_ask_for_it_once_and_without_a_signature() -> None:
-    with canned_server(lambda _: (403, {"x-amz-bucket-region": "ap-south-1"}, b"")) as server:
-        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.url)))
+@pytest.mark.parametrize("status", [200, 301, 400, 403])
+async def test_many_who_need_a_region_ask_for_it_once_and_without_a_signature_whatever_the_status(status: int) -> None:
+    reply = status, {"x-amz-bucket-region": "ap-south-1"}, b""
+    async with canned_client(lambda _: reply, AWS) as (client, server):
         async with trio.open_nursery() as nursery:
             for _ in range(10):
                 nursery.start_soon(client.region, "bucket")
+        assert await client.region("bucket") == "ap-south-1"
         [(target, headers)] = server.seen
-        assert target == "/bucket"
+        assert (target.method, target) == ("HEAD", "/bucket")
         assert "authorization" not in headers
-        await client.aclose()
 
 
 async def test_a_busy_service_is_asked_for_the_region_again() -> None:
@@ -138,8 +125,8 @@ async def test_a_busy_service_is_asked_for_the_region_again() -> None:
 
 @pytest.mark.parametrize("region", ["a b", "x" * 65, "evil.test/"])
 async def test_a_region_that_a_server_made_up_is_no_answer(region: str) -> None:
-    with canned_server(lambda _: (200, {"x-amz-bucket-region": region}, b"")) as server:
-        assert await region_of(ConnectionConfig(endpoint_url=server.url)) == "us-east-1"
+    async with canned_client(lambda _: (200, {"x-amz-bucket-region": region}, b""), AWS) as (client, _):
+        assert await client.region("bucket") == "us-east-1"
 
 
 async def test_an_unreachable_service_is_told_soon() -> None:
@@ -194,10 +181,8 @@ async def test_a_read_outlives_an_outage_in_the_search_for_a_region(monkeypatch:
 
     connect = Routes.connect
     monkeypatch.setattr(Routes, "connect", connect_later)
-    with canned_server(found) as server:
-        client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
+    async with canned_client(found, UNSIGNED) as (client, _):
         assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
-        await client.aclose()
 
 
 async def test_the_search_for_a_region_delays_no_other_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,15 +196,12 @@ async def test_the_search_for_a_region_delays_no_other_bucket(monkeypatch: pytes
 
     connect = Routes.connect
     monkeypatch.setattr(Routes, "connect", connect_in_turn)
-    with canned_server(found) as server:
-        client = client_of(ConnectionConfig(endpoint_url=server.url, sign_request=False))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(client.prepare, "slow")
-            await is_waiting.wait()
-            with trio.fail_after(20):
-                assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
-            may_go_on.set()
-        await client.aclose()
+    async with canned_client(found, UNSIGNED) as (client, _), trio.open_nursery() as nursery:
+        nursery.start_soon(client.prepare, "slow")
+        await is_waiting.wait()
+        with trio.fail_after(20):
+            assert bytes(await client.get(REF, 0, 10)) == b"0123456789"
+        may_go_on.set()
 
 
 async def unconnected(*_: object, **__: object) -> Connection:

@@ -122,13 +122,6 @@ def test_memory_is_used_again_with_its_pages_when_a_thread_lets_it_go() -> None:
     assert bytes(buffers.take(PART)[:5]) == b"first"
 
 
-def test_a_buffer_larger_than_a_part_does_not_lie_in_the_mapping() -> None:
-    buffers = PartBuffers(part_bytes=PART, limit_bytes=2 * PART)
-    held = buffers.take(2 * PART)
-    assert len(held) == 2 * PART
-    assert buffers.resident_bytes == 2 * PART
-
-
 def test_free_memory_gives_its_pages_back_to_the_system_where_others_need_the_room() -> None:
     buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
     held = [buffers.take(PART) for _ in range(4)]
@@ -174,55 +167,29 @@ class Process:
         self.used_bytes = self.needed_bytes
 
 
-def buffers_of(process: Process) -> PartBuffers:
+@pytest.mark.parametrize(
+    ("needed_parts", "steps"),
+    [
+        # Free memory is given back once there is more than the limit allows.
+        (60, [(124, 4 * PART, 0), (140, 4 * PART, 1)]),
+        # Small buffers count together, and so do those beside the mapping.
+        (60, [(140, PART, 0), (None, PART, 0), (None, 100_000, 0), (None, 9 * PART, 1)]),
+        # Memory that is in use is trimmed in vain only once.
+        (140, [(140, 4 * PART, 1), *4 * [(None, 4 * PART, 1)], (160, 4 * PART, 2)]),
+        # A trim that helped is followed by none before an eighth of the limit was taken.
+        (60, [(140, 4 * PART, 1), (140, 4 * PART, 1), (140, 4 * PART, 2), (140, 4 * PART, 2)]),
+    ],
+)
+def test_memory_is_trimmed_where_that_may_help(needed_parts: int, steps: list[tuple[int | None, int, int]]) -> None:
+    """A step: how much the process uses before it, in parts, how much is taken, and how often it was trimmed then."""
+    process = Process(needed_bytes=needed_parts * PART)
     trimmer = Trimmer(64 * PART, used_bytes=process.used, trim=process.trim)
-    return PartBuffers(part_bytes=8 * PART, limit_bytes=64 * PART, trimmer=trimmer)
-
-
-def test_free_memory_is_given_back_once_there_is_more_than_the_limit_allows() -> None:
-    process = Process()
-    buffers = buffers_of(process)
-    process.used_bytes = START + 64 * PART
-    buffers.take(4 * PART)
-    assert process.trims == 0
-    process.used_bytes = START + 80 * PART
-    buffers.take(4 * PART)
-    assert (process.trims, process.used_bytes) == (1, START)
-
-
-def test_small_buffers_count_together_and_so_do_those_beside_the_mapping() -> None:
-    process = Process()
-    buffers = buffers_of(process)
-    process.used_bytes = START + 80 * PART
-    for size_bytes in (PART, PART, 100_000, 9 * PART):
-        assert process.trims == 0
+    buffers = PartBuffers(part_bytes=8 * PART, limit_bytes=64 * PART, trimmer=trimmer)
+    for used_parts, size_bytes, trims in steps:
+        if used_parts is not None:
+            process.used_bytes = used_parts * PART
         buffers.take(size_bytes)
-    assert process.trims == 1
-
-
-def test_memory_that_is_in_use_is_trimmed_in_vain_only_once() -> None:
-    process = Process(needed_bytes=START + 80 * PART)
-    buffers = buffers_of(process)
-    process.used_bytes = START + 80 * PART
-    counts = []
-    for _ in range(5):
-        buffers.take(4 * PART)
-        counts.append(process.trims)
-    assert counts == [1, 1, 1, 1, 1]
-    process.used_bytes = START + 100 * PART
-    buffers.take(4 * PART)
-    assert (process.trims, process.used_bytes) == (2, START + 80 * PART)
-
-
-def test_a_trim_that_helped_is_followed_by_none_before_an_eighth_of_the_limit_was_taken() -> None:
-    process = Process()
-    buffers = buffers_of(process)
-    counts = []
-    for _ in range(4):
-        process.used_bytes = START + 80 * PART
-        buffers.take(4 * PART)
-        counts.append(process.trims)
-    assert counts == [1, 1, 2, 2]
+        assert process.trims == trims
 
 
 def test_memory_that_is_used_is_seen() -> None:

@@ -76,44 +76,37 @@ def test_every_time_that_a_listing_can_hold_can_be_asked_for(modified_ns: int) -
 
 
 @pytest.mark.parametrize("etag", ['"abc"', "abc", 'W/"abc"'])
-def test_the_same_version_passes_however_its_etag_is_written(etag: str) -> None:
-    check_version(REF, etag=etag, modified=None, total_bytes=100)
-    check_version(REF, etag=etag, modified=None, total_bytes=None)
+@pytest.mark.parametrize("total_bytes", [100, None])
+def test_the_same_version_passes_however_its_etag_is_written(etag: str, total_bytes: int | None) -> None:
+    check_version(REF, etag=etag, modified=None, total_bytes=total_bytes)
 
 
-@pytest.mark.parametrize("total_bytes", [100, 99])
-def test_another_etag_is_a_changed_object_whatever_its_size(total_bytes: int) -> None:
-    with pytest.raises(ObjectChangedError, match="ETag"):
-        check_version(REF, etag='"abd"', modified=None, total_bytes=total_bytes)
+WITHOUT_ETAG = replace(REF, etag="", modified_ns=LISTED_NS + 999_000_000)
+WITHOUT_TIME = replace(REF, etag="", modified_ns=0)
 
 
-def test_the_same_etag_with_another_size_is_a_bad_reply() -> None:
-    with pytest.raises(BadReplyError, match="has 99 bytes, and not the 100 that it was listed with"):
-        check_version(REF, etag='"abc"', modified=None, total_bytes=99)
+@pytest.mark.parametrize(
+    ("ref", "etag", "modified", "total_bytes", "error", "message"),
+    [
+        # Another ETag is a changed object, whatever its size.
+        *((REF, '"abd"', None, size, ObjectChangedError, "its ETag is another one") for size in (100, 99)),
+        (REF, '"abc"', None, 99, BadReplyError, "has 99 bytes, and not the 100 that it was listed with"),
+        # A portal's page has another size, too.
+        *((REF, etag, None, size, BadReplyError, "no ETag") for etag in (None, "") for size in (100, 20)),
+        (WITHOUT_ETAG, '"abd"', LISTED, 101, ObjectChangedError, "100 bytes and now has 101"),
+        (WITHOUT_ETAG, '"abd"', LISTED - timedelta(seconds=1), 100, ObjectChangedError, "its time is another one"),
+        (WITHOUT_ETAG, '"abd"', LISTED + timedelta(seconds=2), 100, ObjectChangedError, "its time is another one"),
+        (WITHOUT_ETAG, '"abd"', None, 100, BadReplyError, "no Last-Modified"),
+        (WITHOUT_TIME, None, LISTED, 99, ObjectChangedError, "100 bytes and now has 99"),
+    ],
+)
+def test_another_version_is_found_out_and_so_is_a_reply_that_names_none(
+    ref: ObjectRef, etag: str | None, modified: datetime | None, total_bytes: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        check_version(ref, etag=etag, modified=modified, total_bytes=total_bytes)
 
 
-@pytest.mark.parametrize("etag", [None, ""])
-def test_a_reply_that_names_no_version_is_refused(etag: str | None) -> None:
-    with pytest.raises(BadReplyError, match="no ETag"):
-        check_version(REF, etag=etag, modified=None, total_bytes=100)
-    with pytest.raises(BadReplyError, match="no ETag"):  # a portal's page has another size, too
-        check_version(REF, etag=etag, modified=None, total_bytes=20)
-
-
-def test_an_object_listed_without_etag_is_known_by_its_size_and_time() -> None:
-    ref = replace(REF, etag="", modified_ns=LISTED_NS + 999_000_000)
-    check_version(ref, etag='"abd"', modified=LISTED, total_bytes=100)
-    with pytest.raises(ObjectChangedError, match="100 bytes and now has 101"):
-        check_version(ref, etag='"abd"', modified=LISTED, total_bytes=101)
-    for other in (LISTED - timedelta(seconds=1), LISTED + timedelta(seconds=2)):
-        with pytest.raises(ObjectChangedError, match="its time is another one"):
-            check_version(ref, etag='"abd"', modified=other, total_bytes=100)
-    with pytest.raises(BadReplyError, match="no Last-Modified"):
-        check_version(ref, etag='"abd"', modified=None, total_bytes=100)
-
-
-def test_an_object_listed_without_etag_and_time_is_known_by_its_size() -> None:
-    ref = replace(REF, etag="", modified_ns=0)
-    check_version(ref, etag=None, modified=None, total_bytes=100)
-    with pytest.raises(ObjectChangedError):
-        check_version(ref, etag=None, modified=LISTED, total_bytes=99)
+def test_an_object_listed_without_etag_is_known_by_its_time_and_one_without_both_by_its_size() -> None:
+    check_version(WITHOUT_ETAG, etag='"abd"', modified=LISTED, total_bytes=100)
+    check_version(WITHOUT_TIME, etag=None, modified=None, total_bytes=100)

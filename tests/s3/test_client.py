@@ -5,8 +5,9 @@ import socketserver
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager, suppress
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +16,9 @@ import pytest
 import trio
 import trio.testing
 
-from bench.s3server import (
-    FaultRule,
-    Limit,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    Stall,
-    create_chain,
-)
+from bench.s3server import Answer, FaultRule, Limit, LoopbackServer, MemoryObjects, ServerConfig, Stall, create_chain
 from fastfuse.errors import (
+    BadReplyError,
     ConfigurationError,
     MissingObjectError,
     ObjectArchivedError,
@@ -35,30 +29,28 @@ from fastfuse.errors import (
 )
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
+from fastfuse.s3 import bodies
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
 from tests.s3.canned import canned_server
-from tests.s3.places import client_of
+from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 
-CHUNKED = {"Transfer-Encoding": "chunked"}
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 WATCH = StallWatch(60.0, 60.0)
-
-
 RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
 
 
 @contextmanager
-def answering(*packets: bytes, is_delayed: bool = False) -> Iterator[str]:
-    """Answer every request on one connection with `packets`; `is_delayed`: each waits for the one before, by Nagle."""
+def answering_late(*packets: bytes) -> Iterator[str]:
+    """Answer every request on one connection with `packets`, of which each waits for the one before, by Nagle."""
 
     def serve() -> None:
         with suppress(OSError), listener.accept()[0] as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0 if is_delayed else 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
             while connection.recv(10_000):
                 for packet in packets:
                     connection.sendall(packet)
@@ -115,19 +107,13 @@ Served = Callable[..., AbstractAsyncContextManager[tuple[LoopbackServer, S3Clien
 
 @pytest.fixture(params=["plain", "tls"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
-    authority, issued = create_chain(tmp_path) if request.param == "tls" else (None, None)
+    config, connection = ServerConfig(), IN_A_REGION
+    if request.param == "tls":
+        authority, issued = create_chain(tmp_path)
+        config, connection = ServerConfig(tls=issued), replace(IN_A_REGION, ca_bundle=str(authority))
 
-    @asynccontextmanager
-    async def serve(deadline_s: float = 60.0) -> AsyncIterator[tuple[LoopbackServer, S3Client]]:
-        with LoopbackServer({"bucket": MemoryObjects({"key": DATA})}, ServerConfig(tls=issued)) as server:
-            config = ConnectionConfig(
-                endpoint_url=server.endpoint_url,
-                region="us-east-1",
-                deadline_s=deadline_s,
-                ca_bundle=None if authority is None else str(authority),
-            )
-            async with aclosing(client_of(config)) as client:
-                yield server, client
+    def serve(deadline_s: float = 60.0) -> AbstractAsyncContextManager[tuple[LoopbackServer, S3Client]]:
+        return loopback_client({"key": DATA}, config, replace(connection, deadline_s=deadline_s))
 
     return serve
 
@@ -140,22 +126,15 @@ async def test_one_read_after_the_other_takes_one_connection(served: Served, siz
         assert server.statistics().connections == 1
 
 
-async def test_a_refusal_leaves_the_connection_usable(served: Served) -> None:
+async def test_refusals_and_what_an_object_is_take_no_other_connection_than_its_bytes(served: Served) -> None:
     async with served() as (server, reader):
         for _ in range(2):
-            with pytest.raises(Exception, match="gone"):
+            with pytest.raises(ObjectChangedError, match="gone"):
                 await reader.get(replace(REF, key="gone"), 0, 10)
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        assert server.statistics().connections == 1
-
-
-async def test_what_an_object_is_takes_no_other_connection_than_its_bytes(served: Served) -> None:
-    async with served() as (server, reader):
-        found = await reader.head("bucket", "key")
-        assert await reader.get(found, 0, 10) == DATA[:10]
-        with pytest.raises(MissingObjectError):
-            await reader.head("bucket", "gone")
-        assert await reader.head("bucket", "key") == found
+            found = await reader.head("bucket", "key")
+            assert await reader.get(found, 0, 10) == DATA[:10]
+            with pytest.raises(MissingObjectError):
+                await reader.head("bucket", "gone")
         assert server.statistics().connections == 1
 
 
@@ -166,11 +145,10 @@ TOLD = {"Content-Length": "5", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT",
     ("headers", "storage_class"), [({}, "STANDARD"), ({"x-amz-storage-class": "GLACIER"}, "GLACIER")]
 )
 async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str], storage_class: str) -> None:
-    with canned_server(lambda _: (200, TOLD | headers, b"")) as server:
-        async with aclosing(client_of(ConnectionConfig(endpoint_url=server.url, region="r"))) as reader:
-            at_ns = 1_767_225_600 * 10**9
-            assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
-            assert server.seen[0][0] == "/bucket/a%20b"
+    async with canned_client(lambda _: (200, TOLD | headers, b"")) as (reader, server):
+        at_ns = 1_767_225_600 * 10**9
+        assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
+        assert server.seen[0][0] == "/bucket/a%20b"
 
 
 async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,13 +156,12 @@ async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytes
 
     async def median_s() -> float:
         times_s = []
-        with answering(RANGE_HEAD, DATA[:10], is_delayed=True) as url:
-            reader = client_of(ConnectionConfig(endpoint_url=url, region="r"))
-            for _ in range(15):
-                began_s = time.perf_counter()
-                assert await reader.get(REF, 0, 10) == DATA[:10]
-                times_s.append(time.perf_counter() - began_s)
-            await reader.aclose()
+        with answering_late(RANGE_HEAD, DATA[:10]) as url:
+            async with aclosing(client_of(replace(IN_A_REGION, endpoint_url=url))) as reader:
+                for _ in range(15):
+                    began_s = time.perf_counter()
+                    assert await reader.get(REF, 0, 10) == DATA[:10]
+                    times_s.append(time.perf_counter() - began_s)
         return statistics.median(times_s)
 
     at_once_s = await median_s()
@@ -193,10 +170,9 @@ async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytes
 
 
 async def test_a_host_that_has_no_name_is_an_error() -> None:
-    reader = client_of(ConnectionConfig(endpoint_url="http://a..b:9000", region="r"))
-    with pytest.raises((ServiceError, ConfigurationError)):
-        await reader.head("bucket", "key")
-    await reader.aclose()
+    async with aclosing(client_of(replace(IN_A_REGION, endpoint_url="http://a..b:9000"))) as reader:
+        with pytest.raises((ServiceError, ConfigurationError)):
+            await reader.head("bucket", "key")
 
 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
@@ -290,8 +266,8 @@ async def test_what_is_left_of_a_long_error_document_is_never_taken_for_the_next
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{listener.getsockname()[1]}", region="r")
-        async with aclosing(client_of(config)) as reader:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with aclosing(client_of(replace(IN_A_REGION, endpoint_url=url))) as reader:
             with pytest.raises(ObjectChangedError):
                 await reader.get(REF, 0, 10)
             assert await reader.get(REF, 0, 10) == DATA[:10]
@@ -326,8 +302,8 @@ async def test_a_read_that_is_cancelled_while_it_connects_is_cancelled_like_any_
 
     monkeypatch.setattr("trio.open_tcp_stream", try_for_ever)
     counters = Counters()
-    config = ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1")
-    async with aclosing(S3Client(S3Session(config), counters=counters)) as reader, trio.open_nursery() as nursery:
+    session = S3Session(replace(IN_A_REGION, endpoint_url="http://127.0.0.1:1"))
+    async with aclosing(S3Client(session, counters=counters)) as reader, trio.open_nursery() as nursery:
 
         async def read() -> None:
             with pytest.raises(trio.Cancelled) as caught:
@@ -358,36 +334,26 @@ async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(s
             done.set()
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "error", "message"),
-    [
-        (403, "InvalidObjectState", ObjectArchivedError, "Restore"),
-        (400, "ExpiredToken", ObjectDeniedError, "ExpiredToken"),
-        (403, "RequestTimeTooSkewed", ObjectDeniedError, "RequestTimeTooSkewed"),
-    ],
-)
-async def test_the_code_of_an_error_document_in_chunks_is_told(
-    status: int, code: str, error: type[Exception], message: str
-) -> None:
+async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:
     """As AWS sends them."""
-    document = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>".encode()
+    document = b"<?xml version='1.0'?><Error><Code>InvalidObjectState</Code></Error>"
     body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(document), document)
-    with canned_server(lambda _: (status, {**CHUNKED}, body)) as server:
-        async with aclosing(client_of(ConnectionConfig(endpoint_url=server.url, region="r"))) as reader:
-            with pytest.raises(error) as caught:
-                await reader.get(REF, 0, 10)
-            assert message in f"{caught.value} {getattr(caught.value, 'hint', '')}"
+    async with canned_client(lambda _: (403, {"Transfer-Encoding": "chunked"}, body)) as (reader, _):
+        with pytest.raises(ObjectArchivedError) as caught:
+            await reader.get(REF, 0, 10)
+        assert "Restore" in caught.value.hint
 
 
 async def test_a_region_is_corrected_once() -> None:
     regions = iter(range(1000))
 
-    with canned_server(lambda _: (301, {"x-amz-bucket-region": f"region-{next(regions)}"}, b"")) as server:
-        reader = client_of(ConnectionConfig(endpoint_url=server.url, region="wrong"))
+    async with canned_client(lambda _: (301, {"x-amz-bucket-region": f"region-{next(regions)}"}, b"")) as (
+        reader,
+        there,
+    ):
         with pytest.raises(UnavailableError, match="301"):
             await reader.get(REF, 0, 10)
-        assert len(server.seen) == 2
-        await reader.aclose()
+        assert len(there.seen) == 2
 
 
 async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
@@ -399,17 +365,49 @@ async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) ->
         server.faults.remove(rule)
 
 
+async def test_what_the_service_quotes_reaches_neither_message_nor_traceback_nor_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    secret = "FwoGZXIvYXdzEJr-session-token"
+    async with loopback_client({"key": DATA}) as (server, reader):
+        server.faults.add(FaultRule(action=Answer(400, "ExpiredToken", f"The token {secret} has expired")))
+        with pytest.raises(ObjectDeniedError) as caught:
+            await reader.get(REF, 0, 10)
+    shown = "".join(traceback.format_exception(caught.value)) + caught.value.hint + caplog.text
+    assert "400 ExpiredToken" in shown
+    assert secret not in shown
+
+
+async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "_LONGEST_SKIP_BYTES", 1000)
+    async with loopback_client({"key": DATA}, ServerConfig(honour_ranges=False)) as (_, reader):
+        assert await reader.get(REF, 1000, 1010) == DATA[1000:1010]
+        with pytest.raises(BadReplyError, match="ignores Range"):
+            await reader.get(REF, 1001, 1010)
+
+
+async def test_reads_of_all_sizes_and_what_else_is_asked_share_the_connections_that_there_may_be() -> None:
+    async with loopback_client({"key": DATA}, connection=replace(IN_A_REGION, max_connections=2)) as (server, reader):
+        rule = server.faults.add(FaultRule(action=Stall(0)))
+        async with trio.open_nursery() as nursery:
+            for end in (10, len(DATA), 20, len(DATA)):
+                nursery.start_soon(reader.get, REF, 0, end)
+            nursery.start_soon(reader.head, "bucket", "key")
+            nursery.start_soon(partial(reader.list, "bucket", prefix=""))
+            await trio.to_thread.run_sync(server.wait_until, lambda _: len(server.requests) == 2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.statistics().connections == 2
+            server.faults.remove(rule)
+        assert server.statistics().connections == 2
+
+
 async def test_a_request_is_signed_and_asks_for_the_version() -> None:
-    reply: Callable[[str], tuple[int, dict[str, str], bytes]] = lambda _: (  # noqa: E731
-        206,
-        {"Content-Range": "bytes 5-9/2097152", "ETag": '"e"'},
-        b"x" * 5,
-    )
-    with canned_server(reply) as server:
+    reply = 206, {"Content-Range": "bytes 5-9/2097152", "ETag": '"e"'}, b"x" * 5
+    with canned_server(lambda _: reply) as server:
         config = ConnectionConfig(endpoint_url=f"{server.url}/base", region="r", request_payer=True)
-        reader = client_of(config)
-        await reader.get(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
-        await reader.aclose()
+        async with aclosing(client_of(config)) as reader:
+            await reader.get(replace(REF, key="a//../b c+ü", etag='"e"'), 5, 10)
     [(target, headers)] = server.seen
     assert target == "/base/bucket/a//../b%20c%2B%C3%BC"
     assert (headers["range"], headers["if-match"]) == ("bytes=5-9", '"e"')
@@ -428,10 +426,9 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy(
         user = f"user:{password}@" if password else ""
         monkeypatch.setenv("https_proxy", f"http://{user}127.0.0.1:{proxy_port}")
         # The certificate is for this address, and only the proxy knows the way to this port.
-        url = "https://127.0.0.1:9"
-        reader = client_of(ConnectionConfig(endpoint_url=url, region="r", ca_bundle=str(authority)))
-        assert await reader.get(REF, 0, len(DATA)) == DATA
-        await reader.aclose()
+        config = ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", ca_bundle=str(authority))
+        async with aclosing(client_of(config)) as reader:
+            assert await reader.get(REF, 0, len(DATA)) == DATA
         assert asked[0].startswith(b"CONNECT 127.0.0.1:9 HTTP/1.1\r\n")
         assert (b"proxy-authorization: Basic " in asked[0]) == bool(password)
         assert all(b"AWS4" not in each for each in asked)
@@ -440,11 +437,11 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy(
 async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with tunnel_proxy(None) as (proxy_port, _):
         monkeypatch.setenv("https_proxy", f"http://user:hunter2@127.0.0.1:{proxy_port}")
-        reader = client_of(ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", verify_ssl=False))
-        with pytest.raises(ServiceError, match=r"proxy 127.0.0.1 answered 407") as caught:
-            await reader.head("bucket", "key")
+        config = ConnectionConfig(endpoint_url="https://127.0.0.1:9", region="r", verify_ssl=False)
+        async with aclosing(client_of(config)) as reader:
+            with pytest.raises(ServiceError, match=r"proxy 127.0.0.1 answered 407") as caught:
+                await reader.head("bucket", "key")
         assert "hunter2" not in f"{caught.value}{caught.value.hint}"
-        await reader.aclose()
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
@@ -452,19 +449,18 @@ async def test_a_proxy_that_cannot_be_reached_is_named(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     monkeypatch.setenv(f"{scheme}_proxy", f"http://user:hunter2@127.0.0.1:{port}")
-    reader = client_of(ConnectionConfig(endpoint_url=f"{scheme}://s3.test", region="r", verify_ssl=False))
     named = rf"s3\.test cannot be reached: the proxy 127\.0\.0\.1, port {port}, cannot be reached: Connection refused"
-    with pytest.raises(ServiceError, match=named):
-        await reader.head("bucket", "key")
-    await reader.aclose()
+    config = ConnectionConfig(endpoint_url=f"{scheme}://s3.test", region="r", verify_ssl=False)
+    async with aclosing(client_of(config)) as reader:
+        with pytest.raises(ServiceError, match=named):
+            await reader.head("bucket", "key")
 
 
 async def test_plain_http_asks_the_proxy_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
     with canned_server(lambda _: (206, {"Content-Range": "bytes 0-9/2097152"}, DATA[:10])) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//user:pass@"))
-        reader = client_of(ConnectionConfig(endpoint_url="http://s3.test:9000", region="r"))
-        assert await reader.get(REF, 0, 10) == DATA[:10]
-        await reader.aclose()
+        async with aclosing(client_of(replace(IN_A_REGION, endpoint_url="http://s3.test:9000"))) as reader:
+            assert await reader.get(REF, 0, 10) == DATA[:10]
     [(target, headers)] = proxy.seen
     assert target == "http://s3.test:9000/bucket/key"
     assert headers["host"] == "s3.test:9000"

@@ -123,10 +123,7 @@ class Reply:
 
 
 REPLIES = st.builds(
-    Reply,
-    st.binary(max_size=50),
-    st.none() | st.integers(1, 60),
-    st.lists(st.integers(1, 60), max_size=4),
+    Reply, st.binary(max_size=50), st.none() | st.integers(1, 60), st.lists(st.integers(1, 60), max_size=4)
 )
 
 

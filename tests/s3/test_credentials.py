@@ -1,11 +1,10 @@
 import errno
 import json
-import logging
 import os
 import sys
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +28,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
-from tests.s3.places import client_of
+from tests.s3.places import IN_A_REGION, loopback_client
 from tests.servers import ACCESS_KEY, SECRET_KEY, configure
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -80,21 +79,15 @@ async def test_no_credentials_anywhere_names_the_option_for_public_buckets() -> 
     assert "--no-sign-request" in caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("profile", "written", "lacks", "message"),
-    [
-        ("absent", "", "", "no AWS profile 'absent'"),
-        (None, "", "AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY is missing"),
-        (None, "[profile\n", "", "cannot be parsed"),
-    ],
-)
-async def test_a_configuration_that_is_wrong_is_named(
-    monkeypatch: pytest.MonkeyPatch, aws_environment: Path, profile: str | None, written: str, lacks: str, message: str
-) -> None:
-    configure(aws_environment, written)
-    monkeypatch.delenv(lacks, raising=False)
-    with pytest.raises(ConfigurationError, match=message):
-        await source_of(ConnectionConfig(profile=profile)).current()
+async def test_a_configuration_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, aws_environment: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no AWS profile 'absent'"):
+        await source_of(ConnectionConfig(profile="absent")).current()
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY is missing"):
+        await source_of().current()
+    configure(aws_environment, "[profile\n")
+    with pytest.raises(ConfigurationError, match="cannot be parsed"):
+        await source_of().current()
 
 
 async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws_environment: Path) -> None:
@@ -106,17 +99,19 @@ async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws
     assert "leaked-secret" not in "".join(traceback.format_exception(caught.value))
 
 
+@pytest.mark.usefixtures("no_environment_keys")
 async def test_web_identity_without_a_network_is_the_issuing_services_failure(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
     (tmp_path / "token").write_text("web-identity-token")
-    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
-    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/test")
-    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for name, value in (
+        ("WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token")),
+        ("ROLE_ARN", "arn:aws:iam::123456789012:role/test"),
+        ("ENDPOINT_URL_STS", "http://127.0.0.1:1"),
+        ("DEFAULT_REGION", "us-east-1"),
+        ("MAX_ATTEMPTS", "1"),
+    ):
+        monkeypatch.setenv(f"AWS_{name}", value)
     with pytest.raises(ServiceError, match="issues the AWS credentials"):
         await source_of().current()
 
@@ -209,14 +204,6 @@ async def test_a_read_is_signed_with_the_renewed_keys_and_the_renewal_is_counted
         await reader.aclose()
 
 
-@pytest.mark.usefixtures("no_environment_keys")
-async def test_a_read_without_credentials_is_denied_with_the_reason() -> None:
-    reader = client_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
-    with pytest.raises(ObjectDeniedError, match="No AWS credentials"):
-        await reader.get(ObjectRef("bucket", "key", 4, ""), 0, 4)
-    await reader.aclose()
-
-
 # --- the source's own rules, with a resolver of the test's
 
 
@@ -270,29 +257,25 @@ def source_with(lifetime: timedelta | None) -> tuple[CredentialSource, Resolver,
     return CredentialSource(resolver, start_over=resolver.start_over, now=clock), resolver, clock
 
 
-async def test_keys_that_do_not_expire_are_resolved_once() -> None:
-    source, resolver, clock = source_with(None)
+async def source_after(minutes: int) -> tuple[CredentialSource, Resolver, Clock]:
+    """Return a source that has had keys of an hour for so long."""
+    source, resolver, clock = source_with(timedelta(hours=1))
     await source.current()
-    clock.now += timedelta(days=365)
-    await source.current()
-    assert resolver.calls == 1
+    clock.now += timedelta(minutes=minutes)
+    return source, resolver, clock
 
 
 async def test_an_hours_keys_are_renewed_a_quarter_of_an_hour_before_they_end() -> None:
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now = START + timedelta(minutes=45)
+    source, resolver, clock = await source_after(45)
     assert (await source.current()).access_key == "key 1"
-    clock.now = START + timedelta(minutes=46)
+    clock.now += timedelta(minutes=1)
     assert (await renewed(source)).access_key == "key 2"
     assert resolver.calls == 2
 
 
 @pytest.mark.parametrize("minutes", [50, 70], ids=["due", "expired"])
 async def test_many_readers_renew_once(minutes: int) -> None:
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now += timedelta(minutes=minutes)
+    source, resolver, _ = await source_after(minutes)
     async with trio.open_nursery() as nursery:
         for _ in range(10):
             nursery.start_soon(renewed, source)
@@ -300,9 +283,7 @@ async def test_many_readers_renew_once(minutes: int) -> None:
 
 
 async def test_a_renewal_that_hangs_delays_nobody_while_the_old_keys_are_valid() -> None:
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now = START + timedelta(minutes=50)
+    source, resolver, _ = await source_after(50)
     resolver.answers = trio.Event()
     for _ in range(3):
         with trio.testing.assert_no_checkpoints():
@@ -314,19 +295,15 @@ async def test_a_renewal_that_hangs_delays_nobody_while_the_old_keys_are_valid()
 
 
 async def test_a_renewal_that_fails_unforeseen_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now = START + timedelta(minutes=50)
+    source, resolver, _ = await source_after(50)
     resolver.error = ValueError("no JSON")
     assert (await renewed(source)).access_key == "key 1"
     assert "failed for an unforeseen reason" in caplog.text
 
 
 async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now = START + timedelta(minutes=50)
+    caplog.set_level("INFO")
+    source, resolver, clock = await source_after(50)
     resolver.error = ServiceError("no network")
     for _ in range(3):
         assert (await renewed(source)).access_key == "key 1"
@@ -344,11 +321,9 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
 async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO)
-    source, resolver, clock = source_with(timedelta(hours=1))
-    first = await source.current()
-    resolver.fixed = first
-    clock.now = START + timedelta(minutes=46)
+    caplog.set_level("INFO")
+    source, resolver, clock = await source_after(46)
+    first = resolver.fixed = source.latest
     for _ in range(3):
         assert await renewed(source) == first
     assert resolver.calls == 2
@@ -360,10 +335,8 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
 
 
 async def test_a_failed_renewal_of_expired_keys_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    source, resolver, clock = source_with(timedelta(hours=1))
-    await source.current()
-    clock.now = START + timedelta(hours=2)
+    caplog.set_level("INFO")
+    source, resolver, _ = await source_after(120)
     resolver.error = ServiceError("no network")
     with pytest.raises(ServiceError, match="no network"):
         await source.current()
@@ -424,30 +397,20 @@ def test_a_later_loop_whose_clock_is_behind_looks_for_others_and_says_so(caplog:
     assert len(caplog.messages) == 2
 
 
-async def test_a_search_that_fails_is_logged_and_leaves_the_old_keys(
-    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("error", "words"), [(ServiceError("no network"), ": no network"), (None, "resolved anew.")])
+async def test_a_search_that_fails_or_finds_only_what_is_refused_again_does_not_fill_the_log(
+    error: Exception | None, words: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     source, resolver, _ = source_with(None)
     first = await source.current()
-    resolver.error = ServiceError("no network")
+    resolver.error = error
     for _ in range(40):
-        assert not await source.replace(first)
+        assert await source.replace(await source.current()) == (error is None)
         await trio.sleep(1)
-    assert await source.current() == first
+    assert (await source.current() == first) == (error is not None)
     # One line in 30 s.
-    assert [message.endswith(": no network") for message in caplog.messages] == [True, True]
-    assert resolver.calls == 41
-
-
-async def test_keys_that_are_refused_as_soon_as_they_are_found_do_not_fill_the_log(
-    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    source, resolver, _ = source_with(None)
-    for _ in range(40):
-        assert await source.replace(await source.current())
-        await trio.sleep(1)
-    assert [message.endswith("resolved anew.") for message in caplog.messages] == [True, True]
+    assert [message.endswith(words) for message in caplog.messages] == [True, True]
     assert resolver.calls == 41
 
 
@@ -479,16 +442,12 @@ class Failing:
 @asynccontextmanager
 async def client_with(resolver: Failing, *, has_refused: bool, deadline_s: float = 60.0) -> AsyncIterator[S3Client]:
     """Open a client that has no keys, or only such that the service refuses."""
-    config = ServerConfig(access_key_id="AKIASECOND")
-    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, config) as server:
-        session = S3Session(
-            ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=deadline_s)
-        )
-        session.credentials = CredentialSource(resolver)
+    config, connection = ServerConfig(access_key_id="AKIASECOND"), replace(IN_A_REGION, deadline_s=deadline_s)
+    async with loopback_client({"key": b"data"}, config, connection) as (_, client):
+        client.session.credentials = CredentialSource(resolver)
         if has_refused:
-            session.credentials.take(Credentials(access_key="AKIAFIRST", secret_key=SECRET_KEY))
-        async with aclosing(S3Client(session)) as client:
-            yield client
+            client.session.credentials.take(Credentials(access_key="AKIAFIRST", secret_key=SECRET_KEY))
+        yield client
 
 
 @pytest.fixture
@@ -566,7 +525,7 @@ async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
 async def test_a_read_is_denied_at_once_where_there_are_no_credentials(error: FastfuseError, has_refused: bool) -> None:
     resolver = Failing(error, 1000)
     async with client_with(resolver, has_refused=has_refused) as client:
-        with pytest.raises(ObjectDeniedError):
+        with pytest.raises(ObjectDeniedError, match="refuses the credentials" if has_refused else str(error)):
             await client.get(REF, 0, 4)
     assert resolver.left == 999
 

@@ -1,4 +1,5 @@
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,8 +23,8 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.endpoints import Endpoint, resolve_endpoint
 
 ACCOUNT = "123456789012"
+OWN = "http://127.0.0.1:9000"
 OUTPOST_ALIAS = "test-accessp-o0b1d075431d83bebde8xz5w8ijx1qzlbp3i3kuse10--op-s3"
-MRAP = f"arn:aws:s3::{ACCOUNT}:accesspoint/mfzwi23gnjvgw.mrap"
 
 
 @dataclass(frozen=True)
@@ -197,59 +198,55 @@ def test_the_environment_decides_like_the_profile(monkeypatch: pytest.MonkeyPatc
     assert Case("bucket").resolved().host == "bucket.s3-fips.eu-west-1.amazonaws.com"
 
 
-@pytest.mark.parametrize("bucket", ["fast--use1-az4--x-s3", "points--use1-az4--xa-s3"])
-@pytest.mark.parametrize("endpoint_url", [None, "http://127.0.0.1:9000"])
-def test_a_directory_bucket_is_refused_by_its_name(bucket: str, endpoint_url: str | None) -> None:
-    with pytest.raises(ConfigurationError, match=r"S3 Express One Zone.*not supported") as caught:
+@pytest.mark.parametrize(
+    ("bucket", "kind", "hint"),
+    [
+        ("fast--use1-az4--x-s3", "S3 Express One Zone", "general purpose bucket"),
+        ("points--use1-az4--xa-s3", "S3 Express One Zone", "general purpose bucket"),
+        (f"arn:aws:s3::{ACCOUNT}:accesspoint/mfzwi23gnjvgw.mrap", "multi-region access point", "one region"),
+    ],
+)
+@pytest.mark.parametrize("endpoint_url", [None, OWN])
+def test_buckets_that_are_not_supported_are_refused_by_their_names(
+    bucket: str, kind: str, hint: str, endpoint_url: str | None
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{kind}.*not supported") as caught:
         Case(bucket, endpoint_url=endpoint_url).resolved()
-    assert "general purpose bucket" in caught.value.hint
-
-
-def test_a_multi_region_access_point_is_refused_by_its_name() -> None:
-    with pytest.raises(ConfigurationError, match=r"multi-region access point.*not supported") as caught:
-        Case(MRAP).resolved()
-    assert "one region" in caught.value.hint
-
-
-@pytest.mark.parametrize("bucket", ["no bucket!", "..", ".", "", "bucket\n", "a/b", "arn:aws:s3:::bucket"])
-def test_a_name_that_no_bucket_can_have_is_shown(bucket: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        Case(bucket, endpoint_url="http://127.0.0.1:9000").resolved()
-    assert repr(bucket) in str(caught.value)
+    assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("case", "reason"),
+    ("case", "message"),
     [
-        (
-            Case("bucket", profile={"use_fips_endpoint": "true"}, s3={"use_accelerate_endpoint": "true"}),
-            "Accelerate cannot be used with FIPS",
+        *(
+            (Case(bucket, endpoint_url=OWN), re.escape(repr(bucket)))
+            for bucket in ("no bucket!", "..", ".", "", "bucket\n", "a/b", "arn:aws:s3:::bucket")
+        ),
+        *(
+            (Case("bucket", region=region, endpoint_url=url), "not the name of a region")
+            for region in ("", "evil.example.com/", "eu-west-1\r\nx: y", "-a", "a" * 64)
+            for url in (None, OWN)
+        ),
+        *(
+            (Case("bucket", endpoint_url=url), "not a host name")
+            for url in ("http://a b", "http://bücher.example", "http://a\x7f")
         ),
     ],
-    ids=str,
+    ids=repr,
 )
-def test_what_does_not_go_together_is_told_in_the_words_of_the_rules(
-    aws_environment: Path, case: Case, reason: str
-) -> None:
+def test_what_no_bucket_no_region_and_no_host_can_be_called_is_refused(case: Case, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        case.resolved()
+    assert message != "not a host name" or "--endpoint-url" in caught.value.hint
+
+
+def test_what_does_not_go_together_is_told_in_the_words_of_the_rules(aws_environment: Path) -> None:
+    case = Case("bucket", profile={"use_fips_endpoint": "true"}, s3={"use_accelerate_endpoint": "true"})
     aws_environment.write_text(case.written())
     with pytest.raises(ConfigurationError, match="cannot be used with these settings") as caught:
         case.resolved()
-    assert reason in str(caught.value)
+    assert "Accelerate cannot be used with FIPS" in str(caught.value)
     assert "--region" in caught.value.hint
-
-
-@pytest.mark.parametrize("region", ["", "evil.example.com/", "eu-west-1\r\nx: y", "-a", "a" * 64])
-@pytest.mark.parametrize("endpoint_url", [None, "http://127.0.0.1:9000"])
-def test_a_region_that_a_server_made_up_reaches_no_host_name(region: str, endpoint_url: str | None) -> None:
-    with pytest.raises(ConfigurationError, match="not the name of a region"):
-        Case("bucket", region=region, endpoint_url=endpoint_url).resolved()
-
-
-@pytest.mark.parametrize("url", ["http://a b", "http://bücher.example", "http://a\x7f"])
-def test_a_host_that_no_request_can_name_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="not a host name") as caught:
-        Case("bucket", endpoint_url=url).resolved()
-    assert "--endpoint-url" in caught.value.hint
 
 
 def test_a_base_path_is_sent_as_it_is_signed(aws_environment: Path) -> None:

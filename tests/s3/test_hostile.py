@@ -17,14 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from fastfuse.errors import (
-    AccessError,
-    ConfigurationError,
-    FastfuseError,
-    ReadError,
-    ServiceError,
-    SourceError,
-)
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ReadError, ServiceError, SourceError
 from fastfuse.index.listing import page as page_module
 from fastfuse.index.listing.page import Pager, parse_page
 from fastfuse.s3 import client as client_module

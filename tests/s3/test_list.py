@@ -3,7 +3,9 @@
 import gzip
 import tracemalloc
 import zlib
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,36 +21,19 @@ from bench.s3server import (
     ServerConfig,
     create_chain,
 )
-from fastfuse.errors import (
-    AccessError,
-    ConfigurationError,
-    FastfuseError,
-    ServiceError,
-    SourceError,
-)
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import RetryableError
 from tests.s3.canned import canned_server
-from tests.s3.places import client_of
+from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 from tests.s3.places import listed as listed_by
 from tests.servers import configure
 
 REF = ObjectRef("bucket", "key", 100, "")
 PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 ERROR = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>m</Message></Error>'
-
-
-async def list_page(config: ConnectionConfig, *, bucket: str = "bucket", prefix: str = "") -> bytes:
-    """The first page of a bucket."""
-    async with aclosing(client_of(config)) as client:
-        return await listed_by(client, bucket, prefix)
-
-
-def config_of(server: LoopbackServer) -> ConnectionConfig:
-    return ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
 
 
 # --- what the user is told when a listing cannot begin
@@ -68,10 +53,10 @@ def config_of(server: LoopbackServer) -> ConnectionConfig:
 async def test_a_refused_listing_is_one_sentence_and_one_request(
     answer: Answer, error: type[FastfuseError], message: str, hint: str
 ) -> None:
-    with LoopbackServer({"bucket": MemoryObjects({})}) as server:
+    async with loopback_client({}) as (server, client):
         server.faults.add(FaultRule(action=answer))
         with pytest.raises(error, match=message) as caught:
-            await list_page(config_of(server))
+            await listed_by(client)
         assert hint in caught.value.hint
         assert len(server.requests) == 1
 
@@ -81,67 +66,57 @@ async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
     style: Literal["redirect", "malformed"], caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ServerConfig(regions={"bucket": "eu-west-1"}, wrong_region=style)
-    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}, settings) as server:
-        async with aclosing(client_of(config_of(server))) as client:
-            for _ in range(2):
-                assert b"<Key>key</Key>" in await listed_by(client)
-            assert await client.region("bucket") == "eu-west-1"
-            assert len(server.requests) == 3
+    async with loopback_client({"key": b""}, settings) as (server, client):
+        for _ in range(2):
+            assert b"<Key>key</Key>" in await listed_by(client)
+        assert await client.region("bucket") == "eu-west-1"
+        assert len(server.requests) == 3
     [record] = caplog.records
     assert record.getMessage() == "The bucket 'bucket' is in the region eu-west-1, not in us-east-1: using it there."
 
 
 async def test_a_region_that_is_not_told_has_to_be_named() -> None:
-    with canned_server(lambda _: (301, {}, b"<Error><Code>PermanentRedirect</Code></Error>")) as server:
+    reply = 301, {}, b"<Error><Code>PermanentRedirect</Code></Error>"
+    async with canned_client(lambda _: reply) as (client, server):
         with pytest.raises(ConfigurationError, match="does not tell in which it is") as caught:
-            await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+            await listed_by(client)
         assert "--region" in caught.value.hint
         assert len(server.seen) == 1
 
 
 async def test_an_unknown_certificate_names_the_option_for_it_in_tls(tmp_path: Path) -> None:
-    settings = ServerConfig(tls=create_chain(tmp_path)[1])
-    with LoopbackServer({"bucket": MemoryObjects({})}, settings) as server:
+    async with loopback_client({}, ServerConfig(tls=create_chain(tmp_path)[1])) as (_, client):
         with pytest.raises(ServiceError, match="certificate verification failed") as caught:
-            await list_page(config_of(server))
+            await listed_by(client)
         assert "--ca-bundle" in caught.value.hint
 
 
 @pytest.mark.parametrize("action", [SLOW_DOWN, Answer(429, "TooManyRequests", "m")], ids=["503", "429"])
 async def test_a_throttled_page_is_left_to_who_asks_for_pages(action: Answer) -> None:
-    with LoopbackServer({"bucket": MemoryObjects({"key": b""})}) as server:
+    async with loopback_client({"key": b""}) as (server, client):
         server.faults.add(FaultRule(action=action, times=1))
-        async with aclosing(client_of(config_of(server))) as client:
-            with pytest.raises(RetryableError, match=str(action.status)) as caught:
-                await client.list("bucket", prefix="")
+        with pytest.raises(RetryableError, match=str(action.status)) as caught:
+            await client.list("bucket", prefix="")
         assert caught.value.failure.kind is Kind.THROTTLED
         assert len(server.requests) == 1
 
 
-async def test_a_page_is_asked_for_in_path_style_with_encoded_names() -> None:
-    with canned_server(lambda target: (200, {}, PAGE)) as server:
-        await list_page(
-            ConnectionConfig(endpoint_url=server.url, region="us-east-1", request_payer=True), prefix="a +/"
-        )
+@pytest.mark.parametrize("signs", [False, True])
+@pytest.mark.parametrize("pays", [False, True])
+async def test_a_page_is_asked_for_in_path_style_with_encoded_names(signs: bool, pays: bool) -> None:
+    config = replace(IN_A_REGION, sign_request=signs, request_payer=pays)
+    async with canned_client(lambda _: (200, {}, PAGE), config) as (client, server):
+        await listed_by(client, prefix="a +/")
         [(target, headers)] = server.seen
     path, _, query = target.partition("?")
     assert path == "/bucket"
     assert {"list-type=2", "prefix=a%20%2B%2F", "encoding-type=url", "max-keys=1000"} <= set(query.split("&"))
-    assert headers["x-amz-request-payer"] == "requester"
-
-
-@pytest.mark.parametrize("pays", [False, True])
-async def test_an_unsigned_listing_has_no_authorization(pays: bool) -> None:
-    with canned_server(lambda target: (200, {}, PAGE)) as server:
-        config = ConnectionConfig(endpoint_url=server.url, region="us-east-1", sign_request=False, request_payer=pays)
-        await list_page(config)
-        [(_, headers)] = server.seen
-    assert "authorization" not in headers
+    assert ("authorization" in headers) == signs
     assert headers.get("x-amz-request-payer") == ("requester" if pays else None)
 
 
 async def test_closed_it_starts_no_request() -> None:
-    client = client_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    client = client_of(replace(IN_A_REGION, endpoint_url="http://127.0.0.1:1"))
     await client.aclose()
     for request in (client.list("bucket", prefix=""), client.head("bucket", "key"), client.get(REF, 0, 10)):
         with pytest.raises(RuntimeError, match="closed"):
@@ -165,8 +140,8 @@ def in_chunks(data: bytes, chunk_bytes: int) -> bytes:
 
 async def listed(headers: dict[str, str], body: bytes) -> bytes:
     """What a client makes of a page that is sent so."""
-    with canned_server(lambda _: (200, headers, body)) as server:
-        page = await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1"))
+    async with canned_client(lambda _: (200, headers, body)) as (client, server):
+        page = await listed_by(client)
         assert len(server.seen) == 1
         return page
 
@@ -201,28 +176,29 @@ async def test_a_page_that_is_longer_than_any_is_refused_however_it_is_sent(how:
         await listed(*sent(page_of(MAX_PAGE_BYTES + 1), how))
 
 
+@contextmanager
+def taking_less_than(most_bytes: int) -> Iterator[None]:
+    """Expect that the block takes less memory."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < most_bytes
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_a_few_bytes_that_stand_for_many_are_refused_in_little_memory(encoding: str) -> None:
     packer = zlib.compressobj(9, wbits=zlib.MAX_WBITS | (16 if encoding == "gzip" else 0))
     bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(128)]) + packer.flush()
-    tracemalloc.start()
-    try:
-        with pytest.raises(ServiceError, match="more than 8 MiB"):
-            await listed({"Content-Encoding": encoding}, bomb)
-        assert tracemalloc.get_traced_memory()[1] < 6 * MAX_PAGE_BYTES
-    finally:
-        tracemalloc.stop()
+    with taking_less_than(6 * MAX_PAGE_BYTES), pytest.raises(ServiceError, match="more than 8 MiB"):
+        await listed({"Content-Encoding": encoding}, bomb)
 
 
 async def test_a_page_in_chunks_of_a_byte_is_refused_before_it_takes_memory() -> None:
     body = in_chunks(page_of(64 << 10), 1)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ServiceError, match="more framing than body"):
-            await listed(CHUNKED, body)
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with taking_less_than(4 << 20), pytest.raises(ServiceError, match="more framing than body"):
+        await listed(CHUNKED, body)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +213,8 @@ async def test_a_page_in_chunks_of_a_byte_is_refused_before_it_takes_memory() ->
 )
 async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str], body: bytes) -> None:
     replies = iter([(200, {"Connection": "close", **headers}, body), (200, {}, PAGE)])
-    with canned_server(lambda _: next(replies)) as server:
-        assert await list_page(ConnectionConfig(endpoint_url=server.url, region="us-east-1")) == PAGE
+    async with canned_client(lambda _: next(replies)) as (client, server):
+        assert await listed_by(client) == PAGE
         assert len(server.seen) == 2
 
 
@@ -248,7 +224,7 @@ async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str]
 async def test_buckets_in_the_paths_of_one_endpoint_share_its_connections() -> None:
     objects = MemoryObjects({"key": b"0123456789"})
     with LoopbackServer({"one": objects, "two": objects}) as server:
-        async with aclosing(client_of(config_of(server))) as client:
+        async with aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.endpoint_url))) as client:
             for bucket in ("one", "two", "one"):
                 ref = await client.head(bucket, "key")
                 assert await client.get(ref, 0, 10) == b"0123456789"
@@ -262,8 +238,7 @@ async def test_buckets_with_hosts_of_their_own_share_no_connection(
     configure(aws_environment, "[default]\ns3 =\n  addressing_style = virtual\n")
     with canned_server(lambda target: (200, {}, PAGE)) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
-        config = ConnectionConfig(endpoint_url="http://s3.test:81", region="us-east-1")
-        async with aclosing(client_of(config)) as client:
+        async with aclosing(client_of(replace(IN_A_REGION, endpoint_url="http://s3.test:81"))) as client:
             for bucket in ("one", "two", "one"):
                 await client.list(bucket, prefix="")
         assert [headers["host"] for _, headers in proxy.seen] == ["one.s3.test:81", "two.s3.test:81", "one.s3.test:81"]

@@ -87,12 +87,7 @@ async def counts(
 
 @pytest.mark.parametrize(
     ("model", "per_s", "burst", "clients"),
-    [
-        (token_bucket, 100, 10, 16),
-        (token_bucket, 100, 100, 16),
-        (token_bucket, 200, 10, 64),
-        (each_second, 100, 0, 16),
-    ],
+    [(token_bucket, 100, 10, 16), (token_bucket, 100, 100, 16), (token_bucket, 200, 10, 64), (each_second, 100, 0, 16)],
 )
 async def test_throttling_costs_a_tenth_of_what_is_allowed_and_wastes_one_request_in_20(
     autojump_clock: trio.testing.MockClock,

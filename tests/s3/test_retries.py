@@ -45,14 +45,6 @@ async def test_a_failure_is_tried_again_until_it_succeeds_after_pauses_that_grow
     assert max(pauses[10:]) > max(pauses[:2])
 
 
-async def test_the_last_error_is_raised_when_the_attempts_are_used_up(autojump_clock: trio.testing.MockClock) -> None:
-    attempt, made = failing(inf, failure=EXPIRED)
-    with pytest.raises(UnavailableError, match="failure 4"):
-        await Retries().run(attempt, name="x")
-    assert len(made) == 4
-    assert made[-1] - made[0] < 2  # so are those of a mistyped address
-
-
 async def test_retrying_ends_with_the_error_shortly_before_the_deadline(autojump_clock: trio.testing.MockClock) -> None:
     attempt, made = failing(inf)
     began = trio.current_time()
@@ -106,17 +98,6 @@ async def test_a_failure_that_is_final_is_raised_without_another_attempt() -> No
     with pytest.raises(UnavailableError, match="final"):
         await Retries().run(attempt, name="x", failed=final)
     assert made == []
-
-
-async def test_kinds_of_failure_are_counted_apart(autojump_clock: trio.testing.MockClock) -> None:
-    kinds = [Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED, Kind.UNREACHABLE, Kind.EXPIRED]
-
-    async def attempt() -> str:
-        if not kinds:
-            return "done"
-        raise RetryableError(UnavailableError("u"), Failure(kind=kinds.pop(), detail="d"))
-
-    assert await Retries().run(attempt, name="x") == "done"
 
 
 async def test_requests_that_all_fail_are_tried_again_at_the_rate_of_the_budget(

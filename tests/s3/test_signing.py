@@ -20,36 +20,22 @@ _TOKENS = st.none() | st.text("abcXYZ019+/=", min_size=1, max_size=40)
 
 def signer_for(region: str, host: str, extra: dict[str, str] | None = None, *, service: str = "s3") -> Signer:
     endpoint = Endpoint(
-        scheme="http",
-        host="not signed",
-        port=80,
-        host_header=host,
-        base_path="",
-        region=region,
-        signing_name=service,
+        scheme="http", host="not signed", port=80, host_header=host, base_path="", region=region, signing_name=service,
         proxy=None,
-    )
+    )  # fmt: skip
     return Signer(endpoint, extra or {})
 
 
-def botocores(
-    path: str,
-    host: str,
-    credentials: Credentials,
-    now: datetime,
-    extra: dict[str, str],
-    region: str,
-    method: str,
-    service: str,
+def authorization_of_botocore(
+    url: str, credentials: Credentials, now: datetime, extra: dict[str, str], method: str, service: str
 ) -> str:
     """The Authorization header that botocore computes for the same request, at the same time."""
-    request = AWSRequest(method, f"http://{host}{path}", headers=extra)
+    request = AWSRequest(method, url, headers=extra)
     request.context["timestamp"] = now.strftime("%Y%m%dT%H%M%SZ")
     request.context["payload_signing_enabled"] = True
     request.headers["X-Amz-Date"] = request.context["timestamp"]
-    auth = S3SigV4Auth(
-        BotoCredentials(credentials.access_key, credentials.secret_key, credentials.token), service, region
-    )
+    keys = BotoCredentials(credentials.access_key, credentials.secret_key, credentials.token)
+    auth = S3SigV4Auth(keys, service, "eu-west-1")
     if credentials.token:
         request.headers["X-Amz-Security-Token"] = credentials.token
     request.headers["X-Amz-Content-SHA256"] = auth.payload(request)
@@ -79,8 +65,8 @@ def test_a_signature_is_botocores(
     signer = signer_for("eu-west-1", "127.0.0.1:9000", extra, service=service)
     signer.lines("/another", credentials, now.timestamp())
     found = signer.lines(path, credentials, now.timestamp(), query=query, method=method)
-    target = f"{path}?{query}" if query else path
-    expected = botocores(target, "127.0.0.1:9000", credentials, now, extra, "eu-west-1", method, service)
+    url = f"http://127.0.0.1:9000{path}" + (f"?{query}" if query else "")
+    expected = authorization_of_botocore(url, credentials, now, extra, method, service)
     assert found.endswith(f"\r\nauthorization: {expected}\r\n")
     assert all(f"{name}: {value}\r\n" in found for name, value in extra.items())
 

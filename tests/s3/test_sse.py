@@ -42,17 +42,9 @@ def test_32_letters_are_a_key_as_they_are(path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        KEY[:-1],
-        KEY + b"\n",
-        TEXT[:-1],
-        TEXT + b"\n\n",
-        b" " + TEXT,
-        b"A" * 44,  # the Base64 of 33 bytes
-        b"?" * 44,
-        base64.b64encode(KEY[:-1]),
-        KEY.hex().encode(),
-        TEXT * 1000,
+        *(b"", KEY[:-1], KEY + b"\n", base64.b64encode(KEY[:-1]), KEY.hex().encode()),
+        *(TEXT[:-1], TEXT + b"\n\n", b" " + TEXT, TEXT * 1000),
+        *(b"A" * 44, b"?" * 44),  # the first is the Base64 of 33 bytes
     ],
 )
 def test_what_is_no_key_is_refused_without_being_shown(path: Path, content: bytes) -> None:

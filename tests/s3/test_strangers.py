@@ -19,7 +19,7 @@ from fastfuse.index.listing.page import Page, Pager, parse_page
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retry_policy
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.bodies import failure_of_page, failure_of_refusal
+from fastfuse.s3.bodies import failure_of_refusal
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
@@ -197,11 +197,13 @@ def in_turn(*serves: Serve) -> Serve:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-async def test_a_service_in_trouble_is_waited_for(trouble: str) -> None:
+async def test_a_service_in_trouble_is_waited_for(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
     with stranger(in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))) as (config, count):
         async with aclosing(client_of(config)) as client:
             assert await listed(client) == parse_page(LISTING)
     assert count[0] == 7
+    if trouble == "the page of a gateway":
+        assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 
 @pytest.mark.parametrize("serve", [lambda c: c.recv(1 << 16), http("200 OK", PAGE)], ids=["closes", "a page"])
@@ -220,13 +222,6 @@ async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
         async with aclosing(client_of(config)) as client:
             assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
     assert count[0] == 7
-
-
-async def test_the_page_of_a_gateway_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    with stranger(in_turn(TROUBLES["the page of a gateway"], http("200 OK", LISTING))) as (config, _):
-        async with aclosing(client_of(config)) as client:
-            await listed(client)
-    assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 
 # --- what is shown of hostile bytes
@@ -263,9 +258,3 @@ def test_which_refusals_are_of_s3(
 ) -> None:
     failure = failure_of_refusal(ReplyHead(status, headers, True, None), document)
     assert (failure.kind, failure.is_foreign) == (kind, is_foreign)
-
-
-def test_an_error_under_200_is_of_s3_and_a_page_is_not() -> None:
-    head = ReplyHead(200, {}, True, None)
-    assert not failure_of_page(head, b"<Error><Code>InternalError</Code></Error>").is_foreign
-    assert failure_of_page(head, PAGE).is_foreign

@@ -12,15 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastfuse.s3.tls import TlsConnection, TlsContext
-from tests.s3.tls_peers import (
-    HOST,
-    PATIENCE_S,
-    Server,
-    connected,
-    is_error_queue_empty,
-    server_context_of,
-    sockets,
-)
+from tests.s3.tls_peers import HOST, PATIENCE_S, Server, connected, is_error_queue_empty, server_context_of, sockets
 
 RECORD_HEADER_BYTES = 5
 

@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,14 @@ from fastfuse.s3.whole import read_into, read_small
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
-KEYS = ["plain", "odd//key", "ü + %20"]
 
-
-@pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("size_bytes", [0, 1, 100_000])
-async def test_what_was_written_is_listed_and_read(moto_server: S3Server, fd: int, key: str, size_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("key", "size_bytes"), [("plain", 0), ("odd//key", 1), ("ü + %20", 100_000), ("large", (12 << 20) + 17)]
+)
+async def test_what_was_written_is_listed_and_read(
+    moto_server: S3Server, fd: int, key: str, size_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 5 << 20)  # S3's least
     data = os.urandom(size_bytes)
     os.write(fd, data)
     async with opened(moto_server.endpoint_url) as client:
@@ -51,21 +53,11 @@ async def test_what_was_written_is_listed_and_read(moto_server: S3Server, fd: in
         [entry] = moto_server.client.list_objects_v2(Bucket="bucket", Prefix=key)["Contents"]
         modified_ns = int(entry["LastModified"].timestamp()) * 10**9
         assert ref == ObjectRef("bucket", key, size_bytes, entry["ETag"], modified_ns)
+        assert ref.etag.endswith('-3"') == (key == "large")
         assert await read_small(client, ref, limit_bytes=size_bytes) == data
         os.ftruncate(fd, 0)
         await read_into(client, ref, fd)
     assert os.pread(fd, size_bytes + 1, 0) == data
-
-
-async def test_a_large_object_goes_in_parts(moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 5 << 20)  # S3's least
-    data = os.urandom((12 << 20) + 17)
-    os.write(fd, data)
-    async with opened(moto_server.endpoint_url) as client:
-        await upload(client, fd, "bucket", "large")
-        ref = await client.head("bucket", "large")
-        assert ref.etag.endswith('-3"')
-        assert await read_small(client, ref, limit_bytes=len(data)) == data
 
 
 async def test_an_upload_that_fails_leaves_nothing_behind(
@@ -164,8 +156,13 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     await client.aclose()
 
 
-def writer(client: S3Client, exits: AsyncExitStack, key: str, kms_key_id: str = "") -> module.ObjectWriter:
-    return module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", kms_key_id=kms_key_id)
+@asynccontextmanager
+async def writing(
+    endpoint_url: str, key: str, *, kms_key_id: str = ""
+) -> AsyncIterator[tuple[S3Client, module.ObjectWriter]]:
+    """Open a client and a writer of an object."""
+    async with opened(endpoint_url) as client, AsyncExitStack() as exits:
+        yield client, module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", kms_key_id=kms_key_id)
 
 
 async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -178,8 +175,8 @@ async def test_a_stream_becomes_one_object_however_many_pieces_it_has(
     moto_server: S3Server, sizes: tuple[int, ...]
 ) -> None:
     pieces = [os.urandom(size_bytes) for size_bytes in sizes]
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
-        etag = await writer(client, exits, "another").beside("streamed").stream(pieces_of(*pieces))
+    async with writing(moto_server.endpoint_url, "another") as (_, writer):
+        etag = await writer.beside("streamed").stream(pieces_of(*pieces))
     stored = moto_server.client.get_object(Bucket="bucket", Key="streamed")
     assert stored["ETag"] == etag
     assert stored["Body"].read() == b"".join(pieces)
@@ -192,17 +189,17 @@ async def test_a_stream_that_breaks_off_leaves_nothing_behind(moto_server: S3Ser
             yield bytes(5 << 20)
         raise OSError("the disk is gone")
 
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
+    async with writing(moto_server.endpoint_url, "broken") as (_, writer):
         with pytest.raises(OSError, match="the disk is gone"):
-            await writer(client, exits, "broken").stream(broken())
+            await writer.stream(broken())
     assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="broken")
     assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
 
 
 @pytest.mark.parametrize("sizes", [(3,), (5 << 20, 1)])
 async def test_a_key_of_kms_is_named_whenever_an_object_is_made(moto_server: S3Server, sizes: tuple[int, ...]) -> None:
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
-        await writer(client, exits, "secret", kms_key_id="alias/models").stream(pieces_of(*map(bytes, sizes)))
+    async with writing(moto_server.endpoint_url, "secret", kms_key_id="alias/models") as (_, writer):
+        await writer.stream(pieces_of(*map(bytes, sizes)))
     stored = moto_server.client.head_object(Bucket="bucket", Key="secret")
     assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", "alias/models")
 
@@ -211,9 +208,9 @@ async def test_a_key_of_kms_is_named_whenever_an_object_is_made(moto_server: S3S
 async def test_another_object_in_the_place_of_the_written_one_is_an_error(action: Action) -> None:
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="conditional")) as server:
         server.faults.add(FaultRule(action=action, operation="HeadObject"))
-        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
+        async with writing(server.endpoint_url, "key") as (_, writer):
             with pytest.raises(ServiceError, match="'s3://bucket/key' is not what was written"):
-                await writer(client, exits, "key").stream(pieces_of(b"data"))
+                await writer.stream(pieces_of(b"data"))
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -231,8 +228,8 @@ async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
         return reply
 
     monkeypatch.setattr(HttpxSession, "send", without_etag)
-    async with opened(moto_server.endpoint_url) as client, AsyncExitStack() as exits:
-        uploading = writer(client, exits, "untold").stream(pieces_of(bytes(5 << 20), b"end"))
+    async with writing(moto_server.endpoint_url, "untold") as (_, writer):
+        uploading = writer.stream(pieces_of(bytes(5 << 20), b"end"))
         if is_replaced:
             with pytest.raises(ServiceError, match="'s3://bucket/untold' is not what was written: 7 bytes"):
                 await uploading
@@ -252,16 +249,21 @@ async def check_put(server: S3Server, client: S3Client, key: str, refusal: str, 
                 await putting
 
 
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """More failures than a command has attempts, which follow each other without a pause."""
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    return iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
+
+
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_outlives_an_outage_if_it_is_to(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, failures: Iterator[int], *, outlives_outages: bool
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
-    refusals = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False)))
     send = HttpxSession.send
 
     async def send_later(session: HttpxSession, request: AWSPreparedRequest) -> object:
-        if next(refusals, None) is not None:
+        if next(failures, None) is not None:
             raise EndpointConnectionError(endpoint_url=request.url)
         return await send(session, request)
 
@@ -272,11 +274,8 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
 
 @pytest.mark.parametrize("outlives_outages", [False, True])
 async def test_a_writer_that_outlives_outages_waits_for_credentials(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, outlives_outages: bool
+    moto_server: S3Server, failures: Iterator[int], *, outlives_outages: bool
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
-    failures = iter(range(2 * attempts(Kind.UNREACHABLE, is_read=False)))
-
     async def resolve() -> Credentials:
         if next(failures, None) is not None:
             raise ServiceError("The instance gives no AWS credentials now.")
@@ -290,8 +289,8 @@ async def test_a_writer_that_outlives_outages_waits_for_credentials(
 async def test_what_may_not_be_read_again_counts_as_written() -> None:
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="conditional")) as server:
         rule = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="HeadObject"))
-        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
-            await writer(client, exits, "key").stream(pieces_of(b"data"))
+        async with writing(server.endpoint_url, "key") as (client, writer):
+            await writer.stream(pieces_of(b"data"))
             assert server.faults.hits(rule) == 1
             server.faults.clear()
             assert (await client.head("bucket", "key")).size_bytes == 4

@@ -34,41 +34,25 @@ async def test_a_large_object_comes_in_parts_a_few_at_a_time(fd: int, monkeypatc
     assert os.pread(fd, len(data) + 1, 0) == data
 
 
-async def test_what_is_not_there_and_what_is_denied_is_said_by_its_name(fd: int) -> None:
-    faults = [FaultRule(action=ACCESS_DENIED, key="denied")]
-    with LoopbackServer({"bucket": MemoryObjects({"denied": b"x", "late": b"x"})}, faults=faults) as server:
+async def test_what_cannot_be_read_is_said_by_its_name(fd: int) -> None:
+    held = MemoryObjects({"denied": b"x", "late": b"x", "large": b"x" * 100, "changes": b"x" * 100})
+    with LoopbackServer({"bucket": held}, faults=[FaultRule(action=ACCESS_DENIED, key="denied")]) as server:
         async with opened(server.endpoint_url) as client:
             with pytest.raises(SourceError, match="There is no object 's3://bucket/absent"):
                 await client.head("bucket", "absent")
             with pytest.raises(AccessError, match="denies access to 's3://bucket/denied"):
                 await client.head("bucket", "denied")
-            ref = await client.head("bucket", "late")
+            large, late, changes = [await client.head("bucket", key) for key in ("large", "late", "changes")]
+            with pytest.raises(SourceError, match="'s3://bucket/large' has 100 bytes, more than is plausible"):
+                await read_small(client, large, limit_bytes=99)
+            assert "GetObject" not in server.statistics().requests
             server.faults.add(FaultRule(action=ACCESS_DENIED, key="late"))
-            with pytest.raises(AccessError, match="late"):
-                await read_into(client, ref, fd)
-            with pytest.raises(AccessError, match="late"):
-                await read_small(client, ref, limit_bytes=1)
-
-
-async def test_an_object_that_is_larger_than_is_plausible_is_not_asked_for() -> None:
-    with LoopbackServer({"bucket": MemoryObjects({"index": b"x" * 100})}) as server:
-        async with opened(server.endpoint_url) as client:
-            ref = await client.head("bucket", "index")
-            with pytest.raises(SourceError, match="'s3://bucket/index' has 100 bytes, more than is plausible"):
-                await read_small(client, ref, limit_bytes=99)
-        assert "GetObject" not in server.statistics().requests
-
-
-async def test_an_object_that_changes_meanwhile_is_an_error(fd: int) -> None:
-    held = MemoryObjects({"index": b"x" * 100})
-    with LoopbackServer({"bucket": held}) as server:
-        async with opened(server.endpoint_url) as client:
-            ref = await client.head("bucket", "index")
-            held.put("index", b"y" * 100)
-            with pytest.raises(SourceError, match="index"):
-                await read_into(client, ref, fd)
-            with pytest.raises(SourceError, match="index"):
-                await read_small(client, ref, limit_bytes=100)
+            held.put("changes", b"y" * 100)
+            for ref, error in ((late, AccessError), (changes, SourceError)):
+                with pytest.raises(error, match=ref.key):
+                    await read_into(client, ref, fd)
+                with pytest.raises(error, match=ref.key):
+                    await read_small(client, ref, limit_bytes=100)
 
 
 async def test_a_service_that_stays_busy_is_an_error_of_a_command(fd: int) -> None:

@@ -125,6 +125,11 @@ class Ends:
             received += piece
         return received
 
+    def say_hello(self) -> None:
+        """Have the client receive what the server sends."""
+        self.server.send(b"hello")
+        assert self.read(5) == b"hello"
+
 
 @contextmanager
 def connected(context: TlsContext, server_context: ssl.SSLContext, host: str = HOST) -> Iterator[Ends]:

@@ -31,13 +31,8 @@ def build(
 ) -> tuple[InodeTable, Refusals]:
     builder = TableBuilder("bucket", prefix)
     for page in pages or pages_of(objects):
-        builder.add(
-            page,
-            [objects[k] for k in page],
-            [1000 + len(k) for k in page],
-            [etag(k) for k in page],
-            ["STANDARD"] * len(page),
-        )
+        sizes, mtimes_ns = [objects[k] for k in page], [1000 + len(k) for k in page]
+        builder.add(page, sizes, mtimes_ns, [etag(k) for k in page], ["STANDARD"] * len(page))
     table, refusals = builder.build()
     check_table(table)
     return table, refusals
@@ -149,12 +144,8 @@ def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> N
             key = ref.key.encode()
             assert table.file_at(table.row(inode)) == (inode, ref.size_bytes)
             assert objects[key] == ref.size_bytes
-            assert (ref.bucket, ref.etag, ref.modified_ns, ref.storage_class) == (
-                "bucket",
-                MD5,
-                1000 + len(key),
-                "STANDARD",
-            )
+            expected = ("bucket", MD5, 1000 + len(key), "STANDARD")
+            assert (ref.bucket, ref.etag, ref.modified_ns, ref.storage_class) == expected
         elif inode != ROOT:
             assert table.key(inode).endswith("/")
             assert table.file_at(table.row(inode)) is None

@@ -35,12 +35,6 @@ def test_cuts_lie_strictly_inside_and_increase(
         cut.encode()  # can be sent
 
 
-@given(st.lists(keys, unique=True), keys)
-def test_the_pieces_of_a_split_hold_each_key_of_the_range_once(cuts: list[str], key: str) -> None:
-    pieces = KeyRange("").split(sorted(set(cuts) - {""}))
-    assert sum(one.after < key and (one.until is None or key <= one.until) for one in pieces) == bool(key)
-
-
 @pytest.mark.parametrize(("until", "expected"), [("009999", 9), ("001999", 1), (None, 999)])
 def test_what_is_left_is_told_in_pages_like_the_last(until: str | None, expected: int) -> None:
     alphabets = learned("", [f"{number:06}" for number in range(1000)])
@@ -137,16 +131,3 @@ def test_a_small_prefix_is_listed_serially(count: int) -> None:
     service = Service([f"{number:06}" for number in range(count)])
     service.run()
     assert service.requests == -(-count // 1000)
-
-
-def test_of_a_page_that_runs_past_the_end_of_a_span_only_the_beginning_counts() -> None:
-    frontier = Frontier("")
-    (span,) = frontier.active
-    for start in (0, 1000):
-        frontier.advance(span, [f"{number:06}" for number in range(start, start + 1000)], is_truncated=True)
-    first, *_ = frontier.cut(4)
-    assert span.range.until == first.range.after
-    keys = [f"{number:06}" for number in range(2000, 9000)]
-    mine = frontier.advance(span, keys, is_truncated=True)
-    assert keys[mine - 1] <= first.range.after < keys[mine]
-    assert span.is_done

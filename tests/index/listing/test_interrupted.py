@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import (
-    INTERNAL_ERROR,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    Stall,
-)
+from bench.s3server import INTERNAL_ERROR, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mountpoint import find_mount
 from tests.forked import Forked, run_forked
 from tests.mounting import ENVIRONMENT, mount_command

@@ -86,13 +86,12 @@ async def test_every_key_is_asked_for_once_and_many_at_a_time(tmp_path: Path, au
     assert (seen[-1].objects, seen[-1].share) == (50, 1)
 
 
-async def test_the_one_object_of_a_source(tmp_path: Path, autojump_clock: object) -> None:
-    listing = await list_file(Heads(), written(tmp_path, ["a/train"]), S3Uri("bucket", "a/train"))
-    assert names(listing.table) == [b"train"]
-
-
-async def test_an_empty_list_is_an_empty_table(tmp_path: Path) -> None:
-    assert names((await list_file(Heads(), written(tmp_path, []), SOURCE)).table) == []
+@pytest.mark.parametrize("keys", [["a/train"], []])
+async def test_the_list_may_be_the_one_object_of_a_source_or_empty(
+    tmp_path: Path, autojump_clock: object, keys: list[str]
+) -> None:
+    listing = await list_file(Heads(), written(tmp_path, keys), S3Uri("bucket", "a/train"))
+    assert names(listing.table) == [key.removeprefix("a/").encode() for key in keys]
 
 
 @pytest.mark.parametrize(("kind", "error"), [("missing", SourceError), ("denied", AccessError)])
@@ -166,7 +165,3 @@ def test_a_line_that_is_no_key_of_the_source_is_named(text: bytes, message: str)
 
 def test_a_carriage_return_is_part_of_a_key_where_lines_do_not_end_in_one() -> None:
     assert [listed.key for listed in parse_keys([b"train/a\n", b"train/b\r\n"], SOURCE, "")] == ["train/a", "train/b\r"]
-
-
-def test_the_source_may_be_the_one_object() -> None:
-    assert parse(b"train\n") == [Reference("bucket", "train", 1)]

@@ -15,15 +15,8 @@ from pyarrow import parquet
 __all__ = ["COLUMNS", "Row", "csv_file", "manifest", "parquet_file"]
 
 COLUMNS = (
-    "Bucket",
-    "Key",
-    "VersionId",
-    "IsLatest",
-    "IsDeleteMarker",
-    "Size",
-    "LastModifiedDate",
-    "ETag",
-    "StorageClass",
+    *("Bucket", "Key", "VersionId", "IsLatest", "IsDeleteMarker"),
+    *("Size", "LastModifiedDate", "ETag", "StorageClass"),
 )
 
 

@@ -3,6 +3,7 @@
 import builtins
 import gzip
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,35 +45,31 @@ def read(found: Manifest, data: bytes) -> Objects:
     return objects
 
 
-@given(_rows)
-def test_the_current_objects_of_a_csv_report_come_out(rows: list[Row]) -> None:
-    assert read(parse_manifest(manifest({}), "m"), csv_file(rows)) == expected(rows)
+FORMATS = pytest.mark.parametrize(("file_format", "write"), [("CSV", csv_file), ("Parquet", parquet_file)])
+Write = Callable[[list[Row]], bytes]
 
 
-@given(_rows)
-def test_the_current_objects_of_a_parquet_report_come_out(rows: list[Row]) -> None:
-    assert read(parse_manifest(manifest({}, "Parquet"), "m"), parquet_file(rows)) == expected(rows)
+@FORMATS
+@given(rows=_rows)
+def test_the_current_objects_of_a_report_come_out(file_format: str, write: Write, rows: list[Row]) -> None:
+    assert read(parse_manifest(manifest({}, file_format), "m"), write(rows)) == expected(rows)
 
 
-@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
-def test_many_rows_come_in_batches(file_format: str) -> None:
+@FORMATS
+def test_many_rows_come_in_batches(file_format: str, write: Write) -> None:
     rows = [Row(f"{number:06}") for number in range(25_000)]
     found = parse_manifest(manifest({}, file_format), "m")
-    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
-    batches = [batch.keys for batch in read_rows(found, io.BytesIO(data), "data")]
+    batches = [batch.keys for batch in read_rows(found, io.BytesIO(write(rows)), "data")]
     assert max(map(len, batches)) <= 10_000
     assert [key for batch in batches for key in batch] == [row.key.encode() for row in rows]
 
 
-@pytest.mark.parametrize("file_format", ["CSV", "Parquet"])
-def test_a_prefix_leaves_the_others_out(file_format: str) -> None:
-    rows = [Row("a"), Row("b/1 +ü"), Row("ba"), Row("c")]
+@FORMATS
+def test_a_prefix_leaves_the_others_out(file_format: str, write: Write) -> None:
+    data = write([Row("a"), Row("b/1 +ü"), Row("ba"), Row("c")])
     found = parse_manifest(manifest({}, file_format), "m")
-    data = csv_file(rows) if file_format == "CSV" else parquet_file(rows)
-    assert [key for batch in read_rows(found, io.BytesIO(data), "data", b"b") for key in batch.keys] == [
-        "b/1 +ü".encode(),
-        b"ba",
-    ]
+    keys = [key for batch in read_rows(found, io.BytesIO(data), "data", b"b") for key in batch.keys]
+    assert keys == ["b/1 +ü".encode(), b"ba"]
 
 
 def test_all_versions_take_the_flags_that_tell_the_latest() -> None:
@@ -126,33 +123,20 @@ def line(**changes: str) -> bytes:
     [
         b"not gzip",
         csv_file([Row("a")])[:-9],
-        packed(b'"a","b"\n'),
-        packed(b'"' + b"x" * 100_000 + b'"\n'),
-        packed(b'"\xff"\n'),
-        line(Size="-1"),
-        line(Size=""),
-        line(Size="x"),
-        line(Size="9" * 30),
-        line(Size="9" * 5000),
-        line(Size="1_0"),
-        line(Key=""),
-        line(Key="a\nb"),
+        *map(packed, (b'"a","b"\n', b'"' + b"x" * 100_000 + b'"\n', b'"\xff"\n', b"x" * 300_000)),
+        *(line(Size=size) for size in ("-1", "", "x", "9" * 30, "9" * 5000, "1_0")),
+        *(line(Key=key) for key in ("", "a\nb")),
         line(IsLatest="perhaps"),
-        packed(b"x" * 300_000),
-        line(LastModifiedDate=""),
-        line(LastModifiedDate="yesterday"),
-        line(LastModifiedDate="99999-01-01T00:00:00Z"),
+        *(line(LastModifiedDate=date) for date in ("", "yesterday", "99999-01-01T00:00:00Z")),
     ],
     ids=str,
 )
 def test_a_damaged_csv_file_is_one_sentence(data: bytes) -> None:
+    found = parse_manifest(manifest({}), "m")
+    assert len(read(found, line())) == 1
     with pytest.raises(ConfigurationError, match="the inventory file data is damaged") as caught:
-        read(parse_manifest(manifest({}), "m"), data)
+        read(found, data)
     assert "\n" not in str(caught.value)
-
-
-def test_a_sound_line_is_no_error() -> None:
-    assert len(read(parse_manifest(manifest({}), "m"), line())) == 1
 
 
 @pytest.mark.parametrize(

@@ -164,9 +164,7 @@ SPACES = st.sampled_from([(",", ":"), (", ", ": "), (" ,\t", "\t: ")])
 
 
 @given(
-    st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=4),
-    SPACES,
-    st.sampled_from(["\n", "\r\n", "\n \n"]),
+    st.lists(st.dictionaries(NAMES, VALUES, max_size=4), max_size=4), SPACES, st.sampled_from(["\n", "\r\n", "\n \n"])
 )
 def test_without_names_every_line_is_the_same_value_as_before(
     lines: list[dict[str, object]], spaces: tuple[str, str], end: str

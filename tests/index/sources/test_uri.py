@@ -50,46 +50,26 @@ def test_any_key_survives_being_written_as_a_uri(path: str) -> None:
     assert S3Uri.parse(str(uri)) == uri
 
 
-@pytest.mark.parametrize("text", ["", "bucket/a", "/mnt", "s3:/bucket", "http://bucket/a", "s3a://bucket/a", "://x"])
-def test_what_is_no_s3_uri_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not an S3 URI") as caught:
-        S3Uri.parse(text)
-    assert caught.value.hint == "write it as s3://BUCKET/PREFIX"
-
-
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "message"),
     [
-        ("http://b.s3.amazonaws.com/k?X-Amz-Signature=secret", "'http://b.s3.amazonaws.com/k?...'"),
-        ("https://me:secret@host/b/k?X-Amz-Signature=secret", "'https://...@host/b/k?...'"),
-        ("x" * 10**6, f"'{'x' * 119}..."),
+        *((text, "is not an S3 URI") for text in ("", "bucket/a", "/mnt", "s3:/bucket", "s3a://bucket/a", "://x")),
+        (
+            "http://b.s3.amazonaws.com/k?X-Amz-Signature=s",
+            r"^'http://b\.s3\.amazonaws\.com/k\?\.\.\.' is not an S3 URI$",
+        ),
+        ("https://me:secret@host/b/k?X-Amz-Signature=s", r"^'https://\.\.\.@host/b/k\?\.\.\.' is not an S3 URI$"),
+        ("x" * 10**6, r"^'x{119}\.\.\. is not an S3 URI$"),
+        *((text, "names no bucket") for text in ("s3://", "s3:///a", "s3:///" + "x" * 10**6)),
+        ("s3://bucket/a\0b", "NUL"),
+        *((text, r"udcff.* is not UTF-8") for text in ("s3://bucket/\udcff", "s3://buck\udcffet/a")),
+        ("s3://b/" + "\ud800" * 10**6, "is not UTF-8"),
     ],
+    ids=lambda value: value[:30],
 )
-def test_of_another_address_no_more_is_shown_than_may_be(text: str, shown: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        S3Uri.parse(text)
-    assert str(caught.value) == f"{shown} is not an S3 URI"
-
-
-@pytest.mark.parametrize("text", ["s3:///" + "x" * 10**6, "s3://b/" + "\ud800" * 10**6])
-def test_of_a_long_uri_only_the_beginning_is_shown(text: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+def test_what_is_no_s3_uri_is_refused_and_no_more_of_it_shown_than_may_be(text: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
         S3Uri.parse(text)
     assert len(str(caught.value)) < 160
-
-
-@pytest.mark.parametrize("text", ["s3://", "s3:///a"])
-def test_a_uri_without_a_bucket_is_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="names no bucket"):
-        S3Uri.parse(text)
-
-
-def test_a_nul_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="NUL"):
-        S3Uri.parse("s3://bucket/a\0b")
-
-
-@pytest.mark.parametrize("text", ["s3://bucket/\udcff", "s3://buck\udcffet/a"])
-def test_bytes_of_the_command_line_that_are_not_utf8_are_refused(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"udcff.* is not UTF-8"):
-        S3Uri.parse(text)
+    if "is not an S3 URI" in message:
+        assert caught.value.hint == "write it as s3://BUCKET/PREFIX"
