@@ -101,27 +101,36 @@ def test_a_container_without_the_right_to_mount(unasked: LoopbackServer, place: 
     assert find_mount(place) is None
 
 
-def test_an_ordinary_user_who_may_not_open_dev_fuse(unasked: LoopbackServer, place: Path) -> None:
-    preparation = DEV_FUSE_FOR_ALL.replace("666", "600")
-    done = run(in_namespace(as_nobody(command(unasked, place)), preparation))
-    hint = "hint: chmod a+rw /dev/fuse as root, or in a container: --device /dev/fuse"
-    assert_refused(done, 5, "/dev/fuse may not be opened: Permission denied", hint)
+FUSERMOUNT3 = Path(shutil.which("fusermount3") or "/usr/bin/fusermount3")
+# All else of its directory is still found there: the interpreter may be, too.
+HIDE = f"""
+mkdir /mnt/programs
+mount --bind {FUSERMOUNT3.parent} /mnt/programs
+mount -t tmpfs none {FUSERMOUNT3.parent}
+/mnt/programs/ln -s /mnt/programs/* {FUSERMOUNT3.parent}/
+/mnt/programs/rm {FUSERMOUNT3}
+"""
+COPY = f"cp {FUSERMOUNT3} /mnt/copy; chmod {{}} /mnt/copy; mount --bind /mnt/copy {FUSERMOUNT3}"
 
 
-def test_an_ordinary_user_without_fusermount3(unasked: LoopbackServer, place: Path) -> None:
-    fusermount3 = Path(shutil.which("fusermount3") or "/usr/bin/fusermount3")
-    programs = fusermount3.parent
-    # All else of its directory is still found there: the interpreter may be, too.
-    hide = f"""
-    mkdir /mnt/programs
-    mount --bind {programs} /mnt/programs
-    mount -t tmpfs none {programs}
-    /mnt/programs/ln -s /mnt/programs/* {programs}/
-    /mnt/programs/rm {fusermount3}
-    """
-    confined = in_namespace(as_nobody(command(unasked, place)), f"{DEV_FUSE_FOR_ALL}\n{hide}")
-    done = run(confined)
-    assert_refused(done, 5, "fusermount3 is not installed", "hint: install the package fuse3")
+@pytest.mark.parametrize(
+    ("preparation", "options", "messages"),
+    [
+        ("chmod 600 /mnt/fuse", (), ["/dev/fuse may not be opened: Permission denied",
+         "hint: chmod a+rw /dev/fuse as root, or in a container: --device /dev/fuse"]),
+        (HIDE, (), ["fusermount3 is not installed", "hint: install the package fuse3"]),
+        (COPY.format(755), (), [f"{FUSERMOUNT3} is not set-uid root", "hint: chmod u+s "]),
+        (COPY.format(4700), (), [f"{FUSERMOUNT3} may not be executed", "hint: chmod u+s,a+x "]),
+        ("touch /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf", ("--allow-other",),
+         ["user_allow_other", "hint: add the line user_allow_other to /etc/fuse.conf"]),
+    ],
+    ids=["no right to the device", "not installed", "not set-uid", "not executable", "no user_allow_other"],
+)  # fmt: skip
+def test_an_ordinary_user_who_cannot_mount(
+    unasked: LoopbackServer, place: Path, preparation: str, options: tuple[str, ...], messages: list[str]
+) -> None:
+    confined = in_namespace(as_nobody(command(unasked, place, *options)), f"{DEV_FUSE_FOR_ALL}\n{preparation}")
+    assert_refused(run(confined), 5, *messages)
 
 
 def test_an_ordinary_user_and_a_place_of_somebody_else(unasked: LoopbackServer, place: Path) -> None:
@@ -129,26 +138,6 @@ def test_an_ordinary_user_and_a_place_of_somebody_else(unasked: LoopbackServer, 
     place.chmod(0o755)
     done = run(in_namespace(as_nobody(command(unasked, place)), DEV_FUSE_FOR_ALL))
     assert_refused(done, 5, f"{place} cannot be mounted on", "no write access")
-
-
-def test_an_ordinary_user_and_allow_other_that_fuse_conf_does_not_allow(unasked: LoopbackServer, place: Path) -> None:
-    preparation = f"{DEV_FUSE_FOR_ALL}\ntouch /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf"
-    done = run(in_namespace(as_nobody(command(unasked, place, "--allow-other")), preparation))
-    assert_refused(done, 5, "user_allow_other", "hint: add the line user_allow_other to /etc/fuse.conf")
-
-
-@pytest.mark.parametrize(
-    ("change", "message", "hint"),
-    [("chmod 755", "is not set-uid root", "chmod u+s "), ("chmod 4700", "may not be executed", "chmod u+s,a+x ")],
-    ids=["not set-uid", "not executable"],
-)
-def test_an_ordinary_user_and_a_fusermount3_without_its_rights(
-    unasked: LoopbackServer, place: Path, change: str, message: str, hint: str
-) -> None:
-    program = shutil.which("fusermount3") or "/usr/bin/fusermount3"
-    preparation = f"cp {program} /mnt/copy; {change} /mnt/copy; mount --bind /mnt/copy {program}"
-    confined = in_namespace(as_nobody(command(unasked, place)), f"{DEV_FUSE_FOR_ALL}\n{preparation}")
-    assert_refused(run(confined), 5, f"{program} {message}", f"hint: {hint}")
 
 
 def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: LoopbackServer, place: Path) -> None:
@@ -160,9 +149,7 @@ def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: Loo
     """
     (place.parent / "log").touch()
     os.chown(place.parent / "log", NOBODY, NOBODY)
-    shell = ["sh", "-e", "-c", script]
-    mark = in_namespace(as_nobody(shell), DEV_FUSE_FOR_ALL)
-    done = run(mark)
+    done = run(in_namespace(as_nobody(["sh", "-e", "-c", script]), DEV_FUSE_FOR_ALL))
     log = (place.parent / "log").read_text()
     assert (done.returncode, done.stdout) == (0, f"data of a {NOBODY} 444\nunmounted {place}\n"), done.stderr + log
     assert "Traceback" not in log

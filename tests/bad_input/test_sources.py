@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import (
-    ACCESS_DENIED,
-    EXPIRED_TOKEN,
-    Answer,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-    create_certificate,
-)
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig, create_certificate
+from bench.s3server.faults import ACCESS_DENIED, EXPIRED_TOKEN, Answer, FaultRule
 from tests.bad_input.checks import refused, run
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 
@@ -36,16 +28,12 @@ def faulty(server: LoopbackServer) -> Iterator[LoopbackServer]:
     server.faults.clear()
 
 
+REGION = ("--region", "us-east-1")
+SECRET, TOKEN = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"], "token-token-token-token-token"
+
+
 def arguments(uri: str, path: Path, endpoint_url: str, *more: str) -> list[str]:
     return ["mount", uri, str(path), "--endpoint-url", endpoint_url, "--force-path-style", *more]
-
-
-REGION = ("--region", "us-east-1")
-
-
-def test_a_bucket_that_does_not_exist(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://nowhere/data", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 4, "no bucket 'nowhere'", arguments=words)
 
 
 @pytest.mark.parametrize("more", [[], ["--profile", "absent"], ["--metrics-listen", "192.0.2.1:1"], ["-o", "no_such"]])
@@ -60,46 +48,64 @@ def test_a_mountpoint_stays_as_it_was_where_nothing_is_mounted_l7(
     assert [*tmp_path.iterdir()] == [there]
 
 
-def test_a_bucket_name_that_cannot_be_one(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://no bucket!/data", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 2, "'no bucket!'", arguments=words)
-
-
-def test_access_is_denied(faulty: LoopbackServer, tmp_path: Path) -> None:
-    faulty.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
-    words = arguments("s3://bucket/train-01", tmp_path, faulty.endpoint_url, *REGION)
-    refused(tmp_path, 3, "denies listing the bucket 'bucket'", "hint: ", arguments=words)
-
-
-def test_an_expired_token_and_an_error_that_quotes_it(faulty: LoopbackServer, tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "AWS_SESSION_TOKEN": "token-token-token-token-token"}
-    quoting = Answer(EXPIRED_TOKEN.status, EXPIRED_TOKEN.code, f"expired: {environment['AWS_SESSION_TOKEN']}")
-    faulty.faults.add(FaultRule(action=quoting, operation="ListObjectsV2"))
-    words = arguments("s3://bucket/train-01", tmp_path, faulty.endpoint_url, *REGION)
-    refused(tmp_path, 3, "have expired", "hint: Renew", arguments=words, environment=environment)
-
-
-@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed"])
-def test_keys_that_the_service_does_not_accept(faulty: LoopbackServer, tmp_path: Path, code: str) -> None:
-    secret = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
-    faulty.faults.add(FaultRule(action=Answer(403, code, f"signed with {secret}"), operation="ListObjectsV2"))
-    words = arguments("s3://bucket/train-01", tmp_path, faulty.endpoint_url, *REGION)
-    refused(tmp_path, 3, f"does not accept the AWS credentials (403 {code})", arguments=words)
-
-
 def without(*names: str) -> Mapping[str, str]:
     return {name: value for name, value in ENVIRONMENT.items() if name not in names}
 
 
-def test_no_credentials(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION)
-    nothing = without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    refused(tmp_path, 3, "No AWS credentials", "--no-sign-request", arguments=words, environment=nothing)
+@pytest.mark.parametrize(
+    ("uri", "options", "code", "messages"),
+    [
+        ("s3://nowhere/data", (), 4, ["no bucket 'nowhere'"]),
+        ("s3://no bucket!/data", (), 2, ["'no bucket!'"]),
+        ("s3://bucket/train-01", ("--profile", "nobody"), 2, ["no AWS profile 'nobody'"]),
+        ("s3://bucket/nothing", (), 4, ["s3://bucket/nothing", "--allow-empty"]),
+        ("s3://bucket/nothing/", (), 4, ["s3://bucket/nothing/", "--allow-empty"]),
+        ("s3://bucket/data/a/", ("--strict",), 4, ["an empty path segment"]),
+        ("s3://bucket/train", (), 4, ["s3://bucket/train-01/, s3://bucket/train-02/"]),
+    ],
+)
+def test_a_source_that_cannot_be_shown(
+    server: LoopbackServer, tmp_path: Path, uri: str, options: tuple[str, ...], code: int, messages: list[str]
+) -> None:
+    words = arguments(uri, tmp_path, server.endpoint_url, *REGION, *options)
+    refused(tmp_path, code, *messages, arguments=words)
 
 
-def test_half_of_a_pair_of_keys(server: LoopbackServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "code", "messages"),
+    [
+        (ACCESS_DENIED, 3, ["denies listing the bucket 'bucket'", "hint: "]),
+        (Answer(404, "", "<html>not here</html>"), 4, ["no bucket 'bucket' at"]),
+        # Errors may quote what must not be shown.
+        (Answer(EXPIRED_TOKEN.status, EXPIRED_TOKEN.code, f"expired: {TOKEN}"), 3, ["have expired", "hint: Renew"]),
+        *(
+            (Answer(403, code, f"signed with {SECRET}"), 3, [f"does not accept the AWS credentials (403 {code})"])
+            for code in ("InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed")
+        ),
+    ],
+)
+def test_a_service_that_refuses(
+    faulty: LoopbackServer, tmp_path: Path, answer: Answer, code: int, messages: list[str]
+) -> None:
+    faulty.faults.add(FaultRule(action=answer, operation="ListObjectsV2"))
+    words = arguments("s3://bucket/train-01", tmp_path, faulty.endpoint_url, *REGION)
+    refused(tmp_path, code, *messages, arguments=words, environment={**ENVIRONMENT, "AWS_SESSION_TOKEN": TOKEN})
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "messages"),
+    [
+        (without("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), 3, ["No AWS credentials", "--no-sign-request"]),
+        (without("AWS_SECRET_ACCESS_KEY"), 2, ["incomplete"]),
+        ({**ENVIRONMENT, "AWS_SESSION_TOKEN": f"{TOKEN}\n"}, 3, ["such as a line break"]),
+    ],
+    ids=["none", "half of a pair", "line break"],
+)
+def test_credentials_in_the_environment_that_cannot_be_used(
+    server: LoopbackServer, tmp_path: Path, environment: Mapping[str, str], code: int, messages: list[str]
+) -> None:
     words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 2, "incomplete", arguments=words, environment=without("AWS_SECRET_ACCESS_KEY"))
+    refused(tmp_path, code, *messages, arguments=words, environment=environment)
 
 
 def _token_file(token: Path) -> dict[str, str]:
@@ -150,17 +156,6 @@ def test_credentials_in_a_file_that_cannot_be_read(
     refused(place, 3, message.format(files), "hint: ", arguments=words, environment=environment)
 
 
-def test_a_session_token_with_a_line_break(server: LoopbackServer, tmp_path: Path) -> None:
-    environment = {**ENVIRONMENT, "AWS_SESSION_TOKEN": "token-token-token-token-token\n"}
-    words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 3, "such as a line break", arguments=words, environment=environment)
-
-
-def test_a_profile_that_does_not_exist(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://bucket/train-01", tmp_path, server.endpoint_url, *REGION, "--profile", "nobody")
-    refused(tmp_path, 2, "no AWS profile 'nobody'", arguments=words)
-
-
 def test_a_wrong_region_is_corrected_as_the_service_names_it(server: LoopbackServer) -> None:
     with mounted("s3://elsewhere/train-01", server.endpoint_url) as mount:
         assert any(mount.path.iterdir())
@@ -178,12 +173,6 @@ def test_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
 def test_an_endpoint_whose_name_is_not_known(tmp_path: Path) -> None:
     words = arguments("s3://bucket/data", tmp_path, "http://no-such-host.invalid", *REGION)
     refused(tmp_path, 1, "http://no-such-host.invalid cannot be reached", "--endpoint-url", arguments=words)
-
-
-def test_an_endpoint_that_is_no_s3_service(faulty: LoopbackServer, tmp_path: Path) -> None:
-    faulty.faults.add(FaultRule(action=Answer(404, "", "<html>not here</html>"), operation="ListObjectsV2"))
-    words = arguments("s3://bucket/data", tmp_path, faulty.endpoint_url, *REGION)
-    refused(tmp_path, 4, "no bucket 'bucket' at", arguments=words)
 
 
 @pytest.fixture(scope="module")
@@ -207,22 +196,6 @@ def test_a_ca_bundle_that_is_none(tls_server: LoopbackServer, tmp_path: Path, ki
     place.mkdir()
     words = arguments("s3://bucket/data", place, tls_server.endpoint_url, *REGION, "--ca-bundle", str(bundle))
     refused(place, 2, str(bundle), arguments=words)
-
-
-@pytest.mark.parametrize("path", ["nothing", "nothing/"])
-def test_an_empty_prefix(server: LoopbackServer, tmp_path: Path, path: str) -> None:
-    words = arguments(f"s3://bucket/{path}", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 4, f"s3://bucket/{path}", "--allow-empty", arguments=words)
-
-
-def test_a_prefix_of_which_nothing_can_be_shown(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://bucket/data/a/", tmp_path, server.endpoint_url, *REGION, "--strict")
-    refused(tmp_path, 4, "an empty path segment", arguments=words)
-
-
-def test_a_partial_folder_name(server: LoopbackServer, tmp_path: Path) -> None:
-    words = arguments("s3://bucket/train", tmp_path, server.endpoint_url, *REGION)
-    refused(tmp_path, 4, "s3://bucket/train-01/, s3://bucket/train-02/", arguments=words)
 
 
 def test_an_error_is_one_json_record_where_that_is_asked_for(server: LoopbackServer, tmp_path: Path) -> None:

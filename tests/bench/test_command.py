@@ -13,7 +13,6 @@ SMALLEST = ["--quick", "--shard-size", "4MiB", "--server-processes", "1"]
 
 
 def measure(output: Path, *options: str) -> dict[tuple[str, str], Any]:
-    """The runs by workload and candidate."""
     assert main([*SMALLEST, "--output", str(output), *options]) == 0
     runs = json.loads(output.with_suffix(".json").read_text())["runs"]
     return {(run["workload"], run["candidate"]): run for run in runs}
@@ -26,9 +25,7 @@ def _caches_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.fuse
-def test_every_candidate_reads_everything_and_is_accounted_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_candidate_reads_everything_and_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "results" / "out"
     candidates = ["raw", "fuse-only", "fastfuse", "fastfuse-512MiB", "rclone-unchecked"]
     workloads = {"sequential-4": 6 << 20, "small-16-shuffled": 400 * 39_000}

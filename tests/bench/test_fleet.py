@@ -35,7 +35,7 @@ def test_a_host_that_dies_while_it_lists_is_replaced_once_its_claim_has_expired(
     assert EXPIRY_S < min(found.ready_s) < EXPIRY_S + 10
 
 
-@given(st.integers(1, 12), st.floats(20, 200))
+@given(st.integers(1, 12), st.floats(30, 200))
 @settings(max_examples=10)
 def test_the_service_answers_no_more_than_it_allows(hosts: int, per_s: float) -> None:
     found = simulate(replace(UNLIMITED, hosts=hosts, files=100, allowed_per_s=per_s))

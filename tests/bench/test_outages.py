@@ -20,20 +20,8 @@ sys.exit(outages.main(sys.argv[1:]))
 
 @pytest.mark.fuse
 def test_a_short_throttling_and_a_short_outage_are_measured() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        _SMALL,
-        "--throttle",
-        "200",
-        "--seconds",
-        "1",
-        "--outage",
-        "0.5",
-        "--refusal",
-        "0.2",
-    ]
-    done = subprocess.run([*command, "--readers", "4"], capture_output=True, text=True, timeout=120, check=False)
+    words = [sys.executable, "-c", _SMALL, "--throttle", "200", "--seconds", "1", "--outage", "0.5", "--refusal", "0.2"]
+    done = subprocess.run([*words, "--readers", "4"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (0, 1), done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("finding: ")]
     throttling, outage, refusal = lines

@@ -1,12 +1,18 @@
 import re
+import struct
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from bench.candidates import CANDIDATES
+from bench.command import chosen, default_matrix
 from bench.readers import Span
 from bench.s3server import parse_synthetic
+from bench.server import PROFILES
+from bench.shards import create_shards, frame
 from bench.workloads import WORKLOADS, Scale
+from tests.reading.tfrecord import read_records
 
 SCALE = Scale(shard_bytes=8 << 20, small_files=96, random_reads=40)
 
@@ -82,3 +88,44 @@ def test_the_first_byte_is_that_of_a_file_not_opened_before(tmp_path: Path) -> N
 
 def test_names_can_be_listed_on_a_command_line() -> None:
     assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in WORKLOADS)
+
+
+def test_everybody_and_every_kind_of_server_has_its_turn() -> None:
+    cells = default_matrix()
+    assert {name for cell in cells for name in cell.candidates} == set(CANDIDATES)
+    assert {cell.profile.name for cell in cells} == set(PROFILES)
+
+
+def test_of_some_candidates_only_their_cells_are_left() -> None:
+    cells = default_matrix(["local"], runs=2)
+    assert [(cell.workload.name, cell.candidates, cell.runs) for cell in cells] == [("warm-4", ["local"], 2)]
+
+
+def test_a_choice_is_every_workload_on_every_profile() -> None:
+    cells = chosen(["s3", "fast"], ["small-1", "warm-4"], ["fastfuse", "local"])
+    assert [(cell.profile.name, cell.workload.name, cell.candidates) for cell in cells] == [
+        ("s3", "small-1", ["fastfuse"]),
+        ("s3", "warm-4", ["fastfuse", "local"]),
+        ("fast", "small-1", ["fastfuse"]),
+        ("fast", "warm-4", ["fastfuse", "local"]),
+    ]
+
+
+def test_records_are_not_read_from_those_that_make_up_bytes() -> None:
+    (cell,) = chosen(["s3"], ["records-4"], list(CANDIDATES))
+    assert {"fuse-only", "local"}.isdisjoint(cell.candidates)
+    assert {"raw", "fastfuse"} <= set(cell.candidates)
+
+
+@pytest.mark.parametrize("size_bytes", [16, 17, 49_999, 170_016])
+def test_a_shard_has_the_size_asked_for_and_consists_of_whole_records(tmp_path: Path, size_bytes: int) -> None:
+    [shard] = create_shards(tmp_path, 1, size_bytes)
+    assert (tmp_path / shard.name).stat().st_size == shard.size_bytes == size_bytes
+    with (tmp_path / shard.name).open("rb") as file:
+        assert sum(len(record) + len(frame(b"")) for record in read_records(file)) == size_bytes
+
+
+def test_a_record_is_its_length_and_payload_each_with_a_masked_checksum() -> None:
+    # The payload's CRC-32C is the standard's check value.
+    rotated = (0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8
+    assert frame(b"123456789")[-4:] == struct.pack("<I", rotated % 2**32)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,97 +10,138 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.cli.config import (
-    channel_mountpoint,
-    memory_target_bytes,
-    mount_settings,
-    parse_listen_address,
-    parse_part_size,
-)
+from fastfuse.cli import config
+from fastfuse.cli.fstab import expand, helper_arguments
 from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s, parse_index_place
-from fastfuse.cli.options import connection
+from fastfuse.cli.options import LogFormat, connection, logs
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 
 MIB = 2**20
 GIB = 2**30
 
 
-class TestMemoryTarget:
-    @pytest.mark.parametrize(
-        ("available_bytes", "expected_bytes"),
-        [(8 * GIB, 2 * GIB), (64 * GIB, 4 * GIB), (2 * GIB, 512 * MIB), (256 * MIB, 128 * MIB)],
-    )
-    def test_left_out_it_is_a_quarter_of_what_is_there_between_the_minimum_and_4_gib(
-        self, available_bytes: int, expected_bytes: int
-    ) -> None:
-        assert memory_target_bytes(None, available_bytes) == expected_bytes
-
-    @pytest.mark.parametrize(
-        ("text", "expected_bytes"),
-        [("2GiB", 2 * GIB), ("50%", 4 * GIB), ("12.5 %", GIB), ("100%", 8 * GIB), ("134217728", 128 * MIB)],
-    )
-    def test_it_is_taken_as_a_size_or_as_a_percentage(self, text: str, expected_bytes: int) -> None:
-        assert memory_target_bytes(text, 8 * GIB) == expected_bytes
-
-    @pytest.mark.parametrize("text", ["127MiB", "0%", "1%", "0"])
-    def test_less_than_the_minimum_is_refused_and_the_minimum_named(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="less than the minimum of 128 MiB"):
-            memory_target_bytes(text, 8 * GIB)
-
-    @pytest.mark.parametrize("text", ["9GiB", "101%", f"{'9' * 20}%"])
-    def test_more_than_there_is_is_refused_and_what_there_is_named(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="more than the 8 GiB of this machine"):
-            memory_target_bytes(text, 8 * GIB)
-
-    @pytest.mark.parametrize("text", ["", "%", "-5%", "half", "5 % %", "9" * 5000])
-    def test_anything_else_is_refused(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not a size"):
-            memory_target_bytes(text, 8 * GIB)
-
-    @given(
-        st.integers(min_value=0, max_value=1000),
-        st.integers(min_value=256 * MIB, max_value=2**42),
-    )
-    def test_whatever_the_percentage_the_target_fits_or_is_refused(self, permille: int, available_bytes: int) -> None:
-        expected_bytes = available_bytes * permille // 1000
-        try:
-            assert memory_target_bytes(f"{permille / 10}%", available_bytes) == expected_bytes
-        except ConfigurationError:
-            assert expected_bytes < 128 * MIB
-        else:
-            assert 128 * MIB <= expected_bytes <= available_bytes
+def memory_target(text: str) -> int:
+    return config.memory_target_bytes(text, 8 * GIB)
 
 
-class TestPartSize:
-    @pytest.mark.parametrize("text", ["1MiB", "8MiB", "64MiB", "1028KiB"])
-    def test_a_multiple_of_4_kib_in_range_is_taken(self, text: str) -> None:
-        assert parse_part_size(text, 8 * GIB) % 4096 == 0
+def part_size(text: str) -> int:
+    return config.parse_part_size(text, 8 * GIB)
 
-    @pytest.mark.parametrize("text", ["1023KiB", "65MiB", "8MB", "1025KiB", "0"])
-    def test_anything_else_is_refused_and_the_range_named(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not a multiple of 4 KiB from 1 MiB to 64 MiB"):
-            parse_part_size(text, 8 * GIB)
 
-    def test_four_parts_must_fit_in_the_memory_target(self) -> None:
-        assert parse_part_size("32MiB", 128 * MIB) == 32 * MIB
-        with pytest.raises(ConfigurationError, match="too large for a memory target of 128 MiB"):
-            parse_part_size("36MiB", 128 * MIB)
+def duration_s(text: str) -> float:
+    return parse_duration_s("--index-max-age", text)
+
+
+def region(name: str) -> str | None:
+    return connection(region=name).region
+
+
+TAKEN: list[tuple[Callable[[str], object], dict[str, object]]] = [
+    (memory_target, {"2GiB": 2 * GIB, "50%": 4 * GIB, "12.5 %": GIB, "100%": 8 * GIB, "134217728": 128 * MIB}),
+    (part_size, {"1MiB": MIB, "8MiB": 8 * MIB, "64MiB": 64 * MIB, "1028KiB": 1028 << 10}),
+    (duration_s, {"90": 90, "0.5s": 0.5, "15m": 900, "12h": 43200, "7d": 604800, "0": 0}),
+    (config.parse_listen_address, {"9567": ("127.0.0.1", 9567), ":9567": ("127.0.0.1", 9567), "0": ("127.0.0.1", 0)}),
+    (config.parse_listen_address, {"0.0.0.0:9567": ("0.0.0.0", 9567), "node-1.local:1": ("node-1.local", 1)}),
+    (config.parse_listen_address, {"[::1]:65535": ("::1", 65535)}),
+    (
+        config.channel_mountpoint,
+        {n: Path("/opt/ml/input/data") / n for n in ("training", "a", "v1.2_x-y", "x" * 64, "...")},
+    ),
+    (region, {name: name for name in ("eu-west-1", "us-gov-west-1", "us-isob-east-1", "ap-southeast-4")}),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "value"), [(read, *item) for read, items in TAKEN for item in items.items()])
+def test_a_value_is_taken(read: Callable[[str], object], text: str, value: object) -> None:
+    assert read(text) == value
+
+
+REFUSED: list[tuple[Callable[[Any], object], str, list[Any]]] = [
+    (memory_target, "less than the minimum of 128 MiB", ["127MiB", "0%", "1%", "0"]),
+    (memory_target, "more than the 8 GiB of this machine", ["9GiB", "101%", f"{'9' * 20}%"]),
+    (memory_target, "is not a size", ["", "%", "-5%", "half", "5 % %", "9" * 5000]),
+    (part_size, "is not a multiple of 4 KiB from 1 MiB to 64 MiB", ["1023KiB", "65MiB", "8MB", "1025KiB", "0"]),
+    (duration_s, "is not a time", ["", "-1", "1w", "1h30m", "inf", "h", "٣s", "1e9"]),
+    (
+        config.parse_listen_address,
+        "is not an address to listen on",
+        ["", ":", "localhost", "65536", "h:-1", "http://h:1", "h:1/metrics", "h:٣"],
+    ),
+    (config.channel_mountpoint, "is not a channel name", ["", ".", "..", "a/b", "a b", "x" * 65, "ä", "a\n"]),
+    (
+        lambda url: connection(endpoint_url=url),
+        "is not an http or https URL",
+        ["s3.example.com", "ftp://h", "https://", "", "http://h:x", "http://h:0", "http://["],
+    ),
+    (
+        region,
+        "is not the name of an AWS region",
+        ["nonsense", "eu_west_1", "EU-WEST-1", "eu-west", "", "eu-west-1 ", "auto"],
+    ),
+    (
+        lambda name: connection(region=name, endpoint_url="http://h"),
+        "is not the name of a region",
+        ["eu west", "h/x", "-a", ""],
+    ),
+    (lambda umask: mounted(umask=umask), "is not an octal mask", ["8", "", "rwx", "01777", "-1", "0o22"]),
+    (lambda grace_s: mounted(grace_s=grace_s), "is not a number of seconds", [-1.0, float("inf"), float("nan")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "message", "value"), [(read, message, value) for read, message, values in REFUSED for value in values]
+)
+def test_anything_else_is_refused(read: Callable[[Any], object], message: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read(value)
+
+
+def mounted(source: str = "s3://b", /, **options: Any) -> MountSettings:  # noqa: ANN401
+    return config.mount_settings(source=source, connection=ConnectionConfig(), **options)
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "expected_bytes"),
+    [(8 * GIB, 2 * GIB), (64 * GIB, 4 * GIB), (2 * GIB, 512 * MIB), (256 * MIB, 128 * MIB)],
+)
+def test_the_memory_target_is_a_quarter_within_bounds(available_bytes: int, expected_bytes: int) -> None:
+    assert config.memory_target_bytes(None, available_bytes) == expected_bytes
+
+
+@given(st.integers(0, 1000), st.integers(256 * MIB, 2**42))
+def test_whatever_the_percentage_the_memory_target_fits_or_is_refused(permille: int, available_bytes: int) -> None:
+    expected_bytes = available_bytes * permille // 1000
+    try:
+        assert config.memory_target_bytes(f"{permille / 10}%", available_bytes) == expected_bytes
+    except ConfigurationError:
+        assert expected_bytes < 128 * MIB
+    else:
+        assert 128 * MIB <= expected_bytes <= available_bytes
+
+
+def test_a_log_file_is_found_again_after_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = logs(verbose=True, log_format=LogFormat.JSON, log_file=Path("log"))
+    assert made == LogConfig(json=True, verbose=True, file=tmp_path / "log")
+
+
+def test_four_parts_must_fit_in_the_memory_target() -> None:
+    assert config.parse_part_size("32MiB", 128 * MIB) == 32 * MIB
+    with pytest.raises(ConfigurationError, match="too large for a memory target of 128 MiB"):
+        config.parse_part_size("36MiB", 128 * MIB)
 
 
 class TestIndexOrigin:
-    def test_left_out_the_source_is_listed_and_the_listing_kept_in_the_users_cache(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(os, "environ", {"HOME": "/home/u"})
-        assert origin() == IndexOrigin(cache=Path("/home/u/.cache/fastfuse/index"))
-
     @pytest.mark.parametrize(
         ("environ", "cache"),
         [
+            ({"HOME": "/h"}, Path("/h/.cache/fastfuse/index")),
             ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, Path("/x/fastfuse/index")),
             ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, Path("/h/.cache/fastfuse/index")),
             ({"HOME": "/h", "CACHE_DIRECTORY": "/var/cache/fastfuse"}, Path("/var/cache/fastfuse/index")),
@@ -111,7 +153,7 @@ class TestIndexOrigin:
         self, environ: dict[str, str], cache: Path | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(os, "environ", environ)
-        assert origin().cache == cache
+        assert origin() == IndexOrigin(cache=cache)
 
     def test_no_index_cache_beats_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         environ = {"HOME": "/h", "FASTFUSE_INDEX_CACHE": "/c", "FASTFUSE_INDEX_MAX_AGE": "1h"}
@@ -190,54 +232,11 @@ class TestIndexOrigin:
         with pytest.raises(ConfigurationError, match=message):
             origin(**options)
 
-    @pytest.mark.parametrize(
-        ("text", "seconds"), [("90", 90), ("0.5s", 0.5), ("15m", 900), ("12h", 43200), ("7d", 604800), ("0", 0)]
-    )
-    def test_times_have_units(self, text: str, seconds: float) -> None:
-        assert parse_duration_s("--index-max-age", text) == seconds
-
-    @pytest.mark.parametrize("text", ["", "-1", "1w", "1h30m", "inf", "h", "٣s", "1e9"])
-    def test_anything_else_is_no_time(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not a time"):
-            parse_duration_s("--index-max-age", text)
-
     def test_a_place_is_a_file_or_an_object(self) -> None:
         assert parse_index_place("s3://b/a/x.index") == S3Uri("b", "a/x.index")
         assert parse_index_place("/a/x.index") == Path("/a/x.index")
         with pytest.raises(ConfigurationError, match="names no object"):
             parse_index_place("s3://b")
-
-
-class TestListenAddress:
-    @pytest.mark.parametrize(
-        ("text", "address"),
-        [
-            ("9567", ("127.0.0.1", 9567)),
-            (":9567", ("127.0.0.1", 9567)),
-            ("0.0.0.0:9567", ("0.0.0.0", 9567)),
-            ("node-1.local:1", ("node-1.local", 1)),
-            ("[::1]:65535", ("::1", 65535)),
-            ("0", ("127.0.0.1", 0)),
-        ],
-    )
-    def test_it_is_on_loopback_unless_a_host_is_given(self, text: str, address: tuple[str, int]) -> None:
-        assert parse_listen_address(text) == address
-
-    @pytest.mark.parametrize("text", ["", ":", "localhost", "65536", "h:-1", "http://h:1", "h:1/metrics", "h:٣"])
-    def test_anything_else_is_refused(self, text: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not an address to listen on"):
-            parse_listen_address(text)
-
-
-class TestChannel:
-    @pytest.mark.parametrize("name", ["training", "a", "v1.2_x-y", "x" * 64, "..."])
-    def test_a_channel_is_mounted_where_a_training_job_looks_for_it(self, name: str) -> None:
-        assert channel_mountpoint(name) == Path("/opt/ml/input/data") / name
-
-    @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 65, "ä", "a\n"])
-    def test_what_cannot_be_a_channel_is_refused(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not a channel name"):
-            channel_mountpoint(name)
 
 
 class TestConnection:
@@ -248,16 +247,12 @@ class TestConnection:
         with pytest.raises(ConfigurationError, match="cannot be read"):
             connection(ca_bundle=tmp_path / "absent.pem")
 
-    def test_a_bundle_is_found_again_after_a_change_of_directory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_bundle_has_a_full_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "ca.pem").touch()
         monkeypatch.chdir(tmp_path)
         assert connection(ca_bundle=Path("ca.pem")).ca_bundle == str(tmp_path / "ca.pem")
 
-    def test_an_encryption_key_is_read_at_once_and_kept_as_a_path(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_key_is_read_at_once_and_kept_as_a_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "key").write_bytes(b"k" * 32)
         (tmp_path / "short").write_bytes(b"k" * 31)
         monkeypatch.chdir(tmp_path)
@@ -265,45 +260,22 @@ class TestConnection:
         with pytest.raises(ConfigurationError, match="does not hold an encryption key"):
             connection(sse_c_key_file=Path("short"))
 
-    @pytest.mark.parametrize(
-        "url", ["s3.example.com", "ftp://h", "https://", "", "http://h:x", "http://h:0", "http://["]
-    )
-    def test_an_endpoint_that_is_no_http_url_is_refused(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not an http or https URL"):
-            connection(endpoint_url=url)
-
     @pytest.mark.parametrize("url", ["https://AKID:5ec7e7@h/", "https://h/?token=5ec7e7", "https://h/#5ec7e7"])
     def test_an_endpoint_with_a_secret_in_it_is_refused_without_repeating_it(self, url: str) -> None:
         with pytest.raises(ConfigurationError) as caught:
             connection(endpoint_url=url)
         assert "5ec7e7" not in f"{caught.value} {caught.value.hint}"
 
-    @pytest.mark.parametrize("region", ["eu-west-1", "us-gov-west-1", "us-isob-east-1", "ap-southeast-4"])
-    def test_the_names_of_aws_regions_are_taken(self, region: str) -> None:
-        assert connection(region=region).region == region
-
-    @pytest.mark.parametrize("region", ["nonsense", "eu_west_1", "EU-WEST-1", "eu-west", "", "eu-west-1 ", "auto"])
-    def test_what_no_aws_region_is_called_is_refused(self, region: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not the name of an AWS region"):
-            connection(region=region)
-
     @pytest.mark.parametrize("variable", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-    def test_another_service_may_call_its_regions_what_it_likes(
-        self, variable: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_other_services_may_have_any_regions(self, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert connection(region="auto", endpoint_url="http://h").region == "auto"
         monkeypatch.setenv(variable, "http://h")
         assert connection(region="auto").region == "auto"
 
-    @pytest.mark.parametrize("region", ["eu west", "h/x", "-a", ""])
-    def test_but_it_must_be_a_name(self, region: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not the name of a region"):
-            connection(region=region, endpoint_url="http://h")
-
 
 class TestMount:
     def test_left_out_it_is_the_training_channel_of_the_user_who_asks(self) -> None:
-        settings = mount_settings(source="s3://b/p", connection=ConnectionConfig())
+        settings = mounted("s3://b/p")
         assert settings.source == S3Uri("b", "p")
         assert settings.mountpoint == Path("/opt/ml/input/data/training")
         assert settings.create_parents
@@ -318,15 +290,11 @@ class TestMount:
         [("/mnt/data", False), ("/opt/ml/input/data/x", True), ("/opt/ml/input/data/x/y", False)],
     )
     def test_only_a_channels_own_place_is_made_with_its_parents(self, mountpoint: str, created: bool) -> None:
-        settings = mount_settings(source="s3://b", mountpoint=Path(mountpoint), connection=ConnectionConfig())
-        assert settings.create_parents is created
+        assert mounted(mountpoint=Path(mountpoint)).create_parents is created
 
-    def test_a_relative_mountpoint_is_of_the_working_directory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_mountpoint_is_of_the_working_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        settings = mount_settings(source="s3://b", mountpoint=Path("x/../data"), connection=ConnectionConfig())
-        assert settings.mountpoint == tmp_path / "data"
+        assert mounted(mountpoint=Path("x/../data")).mountpoint == tmp_path / "data"
 
     @pytest.mark.parametrize("name", ["", "below"])
     def test_it_does_not_cover_what_the_mount_writes_to(self, tmp_path: Path, name: str) -> None:
@@ -334,14 +302,57 @@ class TestMount:
         for option in ("cache", "index_cache"):
             named = f"--{option.replace('_', '-')} '{within}' lies in the mountpoint"
             with pytest.raises(ConfigurationError, match=named):
-                mount_settings(source="s3://b", mountpoint=tmp_path, connection=ConnectionConfig(), **{option: within})
+                mounted(mountpoint=tmp_path, **{option: within})
 
-    @pytest.mark.parametrize("umask", ["8", "", "rwx", "01777", "-1", "0o22"])
-    def test_a_umask_that_is_not_octal_is_refused(self, umask: str) -> None:
-        with pytest.raises(ConfigurationError, match="is not an octal mask"):
-            mount_settings(source="s3://b", umask=umask, connection=ConnectionConfig())
 
-    @pytest.mark.parametrize("grace_s", [-1.0, float("inf"), float("nan")])
-    def test_a_grace_period_that_is_no_time_is_refused(self, grace_s: float) -> None:
-        with pytest.raises(ConfigurationError, match="is not a number of seconds"):
-            mount_settings(source="s3://b", grace_s=grace_s, connection=ConnectionConfig())
+OWN = {"region": True, "endpoint_url": True, "uid": True, "allow_other": False, "strict": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "expanded"),
+    [
+        # Own options become long options in place, written with underscores or with hyphens.
+        ("s3://b/p /mnt -o uid=1000,allow_other --verbose", "s3://b/p /mnt --uid=1000 --allow-other --verbose"),
+        ("-o endpoint_url=https://h:1/a=b", "--endpoint-url=https://h:1/a=b"),
+        ("-o endpoint-url=https://h:1/a=b", "--endpoint-url=https://h:1/a=b"),
+        # What is for the kernel stays one option each.
+        ("-o nodev,noatime,context=a:b", "-o nodev -o noatime -o context=a:b"),
+        # What mount adds and what only the boot order needs is left out.
+        ("-o rw,dev,suid,_netdev,nofail,user=jo,x-systemd.automount,x-gvfs-show,comment=x,relatime a", "a"),
+        ("-o strict,", "--strict"),
+        ("-ostrict", "--strict"),
+        ("-o ,,strict", "--strict"),
+        # A comma inside a value is escaped with a backslash.
+        (r"-o context=u:c0\,c1,strict", "-o context=u:c0,c1 --strict"),
+        ("-o strict -- -o wat", "--strict -- -o wat"),
+        # The parser complains about a lone -o.
+        ("a -o", "a -o"),
+    ],
+)
+def test_options_are_expanded_in_place(words: str, expanded: str) -> None:
+    assert expand(words.split(), OWN) == expanded.split()
+
+
+@pytest.mark.parametrize("name", ["wat", "remount", "bind", "help", "region2", "ro2"])
+def test_an_option_that_nobody_knows_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^-o {name} is not a mount option"):
+        expand(["-o", f"ro,{name}=1"], OWN)
+
+
+@pytest.mark.parametrize("option", ["region", "region="])
+def test_an_option_without_the_value_that_it_needs_is_refused(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^-o region needs a value$"):
+        expand(["-o", option, "/mnt"], OWN)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("s3://b/p /mnt -o rw", "mount --daemon s3://b/p /mnt -o rw"),
+        # mount(8) passes these to its helpers.
+        ("s3://b/p /mnt -n -s -v -t fuse.fastfuse -o rw", "mount --daemon s3://b/p /mnt -v -o rw"),
+        *((words, words) for words in ("", "version", "mount s3://b/p", "/mnt s3://b/p")),
+    ],
+)
+def test_a_command_line_that_starts_with_a_source_is_a_mount_in_the_background(words: str, command: str) -> None:
+    assert helper_arguments(words.split()) == command.split()

@@ -84,18 +84,23 @@ def wait_for_exit(pid: int) -> None:
         os.close(process)
 
 
-def test_the_parent_returns_0_when_the_mount_is_ready_and_the_child_goes_on(daemon: Daemon) -> None:
-    started = daemon.start("logger.info('%d', os.getpid()); ready(-1); await_release(); return 0")
+def test_the_parent_ends_when_the_mount_is_ready_and_the_child_goes_on_without_its_terminal(daemon: Daemon) -> None:
+    started = daemon.start("""
+streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in (0, 1, 2)]
+logger.info("%s %s %s %d", os.getsid(0) == os.getpid(), os.getcwd(), " ".join(streams), os.getpid())
+ready(-1)
+await_release()
+return 0
+""")
     assert (started.returncode, started.stdout) == (0, "")
-    pid = int(started.stderr.split()[-1])
-    os.kill(pid, 0)
+    *found, pid = started.stderr.split()[-6:]
+    assert found == ["True", "/", "/dev/null", "/dev/null", "/dev/null"]
+    os.kill(int(pid), 0)
     daemon.release()
-    wait_for_exit(pid)
+    wait_for_exit(int(pid))
 
 
-def test_a_process_forked_before_readiness_neither_holds_the_callers_pipes_nor_stumbles_over_their_end(
-    daemon: Daemon,
-) -> None:
+def test_a_process_forked_before_readiness_neither_holds_the_callers_pipes_nor_misses_them(daemon: Daemon) -> None:
     started = daemon.start("""
 worker = os.fork()
 if worker == 0:
@@ -115,28 +120,21 @@ return 0
     assert "sinks left: 1" in logged
 
 
-def test_the_child_has_no_terminal_no_standard_streams_and_no_working_directory(daemon: Daemon) -> None:
-    started = daemon.start("""
-streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in (0, 1, 2)]
-logger.info("%s %s %s", os.getsid(0) == os.getpid(), os.getcwd(), " ".join(streams))
-ready(-1)
-return 0
-""")
-    assert started.stderr.split()[-5:] == ["True", "/", "/dev/null", "/dev/null", "/dev/null"]
-
-
-def test_lines_before_readiness_are_shown_and_lines_after_it_are_only_logged(daemon: Daemon) -> None:
+def test_lines_before_readiness_are_shown_and_those_after_it_and_an_error_are_only_logged(daemon: Daemon) -> None:
     started = daemon.start("""
 logger.info("before %d", os.getpid())
 ready(-1)
 logger.info("after")
-return 0
+raise AccessError("credentials expired")
 """)
+    assert started.returncode == 0
     [line] = started.stderr.splitlines()
     *_, word, pid = line.split()
     wait_for_exit(int(pid))
     assert word == "before"
-    assert [text.split()[3] for text in daemon.log_file.read_text().splitlines()] == ["before", "after"]
+    logged = daemon.log_file.read_text()
+    assert [text.split()[3] for text in logged.splitlines()[:2]] == ["before", "after"]
+    assert "ERROR fastfuse.cli.main: credentials expired\n" in logged
 
 
 def test_a_daemon_that_nobody_will_hear_says_so_while_it_is_heard(daemon: Daemon) -> None:
@@ -147,11 +145,14 @@ def test_a_daemon_that_nobody_will_hear_says_so_while_it_is_heard(daemon: Daemon
 
 
 def test_an_error_before_readiness_is_the_parents_error_and_exit_code(daemon: Daemon) -> None:
-    failed = daemon.start("raise AccessError('access denied to s3://b', hint='check the policy')")
+    mount = "raise AccessError('access denied to s3://b', hint='check the policy')"
+    failed = daemon.start(mount)
     assert failed.returncode == 3
     assert "fastfuse: error: access denied to s3://b\nhint: check the policy\n" in failed.stderr
     assert (failed.stderr.count("access denied"), "Traceback" in failed.stderr) == (1, False)
     assert "access denied" in daemon.log_file.read_text()
+    records = [json.loads(line) for line in daemon.start(mount, "--log-format", "json").stderr.splitlines()]
+    assert [(record["level"], record["exit_code"]) for record in records] == [("error", 3)]
 
 
 @pytest.mark.parametrize("redirection", ["<&- >&- 2>&-", "2>&-"])
@@ -170,20 +171,6 @@ def test_an_exit_code_is_heard_of_although_the_end_of_children_is_ignored_where_
     )
     started = subprocess.run([sys.executable, "-c", ignoring, *command], stderr=subprocess.DEVNULL, timeout=WAIT_S)
     assert started.returncode == 3
-
-
-def test_an_error_before_readiness_is_json_where_lines_are(daemon: Daemon) -> None:
-    failed = daemon.start("raise AccessError('access denied to s3://b')", "--log-format", "json")
-    records = [json.loads(line) for line in failed.stderr.splitlines()]
-    assert [(record["level"], record["exit_code"]) for record in records] == [("error", 3)]
-
-
-def test_an_error_after_readiness_is_in_the_log(daemon: Daemon) -> None:
-    started = daemon.start("logger.info('%d', os.getpid()); ready(-1); raise AccessError('credentials expired')")
-    assert started.returncode == 0
-    wait_for_exit(int(started.stderr.split()[-1]))
-    assert "credentials expired" not in started.stderr
-    assert "ERROR fastfuse.cli.main: credentials expired\n" in daemon.log_file.read_text()
 
 
 def test_a_bug_before_readiness_is_shown_with_its_traceback(daemon: Daemon) -> None:

@@ -94,9 +94,7 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
     server.faults.remove(denied)
 
 
-def test_a_mount_whose_reads_are_all_denied_is_in_trouble_and_says_since_when(
-    mount: Mount, server: LoopbackServer
-) -> None:
+def test_a_mount_whose_reads_are_all_denied_is_in_trouble(mount: Mount, server: LoopbackServer) -> None:
     denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/a"))
 
     def is_in_trouble() -> bool:
@@ -114,16 +112,23 @@ def test_a_mount_whose_reads_are_all_denied_is_in_trouble_and_says_since_when(
     wait_until(lambda: re.search(r"reads succeed again after \d+ s: [1-9]\d* × EACCES", mount.log) is not None)
 
 
-def test_the_end_of_a_trouble_is_told_by_a_worker_that_began_in_it(mount: Mount, server: LoopbackServer) -> None:
+def test_counters_outlive_a_worker_and_its_trouble_is_told_to_end(mount: Mount, server: LoopbackServer) -> None:
+    assert (mount.path / "a").read_bytes()
+    wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 1000)
     slow = server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="data/b"))
     with ThreadPoolExecutor(1) as threads:
         reading = threads.submit((mount.path / "b").read_bytes)
         wait_until(lambda: status_of(mount)["state"] == "in trouble")
         server.faults.remove(slow)
-        os.kill(mount.worker(), signal.SIGKILL)
+        worker = mount.worker()
+        os.kill(worker, signal.SIGKILL)
         assert reading.result(60) == b"b" * 1000
     wait_until(lambda: re.search(r"answered again after \d+\.\d s: [1-9]\d* × 503 SlowDown", mount.log) is not None)
     wait_until(lambda: status_of(mount)["state"] == "ok")
+    wait_until(lambda: status_of(mount)["worker_pid"] not in {0, worker})
+    wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 2000)
+    found = status_of(mount)
+    assert f"process {found['worker_pid']}, replaced once (0 hung)\n" in run_fastfuse("status", str(mount.path)).stdout
 
 
 def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount) -> None:
@@ -145,9 +150,7 @@ def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount
     assert "ERROR fastfuse.filesystem.answers: lines are logged from the level error on" in mount.log
     refused = run_fastfuse("log-level", str(mount.path), "loud")
     assert refused.returncode == 2
-    assert refused.stderr == (
-        "fastfuse: error: there is no log level 'loud'\nhint: one of debug, info, warning, error\n"
-    )
+    assert refused.stderr == "fastfuse: error: there is no log level 'loud'\nhint: one of debug, info, warning, error\n"
     with pytest.raises(MountError, match="no such log level"):
         ask(entry_of(mount.path), LOG_LEVEL, level="loud")
 
@@ -173,19 +176,7 @@ def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
     assert run_fastfuse("status", "--stack").returncode == 2
 
 
-def test_counters_outlive_a_worker_and_its_successor_is_shown(mount: Mount) -> None:
-    assert (mount.path / "a").read_bytes()
-    wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 1000)
-    worker = mount.worker()
-    os.kill(worker, signal.SIGKILL)
-    assert (mount.path / "b").read_bytes()
-    wait_until(lambda: status_of(mount)["worker_pid"] not in {0, worker})
-    wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 2000)
-    found = status_of(mount)
-    assert f"process {found['worker_pid']}, replaced once (0 hung)\n" in run_fastfuse("status", str(mount.path)).stdout
-
-
-def test_stats_print_a_line_an_interval_that_fits_on_a_terminal(mount: Mount) -> None:
+def test_stats_print_a_line_an_interval_that_fits_on_a_terminal_until_ctrl_c(mount: Mount) -> None:
     done = run_fastfuse("stats", str(mount.path), "--interval", "0.1", "--count", "21")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
@@ -194,6 +185,11 @@ def test_stats_print_a_line_an_interval_that_fits_on_a_terminal(mount: Mount) ->
     assert {len(line) for line in lines} == {len(lines[0])}
     assert len(lines[0]) <= 80
     assert all(re.fullmatch(r"\d\d:\d\d:\d\d( +[\d.,]+){4} +\d+%( +\d+){3}", line) for line in lines[1:21])
+    with terminal("stats", str(mount.path), "--interval", "0.1", columns=80) as screen:
+        screen.read_until("errors\r\n")
+        screen.interrupt()
+        assert screen.finished() == 130
+        assert "Traceback" not in screen.output
 
 
 def test_status_and_summary_are_the_same_plain_lines_on_every_terminal(mount: Mount) -> None:
@@ -205,14 +201,6 @@ def test_status_and_summary_are_the_same_plain_lines_on_every_terminal(mount: Mo
         for columns, settings in (80, {}), (200, {}), (80, {"NO_COLOR": "1"}), (80, {"TERM": "dumb"}):
             code, shown = finished_on_terminal(*words, str(mount.path), columns=columns, settings=settings)
             assert (code, without_figures(shown)) == (0, wanted)
-
-
-def test_stats_on_a_terminal_go_on_until_ctrl_c(mount: Mount) -> None:
-    with terminal("stats", str(mount.path), "--interval", "0.1", columns=80) as screen:
-        screen.read_until("errors\r\n")
-        screen.interrupt()
-        assert screen.finished() == 130
-        assert "Traceback" not in screen.output
 
 
 def test_where_nothing_is_mounted(tmp_path: Path) -> None:
@@ -242,39 +230,25 @@ def test_a_mount_whose_processes_were_killed_is_dead_and_can_be_taken_away(serve
         assert run_fastfuse("unmount", str(mount.path)).returncode == 0
 
 
-def test_one_that_does_not_answer_is_told_among_the_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/\x1b", 0)
-    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [entry.path])
-    monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
-    assert status_command.status(None, as_json=False) == 1
-    assert capsys.readouterr().out == (
-        "/mnt/x  s3://b/\\x1b\n  state     no answer\n"
-        "  hint      it may hang, or be of another container: see its log\n"
-    )
-    monkeypatch.setattr(status_command, "fastfuse_mounts", list)
-    assert status_command.status(None, as_json=False) == 0
-    assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
+def status_of_all(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    return status_command.status(None, as_json=False), capsys.readouterr().out
 
 
-def test_a_mount_of_another_user_says_whose_it_is_and_alerts_nobody(
+def test_a_mount_of_another_user_alerts_nobody_and_ones_own_that_does_not_answer_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/", 1234)
+    entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/\x1b", 1234)
     monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [entry.path])
     monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert status_command.status(None, as_json=False) == 0
-    assert capsys.readouterr().out == (
-        "/mnt/x  s3://b/\n  state     not yours\n  hint      ask as user 1234, or as root\n"
-    )
+    said = "/mnt/x  s3://b/\\x1b\n  state     {}\n  hint      {}\n"
+    assert status_of_all(capsys) == (0, said.format("not yours", "ask as user 1234, or as root"))
     with pytest.raises(MountError, match="is of user 1234, and answers only that user and root"):
         status_command.status(entry.path, as_json=False)
+    hangs = said.format("no answer", "it may hang, or be of another container: see its log")
     for uid in (0, 1234):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
-        assert status_command.status(None, as_json=False) == 1
-        assert "state     no answer" in capsys.readouterr().out
+        assert status_of_all(capsys) == (1, hangs)
 
 
 def test_failures_of_the_local_tier_are_told(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +265,6 @@ def test_failures_of_the_local_tier_are_told(mount: Mount, monkeypatch: pytest.M
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [tmp_path])
-    assert status_command.status(None, as_json=False) == 0
-    assert capsys.readouterr().out == "nothing of fastfuse is mounted\n"
+    for mounts in ([], [tmp_path]):
+        monkeypatch.setattr(status_command, "fastfuse_mounts", lambda mounts=mounts: mounts)
+        assert status_of_all(capsys) == (0, "nothing of fastfuse is mounted\n")

@@ -44,19 +44,9 @@ STATUS: dict[str, Any] = {
 
 
 def stream(path: str, **figures: object) -> dict[str, object]:
-    return {
-        "path": path,
-        "position": 1 << 30,
-        "pid": 4711,
-        "process": "python",
-        "pattern": "sequential",
-        "window": 64 << 20,
-        "reads": 100,
-        "bytes": 100_000_000,
-        "blocked_s": 0.5,
-        "waiting_s": 0.0,
-        **figures,
-    }
+    reader = {"position": 1 << 30, "pid": 4711, "process": "python", "pattern": "sequential", "window": 64 << 20}
+    read = {"reads": 100, "bytes": 100_000_000, "blocked_s": 0.5, "waiting_s": 0.0}
+    return {"path": path, **reader, **read, **figures}
 
 
 WORK: dict[str, Any] = {
@@ -71,9 +61,7 @@ WORK: dict[str, Any] = {
     "gets_running": 7,
     "memory": {"in flight": 1 << 30, "unread": 2 << 30, "read": 0},
 }
-LOOK = Look(
-    STATUS, WORK, read=884.1e6, fetched=912.5e6, gets=114, stalled=0.62, history=[(0, 0.0), (4e8, 0.5), (8e8, 1)]
-)
+LOOK = Look(STATUS, WORK, read=884.1e6, fetched=912.5e6, gets=114, stalled=0.62, history=[(0, 0), (4e8, 0.5), (8e8, 1)])
 
 
 def drawn(screen: Screen, *, width: int = 80, height: int = 40, encoding: str = "utf-8", **options: Any) -> list[str]:  # noqa: ANN401

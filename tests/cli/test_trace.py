@@ -18,16 +18,8 @@ from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted
 from tests.terminals import terminal
 
-READ = {
-    "at": 0.25,
-    "pid": 4711,
-    "process": "py\x1bthon",
-    "path": "shards/a\n.tar",
-    "offset": 1 << 20,
-    "size": 131072,
-    "us": 1234,
-    "found": "waited",
-}
+READ = {"at": 0.25, "pid": 4711, "process": "py\x1bthon", "path": "shards/a\n.tar"}
+READ |= {"offset": 1 << 20, "size": 131072, "us": 1234, "found": "waited"}
 
 
 def test_a_line_for_people_says_all_and_nothing_that_a_terminal_obeys() -> None:

@@ -36,9 +36,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_each_file_that_is_written_is_named_and_a_second_time_nothing_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_written_is_named_and_kept_then(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     umask = os.umask(0o077)
     try:
         said = install(tmp_path, capsys=capsys)
@@ -52,9 +50,7 @@ def test_each_file_that_is_written_is_named_and_a_second_time_nothing_changes(
     assert contents(tmp_path) == before
 
 
-def test_what_was_changed_since_is_kept_and_said_so_until_it_is_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_changed_since_is_kept_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     install(tmp_path, capsys=capsys)
     [unit] = tmp_path.rglob("fastfuse@.service")
     unit.write_text(unit.read_text().replace("RestartSec=5", "RestartSec=50"))
@@ -70,9 +66,7 @@ def test_what_was_changed_since_is_kept_and_said_so_until_it_is_removed(
     assert install(tmp_path, capsys=capsys)[str(unit.relative_to(tmp_path))] == "wrote"
 
 
-def test_what_an_earlier_install_wrote_is_replaced_and_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_installed_earlier_is_replaced_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "--root", str(tmp_path), "--program", "/elsewhere/fastfuse"]) == 0
     capsys.readouterr()
     said = install(tmp_path, capsys=capsys)
@@ -94,9 +88,7 @@ def test_a_package_gets_usr_and_the_program_that_it_names(installed: Path) -> No
         assert f'exec {PROGRAM} "$@"' in helper.read_text()
 
 
-def test_where_sbin_is_a_directory_mount_looks_for_helpers_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_helpers_of_mount_are_in_sbin_if_it_is_a_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sbin").mkdir()
     said = install(tmp_path, capsys=capsys)
     assert {name for name in said if "sbin" in name} == {"sbin/mount.fastfuse", "sbin/mount.fuse.fastfuse"}

@@ -37,7 +37,6 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the blocks of a page in its order."""
     text = (ROOT / page).read_text()
     # A comment in a shell block is no heading.
     prose = _FENCE.sub(lambda match: " " * len(match[0]), text)

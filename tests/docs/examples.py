@@ -87,7 +87,6 @@ def run_examples(python: str, headings: list[str], scratch: Path) -> dict[str, s
 
 
 def main() -> None:
-    """Run all with the Python that is named."""
     with tempfile.TemporaryDirectory() as scratch:
         found = run_examples(sys.argv[1], [*EXAMPLES], Path(scratch))
     for heading, printed in found.items():

@@ -65,17 +65,18 @@ logging.getLogger("werkzeug").addFilter(lambda record: "Running on" in record.ge
 main(["-H", "127.0.0.1", "-p", "9000"])
 """
 
-# Makes the bucket hold exactly the objects of standard input.
+# Makes the bucket hold exactly the objects of each line of standard input.
 _FILL = """
 import json, sys, boto3
 bucket = boto3.resource("s3").Bucket(sys.argv[1])
-bucket.create(CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}) if not bucket.creation_date else None
-objects = json.load(sys.stdin)
-for found in bucket.objects.all():
-    if found.key not in objects:
-        found.delete()
-for key, text in objects.items():
-    bucket.put_object(Key=key, Body=text.encode())
+bucket.create(CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+for objects in map(json.loads, sys.stdin):
+    for found in bucket.objects.all():
+        if found.key not in objects:
+            found.delete()
+    for key, text in objects.items():
+        bucket.put_object(Key=key, Body=text.encode())
+    print("filled", flush=True)
 """
 
 
@@ -112,6 +113,8 @@ class Machine:
             )
             assert self._server.stdout is not None
             assert any(b"Running on http" in line for line in self._server.stdout), "the server did not start"
+            fill = self._inside(sys.executable, "-c", _FILL, BUCKET)
+            self._filler = subprocess.Popen(fill, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -121,15 +124,16 @@ class Machine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._first.communicate()
-        if hasattr(self, "_server"):
-            self._server.communicate()
+        for name in ("_server", "_filler"):
+            if hasattr(self, name):
+                getattr(self, name).communicate()
         self._notify_socket.close()
 
     def fill(self, objects: Mapping[str, str]) -> None:
-        """Make the bucket hold exactly these objects."""
-        subprocess.run(
-            self._inside(sys.executable, "-c", _FILL, BUCKET), input=json.dumps(objects), text=True, check=True
-        )
+        assert self._filler.stdin is not None
+        assert self._filler.stdout is not None
+        print(json.dumps(objects), file=self._filler.stdin, flush=True)
+        assert self._filler.stdout.readline() == "filled\n"
 
     def run(self, script: str, when_mounted: Callable[[], None] | None = None) -> str:
         """Run a script as typed and return what it prints.
@@ -159,7 +163,6 @@ class Machine:
         return printed()
 
     def clean(self) -> None:
-        """Unmount whatever the commands have left mounted."""
         self.run("fastfuse unmount --all --lazy")
 
     def _prepare(self) -> None:

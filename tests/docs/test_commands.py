@@ -70,11 +70,8 @@ FOLLOWED = ("README.md", "docs/USAGE.md")
 NAMES = [key.removeprefix("train/") for key in PARTS]
 TRAINING = {"train.py": TRAINING_SCRIPT, "job.json": json.dumps(JOB)}
 EFS = {"FileSystemId": "fs-0123456789abcdef0", "FileSystemAccessMode": "ro", "FileSystemType": "EFS"}
-EFS_JOB = {
-    "InputDataConfig": [
-        {"ChannelName": "test", "DataSource": {"FileSystemDataSource": EFS | {"DirectoryPath": "/test"}}}
-    ]
-}
+EFS_SOURCE = {"FileSystemDataSource": EFS | {"DirectoryPath": "/test"}}
+EFS_JOB = {"InputDataConfig": [{"ChannelName": "test", "DataSource": EFS_SOURCE}]}
 SECTIONS = {
     ("README.md", "fastfuse"): Section(mounted={"/mnt/train": NAMES}),
     ("README.md", "Mount a bucket"): Section(),

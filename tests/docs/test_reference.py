@@ -1,6 +1,7 @@
 """The pages say what the code does: their tables and options are compared with it."""
 
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ def test_the_table_of_verdicts_has_each_in_the_order_in_which_it_is_asked_for() 
     assert rows == [*dict.fromkeys(rule.name for rule in RULES)]
 
 
+@cache
 def _parameters(command: str) -> list[Any]:
     parameters: list[Any] = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
     return [one for one in parameters if not getattr(one, "hidden", False)]

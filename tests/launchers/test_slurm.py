@@ -44,7 +44,6 @@ while sum(name.startswith("mounts-") for name in os.listdir()) < count:
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Mapping[str, str]]:
-    """The environment of a cluster's commands."""
     # A short name, for sockets.
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, cluster(Path(name)) as environment:
         yield environment

@@ -67,7 +67,6 @@ class Host:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Wait for the end of the run, and check that it succeeded."""
         output, _ = self.process.communicate(timeout=300)
         assert self.process.returncode == 0, output
 
@@ -78,7 +77,6 @@ class Host:
 
 
 def listings(server: LoopbackServer) -> int:
-    """The pages that were listed of the objects."""
     return sum(record.operation == "ListObjectsV2" for record in server.requests)
 
 

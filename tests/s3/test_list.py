@@ -76,7 +76,7 @@ async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
 
 
 async def test_a_region_that_is_not_told_has_to_be_named() -> None:
-    reply = 301, {}, b"<Error><Code>PermanentRedirect</Code></Error>"
+    reply: tuple[int, dict[str, str], bytes] = 301, {}, b"<Error><Code>PermanentRedirect</Code></Error>"
     async with canned_client(lambda _: reply) as (client, server):
         with pytest.raises(ConfigurationError, match="does not tell in which it is") as caught:
             await listed_by(client)

@@ -38,7 +38,6 @@ def request(*channels: dict[str, object], **fields: object) -> dict[str, object]
 
 
 def with_field(tree: dict[str, object], path: FieldPath, value: object) -> dict[str, object]:
-    """A copy of `tree` in which the field at `path` is `value`."""
     changed = copy.deepcopy(tree)
     inner: object = changed
     for step in path[:-1]:

@@ -1,5 +1,3 @@
-import json
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -7,18 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import (
-    Channel,
-    Cluster,
-    InputMode,
-    InstanceGroup,
-    RequestedGroup,
-    TrainingJob,
-)
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, RequestedGroup, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from tests.sagemaker.jobs import S3, job_of, request, source, with_field
+from tests.sagemaker.jobs import S3, job_of, request, with_field
 
 JOB = TrainingJob(channels=())
 _SHARDED = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri("bucket", ""), is_sharded=True)
@@ -126,30 +116,11 @@ def test_each_of_an_elastic_number_of_hosts_has_everything() -> None:
     assert find_cluster(job_of(sharded), environ, host="2/2").hosts == ("algo-1", "algo-2")
 
 
-@given(st.integers(1, 12), st.lists(st.integers(0, 99), max_size=40))
-def test_the_pods_of_an_indexed_job_have_all_objects_together_and_none_twice(count: int, sizes: list[int]) -> None:
-    """Kubernetes counts a Job's pods from 0, and ``--shard`` counts from 1."""
-
-    def dealt(shards: Iterable[Shard | None]) -> list[int]:
-        return sorted(position for shard in shards if shard is not None for position in shard.positions(sizes))
-
-    environs = [{"JOB_COMPLETION_INDEX": str(index), "JOB_COMPLETIONS": str(count)} for index in range(count)]
-    assert dealt(find_cluster(JOB, environ).shard(_SHARDED) for environ in environs) == list(range(len(sizes)))
-    assert dealt(Shard.parse(f"{index + 1}/{count}") for index in range(count)) == list(range(len(sizes)))
-
-
 def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
-    cluster = find_cluster(JOB, {"RANK": "1", "WORLD_SIZE": "11"})
-    assert cluster.current_host == "algo-2"
-    assert cluster.hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-2")
-    assert cluster.hosts.index(cluster.current_host) == 3
-
-
-def test_names_of_somebody_elses_are_sorted_too() -> None:
-    environ = {"SM_HOSTS": json.dumps(["b", "a"]), "SM_CURRENT_HOST": "b", "SM_NETWORK_INTERFACE_NAME": "ib0"}
+    assert find_cluster(JOB, {"RANK": "1", "WORLD_SIZE": "11"}).hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-2")
+    environ = {"SM_HOSTS": '["b", "a"]', "SM_CURRENT_HOST": "b", "SM_NETWORK_INTERFACE_NAME": "ib0"}
     cluster = find_cluster(JOB, environ)
-    assert cluster.hosts == ("a", "b")
-    assert cluster.network_interface == "ib0"
+    assert (cluster.hosts, cluster.network_interface) == (("a", "b"), "ib0")
 
 
 def test_an_option_that_contradicts_the_job_is_refused() -> None:
@@ -167,45 +138,22 @@ def test_an_option_that_contradicts_the_job_is_refused() -> None:
 
 def test_a_job_without_groups_has_one_with_every_host() -> None:
     group = RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=2)
-    assert find_cluster(TrainingJob(channels=(), groups=(group,)), {}, "2/2") == Cluster(
-        current_host="algo-2",
-        hosts=("algo-1", "algo-2"),
-        network_interface="eth0",
-        current_instance_type="ml.g5.xlarge",
-        current_group="homogeneousCluster",
-        instance_groups=(
-            InstanceGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", hosts=("algo-1", "algo-2")),
-        ),
-    )
+    cluster = find_cluster(TrainingJob(channels=(), groups=(group,)), {}, "2/2")
+    hosts = ("algo-1", "algo-2")
+    assert (cluster.current_host, cluster.hosts, cluster.network_interface) == ("algo-2", hosts, "eth0")
+    assert (cluster.current_instance_type, cluster.current_group) == ("ml.g5.xlarge", "homogeneousCluster")
+    [found] = cluster.instance_groups
+    assert (found.name, found.instance_type, found.hosts) == ("homogeneousCluster", "ml.g5.xlarge", hosts)
     assert find_cluster(JOB, {}).current_instance_type == "local"
 
 
 @pytest.mark.parametrize(("host", "group"), [(1, "data"), (2, "data"), (3, "train"), (10, "train"), (11, "train")])
 def test_the_hosts_are_dealt_to_the_groups_by_their_numbers(host: int, group: str) -> None:
     cluster = find_cluster(TrainingJob(channels=(), groups=GROUPS), {}, f"{host}/11")
-    assert cluster.current_host == f"algo-{host}"
-    assert cluster.current_group == group
-    assert [(item.name, len(item.hosts)) for item in cluster.instance_groups] == [
-        ("data", 2),
-        ("spare", 0),
-        ("train", 9),
-    ]
+    assert (cluster.current_host, cluster.current_group) == (f"algo-{host}", group)
+    sizes = [(item.name, len(item.hosts)) for item in cluster.instance_groups]
+    assert sizes == [("data", 2), ("spare", 0), ("train", 9)]
     assert cluster.instance_groups[2].hosts[:2] == ("algo-10", "algo-11")
-
-
-def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
-    groups = [
-        {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": count}
-        for name, count in (("data", 2), ("train", 3))
-    ]
-    tree = with_field(request(source()), (*S3, "InstanceGroupNames"), ["train"])
-    tree = with_field(tree, (*S3, "S3DataDistributionType"), "ShardedByS3Key")
-    job = job_of({**tree, "ResourceConfig": {"InstanceGroups": groups}})
-    (channel,) = job.channels
-    clusters = [find_cluster(job, {}, f"{host}/5") for host in range(1, 6)]
-    assert [cluster.gets(channel) for cluster in clusters] == [False, False, True, True, True]
-    shards = [cluster.shard(channel) for cluster in clusters if cluster.gets(channel)]
-    assert [(shard.index, shard.count) for shard in shards if shard] == [(0, 3), (1, 3), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -213,20 +161,13 @@ def test_a_channel_is_sharded_over_the_hosts_of_its_groups() -> None:
     [(1, False, True), (1, True, True), (2, False, False), (2, True, True)],
 )
 def test_a_host_reads_all_it_gets_unless_others_get_the_same(hosts: int, is_sharded: bool, reads_all: bool) -> None:
-    distribution = "ShardedByS3Key" if is_sharded else "FullyReplicated"
-    job = job_of(with_field(request(source()), (*S3, "S3DataDistributionType"), distribution))
-    cluster = find_cluster(TrainingJob(channels=()), {}, f"1/{hosts}")
-    assert cluster.reads_all(job.channels[0]) == reads_all
+    assert find_cluster(JOB, {}, f"1/{hosts}").reads_all(replace(_SHARDED, is_sharded=is_sharded)) == reads_all
 
 
 def test_the_one_host_of_a_group_reads_all_of_the_groups_channel() -> None:
-    groups = [
-        {"InstanceGroupName": name, "InstanceType": "ml.c5.xlarge", "InstanceCount": count}
-        for name, count in (("data", 1), ("train", 2))
-    ]
-    tree = with_field(request(source()), (*S3, "InstanceGroupNames"), ["data"])
-    job = job_of({**tree, "ResourceConfig": {"InstanceGroups": groups}})
-    assert find_cluster(job, {}, "1/3").reads_all(job.channels[0])
+    groups = [replace(GROUPS[0], count=1), GROUPS[2]]
+    cluster = find_cluster(TrainingJob(channels=(), groups=tuple(groups)), {}, "1/10")
+    assert cluster.reads_all(replace(_SHARDED, is_sharded=False, instance_group_names=("data",)))
 
 
 _COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
@@ -248,9 +189,7 @@ def is_refused(counts: list[int], hosts: int | None, *, is_option: bool) -> bool
 
 
 @given(_COUNTS, st.none() | st.integers(1, 8), st.booleans())
-def test_hosts_are_refused_as_a_model_of_the_apis_words_says(
-    counts: list[int], hosts: int | None, is_option: bool
-) -> None:
+def test_hosts_are_refused_as_a_model_says(counts: list[int], hosts: int | None, is_option: bool) -> None:
     groups = tuple(RequestedGroup(name=f"g{at}", instance_type="x", count=count) for at, count in enumerate(counts))
     job = TrainingJob(channels=(), groups=groups)
 

@@ -5,61 +5,39 @@ from pathlib import Path
 import pytest
 
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import HOMOGENEOUS, InputMode, OutputConfig, RequestedGroup, SyncedDirectory
+from fastfuse.sagemaker.description.channel import HOMOGENEOUS, OutputConfig, RequestedGroup, SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from tests.sagemaker.jobs import ABSENT, S3, job_of, refusal, request, source, with_field
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "message"),
+    ("first", "second", "at", "message"),
     [
-        (source("a"), source("a"), "InputDataConfig[1].ChannelName: 'a' is the name of InputDataConfig[0], too"),
-        (
-            source("train"),
-            source("Train"),
-            "InputDataConfig[1].ChannelName: 'Train' and 'train' of InputDataConfig[0] differ in case only",
-        ),
-        (
-            source("a", InputMode="Pipe"),
-            source("a_0"),
-            "InputDataConfig[1].ChannelName: 'a_0' is also the name of a FIFO of the Pipe channel 'a'",
-        ),
-        (
-            source("a_17", InputMode="FastFile"),
-            source("a", InputMode="Pipe"),
-            "InputDataConfig[0].ChannelName: 'a_17' is also the name of a FIFO of the Pipe channel 'a'",
-        ),
+        (source("a"), source("a"), 1, "'a' is the name of InputDataConfig[0], too"),
+        (source("train"), source("Train"), 1, "'Train' and 'train' of InputDataConfig[0] differ in case only"),
+        (source("a", InputMode="Pipe"), source("a_0"), 1, "'a_0' is also the name of a FIFO of the Pipe channel 'a'"),
+        (source("a_17"), source("a", InputMode="Pipe"), 0, "'a_17' is also the name of a FIFO of the Pipe channel 'a'"),
     ],
 )
 def test_two_channels_in_one_place_are_refused(
-    first: dict[str, object], second: dict[str, object], message: str
+    first: dict[str, object], second: dict[str, object], at: int, message: str
 ) -> None:
-    assert f": {message}" in str(refusal(request(first, second)))
+    assert f": InputDataConfig[{at}].ChannelName: {message}" in str(refusal(request(first, second)))
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
+    ("pipe", "other"),
     [
-        (source("a"), source("a_0")),
-        (source("a", InputMode="Pipe"), source("a_00")),
-        (source("a", InputMode="Pipe"), source("a_")),
-        (source("a", InputMode="Pipe"), source("a_b")),
-        (source("a", InputMode="Pipe"), source("a_0", InputMode="Pipe")),
-        (source("A", InputMode="Pipe"), source("a_0")),
+        ("a", source("a_00")),
+        ("a", source("a_")),
+        ("a", source("a_b")),
+        ("a", source("a_0", InputMode="Pipe")),
+        ("A", source("a_0")),
     ],
 )
-def test_channels_whose_names_only_look_alike_are_taken(first: dict[str, object], second: dict[str, object]) -> None:
-    assert len(job_of(request(first, second)).channels) == 2
-
-
-@pytest.mark.parametrize("mode", list(InputMode))
-@pytest.mark.parametrize("kind", ["S3Prefix", "ManifestFile", "AugmentedManifestFile"])
-def test_every_source_runs_in_every_mode(mode: InputMode, kind: str) -> None:
-    tree = with_field(request(source(InputMode=mode.value, ShuffleConfig={"Seed": 1})), (*S3, "S3DataType"), kind)
-    tree = with_field(tree, (*S3, "S3Uri"), "s3://bucket/manifest")
-    if kind == "AugmentedManifestFile":
-        tree = with_field(tree, (*S3, "AttributeNames"), ["source-ref"])
-    assert job_of(tree).channels[0].input_mode is mode
+def test_channels_whose_names_only_look_alike_are_taken(pipe: str, other: dict[str, object]) -> None:
+    assert len(job_of(request(source(pipe, InputMode="Pipe"), other)).channels) == 2
+    assert len(job_of(request(source("a"), source("a_0"))).channels) == 2
 
 
 def test_a_pipe_of_an_augmented_manifest_needs_attribute_names() -> None:
@@ -83,9 +61,7 @@ def test_a_pipe_of_an_augmented_manifest_needs_attribute_names() -> None:
         ),
     ],
 )
-def test_a_job_has_the_groups_that_it_asks_for(
-    resources: dict[str, object] | None, groups: tuple[RequestedGroup, ...]
-) -> None:
+def test_a_job_has_its_groups(resources: dict[str, object] | None, groups: tuple[RequestedGroup, ...]) -> None:
     assert job_of(request(ResourceConfig=resources)).groups == groups
 
 
@@ -99,33 +75,20 @@ def test_outputs_go_below_a_prefix_of_the_jobs_own(path: str, prefix: str) -> No
 
 def test_encryption_and_compression_are_those_of_the_request() -> None:
     config = {"S3OutputPath": "s3://b/p", "KmsKeyId": "alias/k", "CompressionType": "NONE"}
-    job = job_of(request(OutputDataConfig=config))
-    assert job.output is not None
-    assert (job.output.kms_key_id, job.output.is_compressed) == ("alias/k", False)
-
-
-def test_a_job_without_output_data_config_uploads_nothing() -> None:
+    output = job_of(request(OutputDataConfig=config)).output
+    assert output == OutputConfig(place=S3Uri("b", "p/a-job/output/"), kms_key_id="alias/k", is_compressed=False)
     assert job_of(with_field(request(), ("OutputDataConfig",), ABSENT)).output is None
-
-
-def test_the_model_of_a_job_that_sagemaker_ran_is_not_replaced() -> None:
-    answer = request(TrainingJobArn="arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job")
-    assert job_of(answer).output is None
 
 
 def test_checkpoints_and_logs_have_the_places_of_the_api() -> None:
     job = job_of(request(CheckpointConfig={"S3Uri": "s3://b/c"}, TensorBoardOutputConfig={"S3OutputPath": "s3://b"}))
-    logs = SyncedDirectory(
-        name="tensorboard",
-        local_path="/opt/ml/output/tensorboard",
-        place=S3Uri("b", "a-job/tensorboard-output/"),
-        are_checkpoints=False,
+    places = {"checkpoints": "/opt/ml/checkpoints", "tensorboard": "/opt/ml/output/tensorboard"}
+    in_s3 = {"checkpoints": S3Uri("b", "c/"), "tensorboard": S3Uri("b", "a-job/tensorboard-output/")}
+    assert job.synced == tuple(
+        SyncedDirectory(name=name, local_path=path, place=in_s3[name], are_checkpoints=name == "checkpoints")
+        for name, path in places.items()
     )
-    checkpoints = SyncedDirectory(
-        name="checkpoints", local_path="/opt/ml/checkpoints", place=S3Uri("b", "c/"), are_checkpoints=True
-    )
-    assert job.synced == (checkpoints, logs)
-    assert JobPaths(Path("/base")).of(logs.local_path) == Path("/base/output/tensorboard")
+    assert JobPaths(Path("/base")).of(places["tensorboard"]) == Path("/base/output/tensorboard")
 
 
 def test_checkpoints_may_lie_anywhere_but_where_a_job_has_its_data() -> None:
@@ -134,9 +97,10 @@ def test_checkpoints_may_lie_anywhere_but_where_a_job_has_its_data() -> None:
     assert JobPaths(Path("/base")).of(synced.local_path) == Path("/tmp/c")
 
 
-def test_nothing_of_a_job_that_sagemaker_ran_is_sent() -> None:
+def test_nothing_of_a_job_that_sagemaker_ran_is_sent_or_replaced() -> None:
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job"
-    assert job_of(request(TrainingJobArn=arn, CheckpointConfig={"S3Uri": "s3://b/c"})).synced == ()
+    job = job_of(request(TrainingJobArn=arn, CheckpointConfig={"S3Uri": "s3://b/c"}))
+    assert (job.output, job.synced) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -146,11 +110,7 @@ def test_nothing_of_a_job_that_sagemaker_ran_is_sent() -> None:
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/"}, "is no place for files that go to S3"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/input/x"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/tmp/../opt"}, "is no place for files"),
-        (
-            ("CheckpointConfig",),
-            {"S3Uri": "s3://b", "LocalPath": "relative"},
-            "'relative' is no place for files",
-        ),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "relative"}, "'relative' is no place for files"),
         (("TensorBoardOutputConfig",), {"S3OutputPath": "b"}, "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), "/models", "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), ABSENT, "OutputDataConfig.S3OutputPath: is missing"),

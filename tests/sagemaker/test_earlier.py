@@ -26,13 +26,6 @@ def paths(tmp_path: Path) -> JobPaths:
     return JobPaths(tmp_path)
 
 
-def test_a_first_run_finds_nothing_to_move(paths: JobPaths) -> None:
-    for directory in (paths.data / "train", paths.model, paths.output_data):
-        directory.mkdir(parents=True)
-    assert put_aside(paths, "job-1", keeps=False) is None
-    assert files(paths.base) == set()
-
-
 def test_files_move_to_the_name_of_the_run_that_left_them(paths: JobPaths) -> None:
     put_aside(paths, "job-1", keeps=False)
     fill(paths.base, *LEFT, "code/train.py", "input/config/hyperparameters.json")
@@ -98,9 +91,7 @@ def test_links_are_moved_and_not_followed(paths: JobPaths, tmp_path_factory: pyt
     assert files(elsewhere) == {"mine"}
 
 
-def test_nothing_is_written_behind_a_link_below_the_base_directory(
-    paths: JobPaths, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_nothing_is_written_behind_links_in_the_base(paths: JobPaths, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     put_aside(paths, "job-1", keeps=False)
     fill(paths.base, "model/weights")

@@ -26,7 +26,6 @@ def shapes() -> dict[str, Any]:
 
 
 def members(shape: str = "CreateTrainingJobRequest", path: str = "") -> Iterator[tuple[str, str]]:
-    """The path of each member, and the shape of what it holds."""
     for name, member in shapes()[shape]["members"].items():
         held = member["shape"]
         if shapes()[held]["type"] == "list":
@@ -86,12 +85,9 @@ def test_the_places_of_a_job_that_sagemaker_ran_are_not_used() -> None:
     places = {"CheckpointConfig": {"S3Uri": "s3://b/c"}, "TensorBoardOutputConfig": {"S3OutputPath": "s3://b/t"}}
     names = ["OutputDataConfig.S3OutputPath", *places]
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/a-job"
-    for job, handling in (
-        (request(**places), Handling.DONE),
-        (request(TrainingJobArn=arn, **places), Handling.NOT_DONE),
-    ):
+    for job, wanted in ((request(**places), Handling.DONE), (request(TrainingJobArn=arn, **places), Handling.NOT_DONE)):
         told = {field.path: field.handling for field in job_of(job).fields}
-        assert [told[name] for name in names] == [handling] * 3
+        assert [told[name] for name in names] == [wanted] * 3
 
 
 def test_channels_alone_have_fields_too() -> None:

@@ -1,8 +1,10 @@
-"""What SageMaker writes, byte for byte where its developer guide shows it."""
+"""The directories of a job, and what SageMaker writes there."""
 
+import errno
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,47 +15,17 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker import files
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.files import JobPaths, write_job_files
+from fastfuse.sagemaker.files import JobPaths, open_directory, path_of, write_job_files
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
 
 NOBODY = 65534
 
-# https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html, examples of
-# "Hyperparameters", "Input Data Configuration" and "Distributed Training Configuration".
-GUIDE_HYPERPARAMETERS = """
-{
-    "num_round": "128",
-    "eta": "0.001"
-}
-"""
-GUIDE_INPUT = """
-{
-"train" : {"ContentType":  "trainingContentType",
-           "TrainingInputMode": "File",
-           "S3DistributionType": "FullyReplicated",
-           "RecordWrapperType": "None"},
-"evaluation" : {"ContentType":  "evalContentType",
-                "TrainingInputMode": "File",
-                "S3DistributionType": "FullyReplicated",
-                "RecordWrapperType": "None"},
-"validation" : {"TrainingInputMode": "File",
-                "S3DistributionType": "FullyReplicated",
-                "RecordWrapperType": "None"}
-}
-"""
-GUIDE_RESOURCES = """
-{
-"current_host": "algo-1",
-"hosts": ["algo-1","algo-2","algo-3"],
-"network_interface_name":"eth1"
-}
-"""
+REST = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
 
 
-def without_layout(text: str) -> bytes:
-    """The guide's text without what it has for the eye; the order of the keys stays."""
-    return json.dumps(json.loads(text), separators=(",", ":")).encode()
+def as_written(content: object) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def written(tmp_path: Path, job: TrainingJob, cluster: Cluster | None = None) -> dict[str, bytes]:
@@ -66,32 +38,26 @@ def channel(name: str, mode: InputMode = InputMode.FILE, **fields: object) -> Ch
     return Channel(name=name, input_mode=mode, source=S3Uri("b", ""), **fields)  # type: ignore[arg-type]
 
 
-def test_the_guides_input_data_config_is_written_byte_for_byte(tmp_path: Path) -> None:
-    job = TrainingJob(
-        channels=(
-            channel("train", content_type="trainingContentType"),
-            channel("evaluation", content_type="evalContentType"),
-            channel("validation"),
-        )
-    )
-    assert written(tmp_path, job)["inputdataconfig"] == without_layout(GUIDE_INPUT)
+def test_the_guides_examples_are_written_byte_for_byte_with_what_jobs_have_beyond_them(tmp_path: Path) -> None:
+    """See "Hyperparameters", "Input Data Configuration" and "Distributed Training Configuration" of the guide.
 
-
-def test_the_guides_hyperparameters_are_written_byte_for_byte(tmp_path: Path) -> None:
+    https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
+    """
+    train = channel("train", content_type="trainingContentType")
+    evaluation = channel("evaluation", content_type="evalContentType")
     job = described(request(HyperParameters={"num_round": "128", "eta": "0.001"}))
-    assert written(tmp_path, job)["hyperparameters"] == without_layout(GUIDE_HYPERPARAMETERS)
-
-
-def test_the_guides_resource_config_is_written_with_what_jobs_have_beyond_it(tmp_path: Path) -> None:
-    cluster = find_cluster(described(request()), {"SM_NETWORK_INTERFACE_NAME": "eth1"}, host="1/3")
-    found = written(tmp_path, described(request()), cluster)["resourceconfig"]
-    guide = json.loads(GUIDE_RESOURCES)
-    beyond = ("current_instance_type", "current_group_name", "instance_groups")
-    assert json.dumps({key: value for key, value in json.loads(found).items() if key not in beyond}) == json.dumps(
-        guide
+    cluster = find_cluster(job, {"SM_NETWORK_INTERFACE_NAME": "eth1"}, host="1/3")
+    found = written(tmp_path, replace(job, channels=(train, evaluation, channel("validation"))), cluster)
+    assert found["hyperparameters"] == b'{"num_round":"128","eta":"0.001"}'
+    assert found["inputdataconfig"] == as_written(
+        {
+            "train": {"ContentType": "trainingContentType", **REST},
+            "evaluation": {"ContentType": "evalContentType", **REST},
+            "validation": REST,
+        }
     )
-    # As in the log of a job: keys, order and values.
-    assert found == (
+    # The log of a job has these keys and values in this order.
+    assert found["resourceconfig"] == (
         b'{"current_host":"algo-1","current_instance_type":"ml.g5.xlarge","current_group_name":"homogeneousCluster",'
         b'"hosts":["algo-1","algo-2","algo-3"],"instance_groups":[{"instance_group_name":"homogeneousCluster",'
         b'"instance_type":"ml.g5.xlarge","hosts":["algo-1","algo-2","algo-3"]}],"network_interface_name":"eth1"}'
@@ -101,28 +67,21 @@ def test_the_guides_resource_config_is_written_with_what_jobs_have_beyond_it(tmp
 @pytest.mark.parametrize(
     ("item", "entry"),
     [
-        (
-            channel("c"),
-            '{"TrainingInputMode":"File","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
-        ),
-        (
-            channel("c", InputMode.FAST_FILE),
-            '{"TrainingInputMode":"FastFile","S3DistributionType":"FullyReplicated","RecordWrapperType":"None"}',
-        ),
+        (channel("c", InputMode.FAST_FILE), {"TrainingInputMode": "FastFile"}),
         (
             channel("c", InputMode.PIPE, is_sharded=True, wraps_records=True, content_type=""),
-            '{"ContentType":"","TrainingInputMode":"Pipe","S3DistributionType":"ShardedByS3Key",'
-            '"RecordWrapperType":"RecordIO"}',
+            {"ContentType": "", "TrainingInputMode": "Pipe"}
+            | {"S3DistributionType": "ShardedByS3Key", "RecordWrapperType": "RecordIO"},
         ),
         (
             channel("c", InputMode.PIPE, is_gzip=True, shuffle_seed=1, content_type="é"),
-            '{"ContentType":"\\u00e9","TrainingInputMode":"Pipe","S3DistributionType":"FullyReplicated",'
-            '"RecordWrapperType":"None"}',
+            {"ContentType": "é", "TrainingInputMode": "Pipe"},
         ),
     ],
-)  # fmt: skip
-def test_a_channel_is_written_with_all_its_keys_and_no_others(tmp_path: Path, item: Channel, entry: str) -> None:
-    assert written(tmp_path, TrainingJob(channels=(item,)))["inputdataconfig"].decode() == f'{{"c":{entry}}}'
+)
+def test_a_channel_is_written_with_all_its_keys(tmp_path: Path, item: Channel, entry: dict[str, str]) -> None:
+    found = written(tmp_path, TrainingJob(channels=(item,)))["inputdataconfig"]
+    assert found == as_written({"c": entry | REST | entry})  # keys that differ stay at their places
 
 
 def test_a_channel_of_another_group_is_not_this_hosts(tmp_path: Path) -> None:
@@ -147,9 +106,7 @@ def test_every_directory_of_a_job_is_there_and_every_file_readable(tmp_path: Pat
         os.umask(old)
     assert sorted(files) == ["hyperparameters", "inputdataconfig", "resourceconfig"]
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_dir()}
-    assert found == {
-        *("input", "input/config", "input/data", "model", "code", "output", "output/data", "checkpoints"),
-    }
+    assert found == {"input", "input/config", "input/data", "model", "code", "output", "output/data", "checkpoints"}
     for path in (tmp_path / "input/config").iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
@@ -181,11 +138,10 @@ def test_a_base_directory_that_cannot_be_made_is_refused_with_what_to_do(tmp_pat
     assert "--base-dir" in caught.value.hint
 
 
-def with_checkpoints(path: Path) -> TrainingJob:
-    return described(request(CheckpointConfig={"S3Uri": "s3://b/c/", "LocalPath": str(path)}))
-
-
 def test_a_local_path_elsewhere_is_made_or_refused_with_what_to_do(tmp_path: Path) -> None:
+    def with_checkpoints(path: Path) -> TrainingJob:
+        return described(request(CheckpointConfig={"S3Uri": "s3://b/c/", "LocalPath": str(path)}))
+
     written(tmp_path / "base", with_checkpoints(tmp_path / "my checkpoints/1"))
     assert (tmp_path / "my checkpoints/1").is_dir()
     (tmp_path / "file").write_text("")
@@ -202,3 +158,48 @@ def test_a_local_path_that_others_own_is_refused() -> None:
             files._make_synced(Path("/usr"), Path("/base"))
 
     assert wait_child(fork_child(work)) == 0
+
+
+def test_a_directory_that_is_missing_is_made_and_one_that_is_there_is_opened(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    for _ in range(2):
+        fd = open_directory(base / "a/b", base)
+        assert os.path.samestat(os.fstat(fd), (base / "a/b").stat())
+        os.close(fd)
+
+
+def test_the_path_of_a_descriptor_leads_to_the_directory_under_any_name(tmp_path: Path) -> None:
+    fd = open_directory(tmp_path / "a", tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (path_of(fd) / "file").write_text("x")
+    os.close(fd)
+    assert (tmp_path / "b/file").read_text() == "x"
+
+
+@pytest.mark.parametrize("place", ["input", "input/data", "input/data/train"])
+@pytest.mark.parametrize("is_there", [True, False], ids=["to a directory", "to nothing"])
+def test_a_link_below_the_base_is_not_followed(tmp_path: Path, place: str, is_there: bool) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    (base / place).parent.mkdir(parents=True)
+    if is_there:
+        elsewhere.mkdir()
+    (base / place).symlink_to(elsewhere)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=f"{base / place} is a symbolic link, and none below {base} is followed"):
+        open_directory(base / "input/data/train", base)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert not is_there or not any(elsewhere.iterdir())
+
+
+def test_a_base_that_is_a_link_is_followed_because_its_user_named_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "base").symlink_to(tmp_path / "disk")
+    os.close(open_directory(tmp_path / "base/input", tmp_path / "base"))
+    assert (tmp_path / "disk/input").is_dir()
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("")
+    with pytest.raises(OSError, match="Not a directory") as caught:
+        open_directory(tmp_path / "input/data", tmp_path)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOTDIR, str(tmp_path / "input"))

@@ -1,16 +1,129 @@
-"""Whole descriptions, as they come from AWS's tools, from people and from the command line."""
+"""Descriptions of jobs, as they come from AWS's tools, from people, and from who means harm."""
 
 import json
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, InputMode, RequestedGroup, TrainingJob
-from fastfuse.sagemaker.description.job import channels_job, read_job
+from fastfuse.sagemaker.description.job import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_VALUES,
+    channels_job,
+    parse_json_job,
+    read_job,
+    read_json,
+)
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, source, with_field
+
+ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}]'
+
+
+@pytest.mark.parametrize(
+    ("data", "place", "message"),
+    [
+        (b"", "1:1", "this is not JSON: Expecting value"),
+        (b"[\n  1,\n  }", "3:3", "this is not JSON: Expecting value"),
+        (b"{'a': 1}", "1:2", "a name in quotes and a ':' are missing here"),
+        (b'{"a": 1} x', "1:10", "something follows the '}' that ends it all"),
+        (b"1 x", "1:3", "something follows the value"),
+        (b"[1,]", "1:3", "a ',' stands before the ']'"),
+        (b'["a\nb"]', "1:4", "this is not JSON: Invalid control character at"),
+        (b'{"a": 1,\n "b": 2,\n "a": 3}', "3:2", "the name 'a' stands in this object for the second time"),
+        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "the name 'a' stands in this object"),
+        (b"[1,\n-Infinity]", "2:1", "the value that begins here is not JSON: -Infinity is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "1:7", "this number has too many digits"),
+        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "1:66", "nested too deeply"),
+        (b"[" * 1_000_000, "1:2", "the value that begins here is nested too deeply"),
+        (b'{"a":' * 100_000, "1:6", "the value that begins here is nested too deeply"),
+        (b'{"caf\xe9": 1}', "1:6", "this is not UTF-8"),
+    ],
+)
+def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read_json(data, "job.json")
+    assert str(caught.value).startswith(f"job.json:{place}: {message}")
+
+
+def test_more_values_than_any_description_has_are_refused() -> None:
+    data = b'{"a": [' + b"1," * (MAX_VALUES - 2) + b"1]}"
+    assert len(read_json(data, "job.json").tree["a"]) == MAX_VALUES - 1
+    for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
+        with pytest.raises(ConfigurationError, match=r"job\.json:1:\d+: more than 100000 values"):
+            read_json(more, "job.json")
+
+
+def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
+    for text in (
+        b'{"' + b"x" * 1_000_000 + b'": 1}',
+        b'{"y": {"' + b"x" * 100_000 + b'": 1, "' + b"x" * 100_000 + b'": 1}}',
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            parse_json_job(text, "job.json")
+        assert len(str(caught.value)) < 700
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(values, st.sampled_from([None, 0, 2]), st.data())
+def test_every_value_has_its_place(tree: object, indent: int | None, data: st.DataObject) -> None:
+    text = json.dumps(tree, indent=indent)
+    document = read_json(b"\xef\xbb\xbf" + text.encode(), "j")
+    assert document.tree == tree
+    path: list[str | int] = []
+    inner = tree
+    while isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
+        step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        path.append(step)
+        inner = inner[step]
+    with pytest.raises(ConfigurationError) as caught:
+        document.fail(tuple(path), "x", "")
+    _, line, column, _ = str(caught.value).split(":")
+    rest = text.split("\n")[int(line) - 1][int(column) - 1 :]
+    assert rest.startswith(json.dumps(inner, indent=indent).split("\n")[0])
+
+
+def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_bytes(ARRAY.ljust(MAX_BYTES))
+    assert read_job(path) == channels_job(["a=s3://b"])
+    path.write_bytes(ARRAY.ljust(MAX_BYTES + 1))
+    for larger in (path, Path("/dev/zero")):
+        with pytest.raises(ConfigurationError, match=f"'{larger}' is larger than 4 MiB"):
+            read_job(larger)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("missing", "No such file"), (".", "Is a directory"), ("a\0b", "null")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"cannot be read: .*{reason}"):
+        read_job(tmp_path / name)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_bytes, args=(ARRAY,))
+    writer.start()
+    assert read_job(fifo) == channels_job(["a=s3://b"])
+    writer.join()
+
 
 # What `aws sagemaker describe-training-job` prints.
 ANSWER = {
@@ -58,12 +171,8 @@ ANSWER = {
     "ResponseMetadata": {"RequestId": "x", "HTTPStatusCode": 200},
 }  # fmt: skip
 
-TRAIN = Channel(
-    name="train",
-    input_mode=InputMode.FAST_FILE,
-    source=S3Uri("bucket", "train/"),
-    content_type="application/x-image",
-)
+SOURCE = S3Uri("bucket", "train/")
+TRAIN = Channel(name="train", input_mode=InputMode.FAST_FILE, source=SOURCE, content_type="application/x-image")
 
 
 def test_an_answer_to_describe_is_a_job() -> None:
@@ -76,13 +185,6 @@ def test_an_answer_to_describe_is_a_job() -> None:
         environment={"LOG_LEVEL": "debug"},
         max_runtime_s=86400,
     )
-
-
-def test_a_request_is_a_job() -> None:
-    job = job_of(request(source("a", InputMode="Pipe"), source("b")))
-    assert [(item.name, item.input_mode) for item in job.channels] == [("a", InputMode.PIPE), ("b", InputMode.FILE)]
-    assert job.name == "a-job"
-    assert job.arn == ""
 
 
 def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
@@ -132,19 +234,6 @@ def test_what_is_no_job_is_refused(tree: object, message: str) -> None:
     assert str(refusal(tree)).startswith(f"job.json:1:1: {message}")
 
 
-def test_an_error_is_at_the_line_of_its_field() -> None:
-    tree = request(source("a"), source("b", CompressionType="Gzip"))
-    text = json.dumps(tree, indent=1)
-    line = next(number for number, line in enumerate(text.split("\n"), 1) if "Gzip" in line)
-    assert str(refusal(tree)).startswith(f"job.json:{line}:")
-
-
-def test_a_file_is_read_whatever_its_name(tmp_path: Path) -> None:
-    for name in ("job.json", "job"):
-        (tmp_path / name).write_text(json.dumps(ANSWER))
-        assert read_job(tmp_path / name).channels == (TRAIN,)
-
-
 def test_a_file_whose_name_is_not_utf8_can_be_named_in_an_error(tmp_path: Path) -> None:
     path = tmp_path / "j\udcff.json"
     path.write_text("{")
@@ -155,12 +244,8 @@ def test_a_file_whose_name_is_not_utf8_can_be_named_in_an_error(tmp_path: Path) 
 
 
 def test_a_file_and_the_command_line_describe_one_job() -> None:
-    place = {
-        "S3DataType": "AugmentedManifestFile",
-        "S3Uri": "s3://bucket/all.manifest",
-        "S3DataDistributionType": "ShardedByS3Key",
-        "AttributeNames": ["source-ref", "class"],
-    }
+    place: dict[str, object] = {"S3DataType": "AugmentedManifestFile", "S3Uri": "s3://bucket/all.manifest"}
+    place |= {"S3DataDistributionType": "ShardedByS3Key", "AttributeNames": ["source-ref", "class"]}
     fields = {"ContentType": "x/y", "CompressionType": "Gzip", "RecordWrapperType": "RecordIO", "InputMode": "Pipe"}
     channel = {"ChannelName": "t", "DataSource": {"S3DataSource": place}, **fields, "ShuffleConfig": {"Seed": -7}}
     option = (
@@ -177,7 +262,7 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("options", "message"),
     [
         ("train", "--channel 'train' names no source"),
         ("train=", "--channel train: source: '' is not an S3 URI"),
@@ -199,11 +284,12 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
         (f"a=s3://b,shuffle-seed={2**63}", "--channel a: shuffle_seed: is out of the range"),
         ("a=s3://b,mode=quick", "--channel a: mode: 'quick' is not one of file, fastfile, pipe"),
         ("a=s3://b,compression=gzip", "--channel a: compression: is Gzip, which is for Pipe mode"),
+        ("a=s3://b a=s3://c", "--channel a: name: 'a' is the name of"),
     ],
 )
-def test_an_option_of_the_command_line_that_is_wrong_is_refused(option: str, message: str) -> None:
+def test_an_option_of_the_command_line_that_is_wrong_is_refused(options: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        channels_job([option])
+        channels_job(options.split())
     assert str(caught.value).startswith(message)
 
 
@@ -211,8 +297,3 @@ def test_an_option_that_is_not_known_is_refused_with_the_one_that_may_be_meant()
     with pytest.raises(ConfigurationError) as caught:
         channels_job(["a=s3://b,mood=Pipe"])
     assert caught.value.hint == "did you mean mode?"
-
-
-def test_a_name_that_comes_twice_is_refused_in_the_words_of_the_command_line() -> None:
-    with pytest.raises(ConfigurationError, match=r"--channel a: name: 'a' is the name of"):
-        channels_job(["a=s3://b", "a=s3://c"])

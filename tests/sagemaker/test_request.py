@@ -13,21 +13,18 @@ from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusa
 
 BASE = request()
 PIPE = request(source(InputMode="Pipe"))
-AUGMENTED = with_field(
-    with_field(BASE, (*S3, "S3DataType"), "AugmentedManifestFile"), (*S3, "S3Uri"), "s3://bucket/all.manifest"
-)
-GROUPS = [
-    {"InstanceGroupName": f"{number}" * 64, "InstanceType": "ml.c5.xlarge", "InstanceCount": 1} for number in range(5)
-]
+AUGMENTED = with_field(BASE, (*S3, "S3DataType"), "AugmentedManifestFile")
+AUGMENTED = with_field(AUGMENTED, (*S3, "S3Uri"), "s3://bucket/all.manifest")
+GROUPS = [{"InstanceGroupName": str(n) * 64, "InstanceType": "ml.c5.xlarge", "InstanceCount": 1} for n in range(5)]
 GROUP_NAMES = [group["InstanceGroupName"] for group in GROUPS]
 GROUPED = request(ResourceConfig={"InstanceGroups": GROUPS})
-FILE_SYSTEM = {
+SHARE = {
     "FileSystemId": "fs-01234567",
     "FileSystemAccessMode": "ro",
     "FileSystemType": "EFS",
     "DirectoryPath": "/train",
 }
-FILES = with_field(BASE, (*CHANNEL, "DataSource"), {"FileSystemDataSource": FILE_SYSTEM})
+FILES = with_field(BASE, (*CHANNEL, "DataSource"), {"FileSystemDataSource": SHARE})
 EFS: FieldPath = (*CHANNEL, "DataSource", "FileSystemDataSource")
 MANIFEST = with_field(BASE, (*S3, "S3Uri"), "s3://bucket/a.manifest")
 ATTRIBUTES = [f"attribute-{number}" for number in range(16)]
@@ -127,7 +124,7 @@ REFUSED = [
     Refused(FILES, (*EFS, "FileSystemId"), "efs-01234567", "has characters that the API does not allow"),
     Refused(FILES, (*EFS, "FileSystemAccessMode"), "r", "is not one of 'rw', 'ro'"),
     Refused(FILES, (*EFS, "FileSystemType"), "NFS", "is not one of 'EFS', 'FSxLustre'"),
-    *(Refused(FILES, (*EFS, name), ABSENT, "is missing") for name in FILE_SYSTEM),
+    *(Refused(FILES, (*EFS, name), ABSENT, "is missing") for name in SHARE),
     Refused(FILES, (*EFS, "DirectoryPath"), "/\0", "has characters that"),
     *(
         Refused(FILES, (*EFS, "DirectoryPath"), path, f"{path!r} is not the full path of a directory")
@@ -137,7 +134,7 @@ REFUSED = [
     Refused(BASE, (*S3, "S3Uri"), "file:///train/../../etc", "'/train/../../etc' is not the full path"),
     Refused(BASE, (*S3, "S3Uri"), "file:///tra\0in", r"'/tra\x00in' is not the full path"),
     Refused(BASE, (*CHANNEL, "DataSource"), DATASET, "is a dataset of the SageMaker hub", below=("DatasetSource",)),
-    Refused(BASE, EFS, FILE_SYSTEM, "has S3DataSource and FileSystemDataSource", (*CHANNEL, "DataSource")),
+    Refused(BASE, EFS, SHARE, "has S3DataSource and FileSystemDataSource", (*CHANNEL, "DataSource")),
     Refused(BASE, (*S3, "S3DataType"), ABSENT, "is missing"),
     Refused(BASE, (*S3, "S3DataType"), "Prefix", "is not one of 'ManifestFile', 'S3Prefix', 'AugmentedManifestFile'"),
     Refused(BASE, (*S3, "S3DataType"), "Converse", "is Converse, which names conversations"),
@@ -225,9 +222,7 @@ def test_one_channel_and_twenty_are_taken() -> None:
         (("Zzz",), "the API has no such field there"),
     ],
 )
-def test_a_field_that_the_api_has_not_is_refused_with_the_one_that_may_be_meant(
-    path: FieldPath, suggestion: str
-) -> None:
+def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant(path: FieldPath, suggestion: str) -> None:
     error = refusal(with_field(request(), path, "x"))
     assert f": {spelled(path)}: is not a field of the API" in str(error)
     assert error.hint == suggestion

@@ -95,24 +95,16 @@ def test_where_no_file_of_hosts_is_the_toolkit_does_not_look_up(hosts_file: Path
     assert entered(PAIR, {"algo-2": "10.1.2.3"}, "localhost")[1]
 
 
-def test_a_host_that_resolves_already_is_left_alone(hosts_file: Path) -> None:
-    hosts_file.write_text("10.0.0.1 algo-1 other # algo-2\n")
-    assert HostNames(PAIR, {}).unknown == ["algo-2"]
-    assert HostNames(PAIR, {})._addresses == {}
-    named = Cluster(current_host="node-1", hosts=("node-1", "node-2"))
-    assert HostNames(named, {}).unknown == []
-    assert HostNames(named, {})._addresses == {}
-
-
-def test_the_only_host_is_this_one(hosts_file: Path) -> None:
-    names = HostNames(Cluster(current_host="algo-1", hosts=("algo-1",)), {})
-    assert names._addresses == {"algo-1": "127.0.0.1"}
-    assert list(names.lines()) == []
-
-
-def test_a_host_without_an_address_is_told(hosts_file: Path) -> None:
+def test_a_host_that_resolves_already_is_left_alone_and_one_without_an_address_is_told(hosts_file: Path) -> None:
     (line,) = HostNames(PAIR, {}).lines()
     assert "--address algo-2=10.0.0.2" in line
+    alone = HostNames(Cluster(current_host="algo-1", hosts=("algo-1",)), {})
+    assert (alone._addresses, [*alone.lines()]) == ({"algo-1": "127.0.0.1"}, [])
+    hosts_file.write_text("10.0.0.1 algo-1 other # algo-2\n")
+    named = Cluster(current_host="node-1", hosts=("node-1", "node-2"))
+    for cluster, unknown in ((PAIR, ["algo-2"]), (named, [])):
+        names = HostNames(cluster, {})
+        assert (names.unknown, names._addresses) == (unknown, {})
 
 
 def test_addresses_are_checked_and_names_looked_up() -> None:

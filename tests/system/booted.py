@@ -87,15 +87,10 @@ class Booted:
     def run(self, script: str, folder: str = "/root") -> str:
         """Type a script at the machine, show it and what it prints, and end if it fails."""
         print("\n".join(f"== {line}" for line in script.splitlines()), flush=True)
-        variables = [
-            "HOME=/root",
-            "LANG=C.UTF-8",
-            "PATH=/usr/local/bin:/usr/bin:/usr/sbin",
-            f"PIP_CERT={CERTIFICATES}",
-        ]
+        settings = ["HOME=/root", "LANG=C.UTF-8", "PATH=/usr/local/bin:/usr/bin:/usr/sbin", f"PIP_CERT={CERTIFICATES}"]
         enter = ["nsenter", f"--target={self._first_pid}", "--mount", "--uts", "--ipc", "--pid", "--cgroup"]
         done = subprocess.run(
-            [*enter, "--root", "env", "-i", f"--chdir={folder}", *variables, "bash", "-e", "-c", script],
+            [*enter, "--root", "env", "-i", f"--chdir={folder}", *settings, "bash", "-e", "-c", script],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         print(done.stdout, flush=True)

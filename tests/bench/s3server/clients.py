@@ -14,7 +14,6 @@ __all__ = ["boto_client", "error_of", "http_get"]
 
 @contextmanager
 def boto_client(endpoint_url: str, *, region: str = "us-east-1", **options: Any) -> Iterator[Any]:  # noqa: ANN401
-    """A boto3 S3 client that never retries."""
     config = Config(retries={"max_attempts": 0}, s3={"addressing_style": "path"}, connect_timeout=60, read_timeout=60)
     client = boto3.client(
         "s3",
@@ -31,7 +30,6 @@ def boto_client(endpoint_url: str, *, region: str = "us-east-1", **options: Any)
 
 
 def error_of(error: ClientError) -> tuple[int, str]:
-    """Status and code."""
     response = error.response
     return response["ResponseMetadata"]["HTTPStatusCode"], response["Error"]["Code"]
 

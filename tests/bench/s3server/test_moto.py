@@ -94,9 +94,7 @@ def _listing(client: Any, **arguments: Any) -> list[tuple[Any, ...]]:  # noqa: A
         {"Delimiter": "//"},
     ],
 )
-def test_pages_of_a_listing_are_those_of_moto(
-    clients: tuple[Any, Any], arguments: dict[str, str], page_size: int
-) -> None:
+def test_pages_are_those_of_moto(clients: tuple[Any, Any], arguments: dict[str, str], page_size: int) -> None:
     ours, theirs = (_listing(client, **arguments, PaginationConfig={"PageSize": page_size}) for client in clients)
     assert ours == theirs
 

@@ -6,11 +6,7 @@ from contextlib import closing
 import pytest
 
 from bench.s3server.buckets import FileSpan, MemoryObjects
-from bench.s3server.faults import (
-    Action,
-    WrongLength,
-    WrongRange,
-)
+from bench.s3server.faults import Action, WrongLength, WrongRange
 from bench.s3server.server_config import ServerConfig
 from bench.s3server.service import Service
 from bench.s3server.wire import Reply, Request
@@ -22,9 +18,8 @@ _SIGNED = "AWS4-HMAC-SHA256 Credential=AKID/20240101/us-east-1/s3/aws4_request, 
 def _service(config: ServerConfig | None = None) -> Service:
     objects = MemoryObjects({"a/b": _DATA, "a//b": b"slashes", "/lead": b"lead", "a/../b": b"dots", "%2F +": b"odd"})
     objects.put(b"\xff\x00\n", b"bytes")
-    return Service(
-        {"data": objects, "my": MemoryObjects(), "my.data": MemoryObjects({"k": b"dotted"})}, config or ServerConfig()
-    )
+    buckets = {"data": objects, "my": MemoryObjects(), "my.data": MemoryObjects({"k": b"dotted"})}
+    return Service(buckets, config or ServerConfig())
 
 
 def _answer(
@@ -59,24 +54,18 @@ def _error(reply: Reply) -> tuple[int, str]:
     return reply.status, found[1].decode()
 
 
-@pytest.mark.parametrize(
-    ("path", "data"),
-    [
-        ("/data/a/b", _DATA),
-        ("/data/a//b", b"slashes"),
-        ("/data//lead", b"lead"),
-        ("/data/a/../b", b"dots"),
-        ("/data/%252F%20+", b"odd"),
-        ("/data/%FF%00%0A", b"bytes"),
-    ],
-)
-def test_a_path_is_a_key_byte_for_byte(path: str, data: bytes) -> None:
-    assert _body(_answer(path)) == data
+_PATH_STYLE = "127.0.0.1:80"
 
 
 @pytest.mark.parametrize(
     ("host", "path", "data"),
     [
+        (_PATH_STYLE, "/data/a/b", _DATA),
+        (_PATH_STYLE, "/data/a//b", b"slashes"),
+        (_PATH_STYLE, "/data//lead", b"lead"),
+        (_PATH_STYLE, "/data/a/../b", b"dots"),
+        (_PATH_STYLE, "/data/%252F%20+", b"odd"),
+        (_PATH_STYLE, "/data/%FF%00%0A", b"bytes"),
         ("data.localhost:9000", "/a/b", _DATA),
         ("data.s3.eu-west-1.amazonaws.com", "/a//b", b"slashes"),
         ("data.localhost", "//lead", b"lead"),
@@ -85,7 +74,9 @@ def test_a_path_is_a_key_byte_for_byte(path: str, data: bytes) -> None:
         ("[::1]:9000", "/data/a/b", _DATA),
     ],
 )
-def test_a_bucket_is_found_in_the_host_or_in_the_path(host: str, path: str, data: bytes) -> None:
+def test_a_bucket_is_in_the_host_or_the_path_and_a_key_is_a_path_byte_for_byte(
+    host: str, path: str, data: bytes
+) -> None:
     assert _body(_answer(path, host=host)) == data
 
 

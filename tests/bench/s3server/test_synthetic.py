@@ -34,9 +34,7 @@ def test_keys_ascend_and_each_is_found_at_its_own_position(objects: SyntheticObj
 
 
 @given(_sets, st.booleans(), st.data())
-def test_a_rendered_run_is_what_its_objects_render_to(
-    objects: SyntheticObjects, url_encoded: bool, data: st.DataObject
-) -> None:
+def test_a_run_renders_as_its_objects_do(objects: SyntheticObjects, url_encoded: bool, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, objects.count - 1))
     end = min(objects.count, start + data.draw(st.integers(1, 12)))
     expected = b""

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import (
-    DirectoryObjects,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ObjectSet,
-    Reset,
-    ServerConfig,
-    Truncate,
-    create_certificate,
-)
+from bench.s3server import DirectoryObjects, LoopbackServer, MemoryObjects, ObjectSet, ServerConfig, create_certificate
+from bench.s3server.faults import FaultRule, Reset, Truncate
 from bench.s3server.server_config import TlsFiles
 from fastfuse.errors import ConfigurationError
 
@@ -48,9 +39,7 @@ def _get(server: LoopbackServer, certificate: TlsFiles, path: str) -> bytes:
 
 
 @pytest.mark.parametrize("bucket", ["memory", "disk"])
-def test_bytes_come_through_tls_under_a_certificate_that_verifies(
-    server: LoopbackServer, certificate: TlsFiles, bucket: str
-) -> None:
+def test_bytes_come_under_a_verified_certificate(server: LoopbackServer, certificate: TlsFiles, bucket: str) -> None:
     assert server.endpoint_url.startswith("https://")
     assert _get(server, certificate, f"/{bucket}/file") == _DATA[5:900001]
 
@@ -80,9 +69,7 @@ def _is_reset_at_the_end(sock: socket.socket) -> bool:
     return False
 
 
-def test_a_client_that_never_begins_its_handshake_holds_up_nobody(
-    server: LoopbackServer, certificate: TlsFiles
-) -> None:
+def test_a_client_without_a_handshake_holds_up_nobody(server: LoopbackServer, certificate: TlsFiles) -> None:
     with socket.create_connection(("127.0.0.1", server.port)):
         server.wait_until(lambda now: now.open_connections == 1)
         assert _get(server, certificate, "/memory/file") == _DATA[5:900001]

@@ -67,9 +67,7 @@ class _FileContent:
         yield FileSpan(self.fd, middle, end - middle)
 
 
-def test_a_file_that_has_become_shorter_ends_the_connection(
-    pair: tuple[socket.socket, socket.socket], tmp_path: Path
-) -> None:
+def test_a_file_made_shorter_ends_the_connection(pair: tuple[socket.socket, socket.socket], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"short")
     with (tmp_path / "file").open("rb") as file:
         reply = Reply(status=200, content=_FileContent(file.fileno(), 100), end=100)

@@ -25,10 +25,8 @@ KINDS = [Kind("small/", 6, 1, 900), Kind("moving/", 6, 1, 900), Kind("middle/", 
 def test_a_disturbed_mount_gives_right_bytes_allowed_errors_and_leaves_nothing(tmp_path: Path) -> None:
     counts_path = tmp_path / "counts.json"
     # Other tests count on the page cache.
-    command = [sys.executable, "-m", "bench.soak", "--seconds", "30", "--seed", "20", "--keep-caches"]
-    done = subprocess.run(
-        [*command, "--json", str(counts_path)], capture_output=True, text=True, timeout=300, check=False
-    )
+    command = [sys.executable, "-m", "bench.soak", "--seconds", "30", "--seed", "20", "--keep-caches", "--json"]
+    done = subprocess.run([*command, counts_path], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(counts_path.read_text())
     assert counts["findings"] == []
@@ -68,7 +66,6 @@ def test_a_bit_is_wrong_in_every_ten_megabytes() -> None:
 
 
 def place_objects(root: Path) -> None:
-    """Write the objects as files."""
     view = Objects(KINDS).view()
     for index in range(len(view)):
         stored = view.lookup(view.key_at(index))

@@ -14,10 +14,8 @@ def tell(report: DownloadReport) -> None:
 
 
 def main() -> None:
-    endpoint_url, snapshot, directory = sys.argv[1:]
-    connection = ConnectionConfig(
-        endpoint_url=endpoint_url, region="us-east-1", sign_request=False, force_path_style=True
-    )
+    url, snapshot, directory = sys.argv[1:]
+    connection = ConnectionConfig(endpoint_url=url, region="us-east-1", sign_request=False, force_path_style=True)
     download_channel(os.open(snapshot, os.O_RDONLY), connection, settings_for(Path(directory)), tell)
 
 

@@ -15,6 +15,7 @@ from fastfuse.sagemaker.download.disk import PRIVATE_NAME, open_root
 from fastfuse.sagemaker.download.file_channel import DownloadReport
 from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, refs_of, table_of
 
+PRIVATE = os.fsdecode(PRIVATE_NAME)
 LARGE = os.urandom(5 * PART_BYTES + 123)
 OBJECTS = {
     "a": b"a",
@@ -36,7 +37,6 @@ def objects() -> MemoryObjects:
 
 @pytest.fixture
 def channel(s3: Source, tmp_path: Path) -> Path:
-    """A directory with all of it."""
     directory = tmp_path / "channel"
     s3.run(directory)
     s3.server.clear_requests()
@@ -45,7 +45,7 @@ def channel(s3: Source, tmp_path: Path) -> Path:
 
 def test_every_object_becomes_a_file_and_every_marker_a_directory(channel: Path, s3: Source) -> None:
     assert files_below(channel) == FILES
-    assert os.fsdecode(PRIVATE_NAME) not in os.listdir(channel)
+    assert PRIVATE not in os.listdir(channel)
     assert (channel / "void").is_dir()
     for ref in refs_of(s3.objects):
         if ref.key in FILES:
@@ -112,9 +112,7 @@ def test_a_replaced_object_of_the_same_size_and_time_is_fetched_again(s3: Source
     ],
     ids=["longer", "written to", "shorter", "removed", "touched"],
 )
-def test_a_file_that_somebody_changed_is_fetched_again(
-    s3: Source, channel: Path, change: Callable[[Path], object]
-) -> None:
+def test_a_file_that_was_changed_is_fetched_again(s3: Source, channel: Path, change: Callable[[Path], object]) -> None:
     change(channel / "deep/file")
     report = s3.run(channel)
     assert report.fetched_bytes == len(FILES["deep/file"])
@@ -146,29 +144,22 @@ def test_a_link_in_a_place_leads_nothing_out_of_the_directory(s3: Source, tmp_pa
     assert files_below(outside) == {"victim": b"victim"}
 
 
-def test_a_private_directory_that_is_a_link_is_refused(s3: Source, tmp_path: Path) -> None:
-    outside, channel = tmp_path / "outside", tmp_path / "channel"
-    outside.mkdir()
-    channel.mkdir()
-    (channel / os.fsdecode(PRIVATE_NAME)).symlink_to(outside)
+def test_a_private_directory_that_is_not_of_this_user_alone_is_refused(s3: Source, tmp_path: Path) -> None:
+    outside, linked, shared = (tmp_path / name for name in ("outside", "linked", "shared"))
+    for path in (outside, linked, shared / PRIVATE):
+        path.mkdir(parents=True)
+    (linked / PRIVATE).symlink_to(outside)
     with pytest.raises(DiskError, match="fastfuse-download' cannot be made: something else is in its place"):
-        s3.run(channel)
+        s3.run(linked)
     assert files_below(outside) == {}
+    (shared / PRIVATE).chmod(0o777)
+    with pytest.raises(DiskError, match="not a directory of this user alone"):
+        s3.run(shared)
     assert s3.server.requests == ()
 
 
-def test_a_private_directory_that_others_may_write_to_is_refused(s3: Source, tmp_path: Path) -> None:
-    private = tmp_path / os.fsdecode(PRIVATE_NAME)
-    private.mkdir()
-    private.chmod(0o777)
-    with pytest.raises(DiskError, match="not a directory of this user alone"):
-        s3.run(tmp_path)
-
-
 @pytest.mark.parametrize(("key", "in_the_way"), [("x/y", "x"), ("x", "x/y")])
-def test_a_file_in_the_place_of_a_directory_and_the_reverse_are_told(
-    s3: Source, tmp_path: Path, key: str, in_the_way: str
-) -> None:
+def test_something_of_another_kind_in_the_way_is_told(s3: Source, tmp_path: Path, key: str, in_the_way: str) -> None:
     s3.objects.put(key, b"new")
     path = tmp_path / in_the_way
     path.parent.mkdir(exist_ok=True)
@@ -179,15 +170,14 @@ def test_a_file_in_the_place_of_a_directory_and_the_reverse_are_told(
 
 
 def test_a_key_with_the_private_name_is_a_file_like_any_other(s3: Source, tmp_path: Path) -> None:
-    s3.objects.put(f"{os.fsdecode(PRIVATE_NAME)}/x", b"x")
+    s3.objects.put(f"{PRIVATE}/x", b"x")
     s3.run(tmp_path)
-    assert files_below(tmp_path) == FILES | {f"{os.fsdecode(PRIVATE_NAME)}/x": b"x"}
+    assert files_below(tmp_path) == FILES | {f"{PRIVATE}/x": b"x"}
 
 
 def test_leftovers_of_a_killed_run_are_removed(s3: Source, tmp_path: Path) -> None:
-    private = tmp_path / os.fsdecode(PRIVATE_NAME)
-    private.mkdir(0o700)
-    (private / ("0" * 32)).write_bytes(b"half")
+    (tmp_path / PRIVATE).mkdir(0o700)
+    (tmp_path / PRIVATE / ("0" * 32)).write_bytes(b"half")
     s3.run(tmp_path)
     assert files_below(tmp_path) == FILES
 
@@ -210,7 +200,7 @@ def test_the_first_failure_names_its_key_and_the_next_run_goes_on(
 ) -> None:
     s3.server.faults.add(FaultRule(action=action, operation="GetObject", key="large", skip=3))  # type: ignore[arg-type]
     with pytest.raises(kind, match="'large'"):
-        s3.run(tmp_path, deadline_s=5.0, max_connections=1)  # a part is fetched once those two before it are written
+        s3.run(tmp_path, deadline_s=2.0, max_connections=1)  # a part is fetched once those two before it are written
     assert not (tmp_path / "large").exists()
     s3.server.faults.clear()
     s3.server.clear_requests()

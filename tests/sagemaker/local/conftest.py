@@ -18,7 +18,6 @@ FILES = {name: block_bytes(number, 5000) for number, name in enumerate(("a", "b-
 
 
 def write_files(directory: Path, files: dict[str, bytes] = FILES) -> Path:
-    """Write `files` below `directory`, which is returned."""
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)

@@ -14,10 +14,11 @@ from fastfuse.index.sources.manifests import read_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory
 from fastfuse.sagemaker.local_files import find_files
+from fastfuse.sagemaker.outputs.record import RECORD_NAME
 from fastfuse.sagemaker.pipe.content import File, sequence_of, source_order
 from tests.sagemaker.local.conftest import FILES, write_files
-from tests.sagemaker.local.test_jobs import NO_S3, left_in
-from tests.sagemaker.running.jobs import CHECKSUMS, channel, running, script
+from tests.sagemaker.local.test_jobs import ALL, NO_S3, left_in, local
+from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running
 
 # Neither in the order of their names, nor all of them, and one twice.
 NAMED = ["f", "b/2", "a", "f", "b/c/3"]
@@ -52,10 +53,6 @@ def test_hosts_share_what_a_manifest_names(tmp_path: Path) -> None:
     assert {*shares[0]}.isdisjoint(shares[1])
 
 
-def bad(tmp_path: Path, prefix: str, *names: str) -> Path:
-    return manifest(tmp_path / "m", prefix.replace("DATA", str(tmp_path / "data")), list(names))
-
-
 @pytest.mark.parametrize(
     ("prefix", "name", "error", "message"),
     [
@@ -76,7 +73,7 @@ def test_what_a_manifest_may_not_name(
     directory = write_files(tmp_path / "data")
     (directory / "out").symlink_to("/etc/passwd")
     with pytest.raises(error, match=message):
-        named(bad(tmp_path, prefix, name))
+        named(manifest(tmp_path / "m", prefix.replace("DATA", str(directory)), [name]))
 
 
 def test_what_is_no_manifest_to_be_read(tmp_path: Path) -> None:
@@ -102,16 +99,21 @@ def of_manifest(mode: str, path: Path, kind: str = "ManifestFile", **more: Any) 
     return channel(mode.lower(), mode) | {"DataSource": {"S3DataSource": source}}
 
 
-def test_a_job_reads_what_a_manifest_names_in_every_mode(tmp_path: Path) -> None:
-    path = manifest(tmp_path / "m", f"file://{write_files(tmp_path / 'data')}/", NAMED)
+def test_a_job_reads_and_records_what_a_manifest_names_in_every_mode(tmp_path: Path) -> None:
+    directory = write_files(tmp_path / "data")
+    path = manifest(tmp_path / "m", f"file://{directory}/", NAMED)
     channels = [of_manifest(mode, path) for mode in ("FastFile", "File", "Pipe")]
-    with running(NO_S3, channels, command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
-        sums = json.loads(job.output.splitlines()[0])
+    with running(NO_S3, [*channels, local("whole", "FastFile", directory)], command=CHECKSUMS, ends_with=0) as job:
         assert left_in(job.data) == []
+        told = json.loads((job.base / "output" / RECORD_NAME).read_text())["Channels"]
+        sums = checksums(job)
     files = hashlib.sha256(b"".join(FILES[name] for name in sorted({*NAMED}))).hexdigest()
     stream = hashlib.sha256(b"".join(FILES[name] for name in NAMED)).hexdigest()
-    assert sums == {"fastfile": files, "file": files, "pipe": stream}
+    assert sums == {"fastfile": files, "file": files, "pipe": stream, "whole": ALL}
+    for mode in ("fastfile", "file", "pipe"):
+        assert (told[mode]["Objects"], told[mode]["Bytes"]) == (4, sum(len(FILES[name]) for name in {*NAMED}))
+    assert told["fastfile"]["ListingSha256"] == told["pipe"]["ListingSha256"]
+    assert "ListingSha256" not in told["whole"]
 
 
 def augmented(path: Path, *uris: str) -> Path:
@@ -177,9 +179,8 @@ def test_a_job_reads_an_augmented_manifest_in_every_mode(tmp_path: Path) -> None
     path = augmented(tmp_path / "labels", *uris)
     more = {"AttributeNames": ["file-ref", "number"], "S3DataDistributionType": "ShardedByS3Key"}
     channels = [of_manifest(mode, path, "AugmentedManifestFile", **more) for mode in ("FastFile", "File", "Pipe")]
-    with running(NO_S3, channels, "--host", "1/2", command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
-        sums = json.loads(job.output.splitlines()[0])
+    with running(NO_S3, channels, "--host", "1/2", command=CHECKSUMS, ends_with=0) as job:
+        sums = checksums(job)
         assert left_in(job.data) == []
     own = NAMED[::2]
     lines = "".join(f'{{"file-ref":{json.dumps(uris[at])},"number":{at}}}\n' for at in (0, 2, 4)).encode()

@@ -1,8 +1,8 @@
-"""The record of a job, and the reason that a script gives for its failure."""
+"""The record of a job, the hash of a listing in it, and the reason that a script gives for its failure."""
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,45 @@ import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse import __version__
+from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.record import RECORD_NAME, Usage, read_failure
-from tests.sagemaker.running.jobs import BUCKET, Job, channel, running, script
+from fastfuse.sagemaker.outputs.record import RECORD_NAME, Usage, listing_of, read_failure
+from tests.sagemaker.running.jobs import BUCKET, Job, channel, running
 from tests.semantics.leftovers import nothing_is_left
+
+MD5 = '"0123456789abcdef0123456789abcdef"'
+OBJECTS = {"a/x": (3, MD5), "a/y": (4, '"odd"'), "b": (5, '"older"'), "c": (0, MD5[:-1] + '-7"')}
+
+
+def described(objects: Mapping[str, tuple[int, str]], bucket: str = "bucket", mtime_ns: int = 1) -> dict[str, object]:
+    builder = TableBuilder(bucket, f"{bucket}/")
+    for key, (size_bytes, etag) in objects.items():  # each a page of the listing
+        builder.add([f"{bucket}/{key}".encode()], [size_bytes], [mtime_ns], [etag], ["STANDARD"])
+    return listing_of(builder.build()[0])
+
+
+def test_the_same_data_in_another_bucket_at_another_time_has_the_same_hash() -> None:
+    first = described(OBJECTS)
+    assert (first["Objects"], first["Bytes"]) == (4, 12)
+    # Pages of a parallel listing come in any order.
+    assert first == described(dict(reversed(OBJECTS.items())), bucket="copy", mtime_ns=7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"a/x": (4, MD5)},
+        {"a/x": (3, MD5.replace("0", "1"))},
+        {"a/y": (4, '"older"'), "b": (5, '"odd"')},
+        {"c": (0, MD5[:-1] + '-8"')},
+        {"d": (0, MD5)},
+        {"a/y": None, "a/z": OBJECTS["a/y"]},
+    ],
+)
+def test_another_size_version_or_name_makes_another_hash(change: Mapping[str, tuple[int, str] | None]) -> None:
+    changed = {key: value for key, value in {**OBJECTS, **change}.items() if value}
+    assert described(changed)["ListingSha256"] != described(OBJECTS)["ListingSha256"]
+
 
 __all__ = ["nothing_is_left"]
 
@@ -37,8 +72,7 @@ def record_of(job: Job) -> dict[str, Any]:
 
 
 def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, "--record-etags", command=script(READ_ALL)) as job:
-        assert job.wait() == 0, job.log
+    with running(server.endpoint_url, CHANNELS, "--record-etags", command=READ_ALL, ends_with=0) as job:
         record = record_of(job)
         etags = {path.name: path.read_bytes() for path in (job.base / "output/job-etags").iterdir()}
     assert etags.keys() == {"f.jsonl", "m.jsonl", "p.jsonl"}
@@ -48,11 +82,8 @@ def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: Loop
     assert "FailureReason" not in record
     assert {"Starting", "Downloading", "Training"} <= record["PhaseSeconds"].keys()
     assert record["StartTime"] <= record["EndTime"]
-    assert {name: entry["InputMode"] for name, entry in record["Channels"].items()} == {
-        "f": "File",
-        "m": "FastFile",
-        "p": "Pipe",
-    }
+    modes = {name: entry["InputMode"] for name, entry in record["Channels"].items()}
+    assert modes == {"f": "File", "m": "FastFile", "p": "Pipe"}
     for entry in record["Channels"].values():
         assert (entry["Source"], entry["Objects"], entry["Bytes"]) == ("s3://bucket/data/", 1, 1000)
         assert entry["BytesRead"] >= 1000
@@ -63,8 +94,7 @@ def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: Loop
 
 def test_a_script_that_fails_says_why_on_the_screen_and_in_the_record(server: LoopbackServer) -> None:
     text = "import os, sys; open(os.environ['SM_OUTPUT_DIR'] + '/failure', 'w').write('no labels'); sys.exit(7)"
-    with running(server.endpoint_url, [CHANNELS[0]], command=script(text)) as job:
-        assert job.wait() == 7
+    with running(server.endpoint_url, CHANNELS[:1], command=text, ends_with=7) as job:
         assert "the script's failure: no labels" in job.log
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["ExitCode"]) == ("Failed", 7)
@@ -73,8 +103,7 @@ def test_a_script_that_fails_says_why_on_the_screen_and_in_the_record(server: Lo
 
 def test_a_job_that_cannot_be_prepared_has_a_record_too(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
-    with running(server.endpoint_url, [CHANNELS[0]], command=script("")) as job:
-        assert job.wait() == 3
+    with running(server.endpoint_url, CHANNELS[:1], command=("true",), ends_with=3) as job:
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["ExitCode"]) == ("Failed", 3)
     assert "channel f: " in record["FailureReason"]
@@ -100,7 +129,6 @@ def test_a_failure_that_is_a_link_or_a_fifo_is_not_read(tmp_path: Path) -> None:
 
 
 def test_small_costs_are_told_to_the_digit_that_counts() -> None:
-    assert str(Usage(fetched_bytes=3 << 20, gets=10, lists=1)) == (
-        "3 MiB, 10 GET, 1 LIST, $0.000009 at the prices of us-east-1"
-    )
+    usage = Usage(fetched_bytes=3 << 20, gets=10, lists=1)
+    assert str(usage) == "3 MiB, 10 GET, 1 LIST, $0.000009 at the prices of us-east-1"
     assert ", $4.00 at" in str(Usage(fetched_bytes=0, gets=10_000_000, lists=0))

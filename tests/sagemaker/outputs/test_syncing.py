@@ -25,7 +25,7 @@ from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.outputs.test_uploads import newest_children
-from tests.sagemaker.running.jobs import BUCKET, running, script
+from tests.sagemaker.running.jobs import BUCKET, running
 from tests.semantics.leftovers import nothing_is_left
 from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
 
@@ -59,7 +59,6 @@ class Sync:
         return {key.removeprefix(self.prefix): client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
     def wait_for(self, **objects: bytes) -> None:
-        """Wait until S3 has these and nothing else."""
         wait_until(lambda: self.objects() == objects, lambda: str({n: len(d) for n, d in self.objects().items()}))
 
     def finish(self) -> None:
@@ -153,9 +152,7 @@ def test_what_is_no_file_is_left_out_with_one_warning(moto_server: S3Server, dir
     ) == 1
 
 
-def test_a_directory_that_lies_elsewhere_than_the_job_is_kept_in_s3_too(
-    moto_server: S3Server, directory: Path, tmp_path: Path
-) -> None:
+def test_a_directory_apart_from_the_job_is_kept_in_s3(moto_server: S3Server, directory: Path, tmp_path: Path) -> None:
     moto_server.put(f"sync-{tmp_path.name}/a", b"earlier")
     with syncing(moto_server, directory, tmp_path / "ml") as sync:
         assert (directory / "a").read_bytes() == b"earlier"
@@ -198,13 +195,16 @@ def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory:
         assert sync.process.failures() == []
 
 
-def test_what_s3_has_is_brought_back_and_not_sent_again(moto_server: S3Server, directory: Path) -> None:
-    moto_server.put(f"sync-{directory.parent.name}/epoch-1/model", b"weights")
+def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(moto_server: S3Server, directory: Path) -> None:
+    for key in ("epoch-1/model", "state"):
+        moto_server.put(f"sync-{directory.parent.name}/{key}", b"older")
     with syncing(moto_server, directory) as sync:
-        assert (directory / "epoch-1" / "model").read_bytes() == b"weights"
-        assert [path.name for path in directory.iterdir()] == ["epoch-1"]
+        assert (directory / "epoch-1" / "model").read_bytes() == b"older"
+        assert sorted(path.name for path in directory.iterdir()) == ["epoch-1", "state"]
+        put(directory / "state", b"newer")
         sync.finish()
-        assert sync.process.artifacts["checkpoints"]["Files"] == 0
+        assert sync.objects() == {"epoch-1/model": b"older", "state": b"newer"}
+        assert sync.process.artifacts["checkpoints"]["Files"] == 1
 
 
 def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, tmp_path: Path) -> None:
@@ -217,15 +217,6 @@ def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, t
         first.wait_for(**{"rank-0": b"zero", "rank-1": b"one"})
     with syncing(moto_server, places[2]):
         assert sorted(path.name for path in places[2].iterdir()) == ["rank-0", "rank-1"]
-
-
-def test_what_was_brought_back_and_has_changed_is_sent(moto_server: S3Server, directory: Path) -> None:
-    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
-    with syncing(moto_server, directory) as sync:
-        put(directory / "model", b"newer")
-        sync.finish()
-        assert sync.objects() == {"model": b"newer"}
-        assert sync.process.artifacts["checkpoints"]["Files"] == 1
 
 
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(
@@ -273,13 +264,13 @@ def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(serve
     description = request_of(train, CheckpointConfig=config, OutputDataConfig=out)
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     text = TRAIN.replace("BASE", str(here)).replace("STOP_AT", "2")
-    with running(server.endpoint_url, description, base=here, command=script(text)) as job:
+    with running(server.endpoint_url, description, base=here, command=text) as job:
         job.wait_for_output("interrupted")
         assert job.stop() == 128 + signal.SIGTERM, job.log
         assert record_of(job)["Artifacts"]["checkpoints"]["Files"] == 3
     text = TRAIN.replace("BASE", str(elsewhere)).replace("STOP_AT", "1")
-    with running(server.endpoint_url, description, base=elsewhere, command=script(text)) as job:
-        assert job.wait() == 0, job.log
+    with running(server.endpoint_url, description, base=elsewhere, command=text, ends_with=0):
+        pass
     state = b""
     for _ in range(4):
         state = hashlib.sha256(state + b"data").digest()
@@ -287,43 +278,44 @@ def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(serve
     assert stored["Body"].read() == state
 
 
+WAIT = "import signal; print('made', flush=True); signal.pause()"
+
+
+def checkpointed(uri: str) -> dict[str, Any]:
+    """Return a job with checkpoints and no other output."""
+    description = request_of(source(), CheckpointConfig={"S3Uri": uri})
+    del description["OutputDataConfig"]
+    return description
+
+
 def test_checkpoints_that_cannot_be_listed_end_the_job_before_the_command() -> None:
     with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""}), "denied": MemoryObjects({})}) as server:
         server.faults.add(FaultRule(action=ACCESS_DENIED, bucket="denied"))
-        description = request_of(source(), CheckpointConfig={"S3Uri": "s3://denied/checkpoints"})
-        with running(server.endpoint_url, description, command=script("print('started')")) as job:
-            assert job.wait() == 3, job.log
+        description = checkpointed("s3://denied/checkpoints")
+        with running(server.endpoint_url, description, command="print('started')", ends_with=3) as job:
             assert job.output == ""
 
 
-def test_checkpoints_that_are_refused_are_told_while_it_runs_and_in_the_end() -> None:
+def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> None:
     with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}, ServerConfig(writes="unconditional")) as server:
         server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
-        description = request_of(source(), CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints"})
-        del description["OutputDataConfig"]
-        text = "open('BASE/checkpoints/model', 'w').close(); import signal; print('made', flush=True); signal.pause()"
-        with running(server.endpoint_url, description, "--keep", command=script("")) as job:
-            base = job.base
-            assert job.wait() == 0, job.log
-        with running(
-            server.endpoint_url, description, base=base, command=script(text.replace("BASE", str(base)))
-        ) as job:
+        text = f"open('{tmp_path}/checkpoints/model', 'w').close(); {WAIT}"
+        description = checkpointed(f"s3://{BUCKET}/checkpoints")
+        with running(server.endpoint_url, description, base=tmp_path, command=text) as job:
             job.wait_for_output("made")
             assert job.stop() == 6, job.log
-            message = (
-                f"the checkpoints are not all in S3 at s3://{BUCKET}/checkpoints/, and still lie in {base}/checkpoints"
-            )
-            assert message in job.log
+            place = f"{tmp_path}/checkpoints"
+            told = f"the checkpoints are not all in S3 at s3://{BUCKET}/checkpoints/, and still lie in {place}"
+            assert told in job.log
 
 
 def test_the_loss_of_the_process_is_told_at_once_and_in_the_end() -> None:
-    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}) as server:
-        description = request_of(source(), CheckpointConfig={"S3Uri": f"s3://{BUCKET}/checkpoints"})
-        del description["OutputDataConfig"]
-        text = "import signal; print('made', flush=True); signal.pause()"
-        with running(server.endpoint_url, description, command=script(text)) as job:
-            job.wait_for_output("made")
-            # The last child before the command.
-            os.kill(newest_children(job)[1], signal.SIGKILL)
-            job.wait_for_log("checkpoints are no longer uploaded: the process that uploads was killed by signal 9")
-            assert job.stop() == 6, job.log
+    with (
+        LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}) as server,
+        running(server.endpoint_url, checkpointed(f"s3://{BUCKET}/checkpoints"), command=WAIT) as job,
+    ):
+        job.wait_for_output("made")
+        # The last child before the command.
+        os.kill(newest_children(job)[1], signal.SIGKILL)
+        job.wait_for_log("checkpoints are no longer uploaded: the process that uploads was killed by signal 9")
+        assert job.stop() == 6, job.log

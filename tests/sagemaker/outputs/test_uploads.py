@@ -9,7 +9,7 @@ import resource
 import signal
 import tarfile
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,15 @@ from tests.servers import S3Server
 __all__ = ["nothing_is_left"]
 
 MAKE = """
-import os, sys, time
+import os, signal, sys
 model, output = os.environ["SM_MODEL_DIR"], os.environ["SM_OUTPUT_DATA_DIR"]
 os.mkdir(model + "/code")
 open(model + "/weights", "wb").write(bytes(range(256)) * 5000)
 open(model + "/code/infer.py", "w").write("pass")
 open(output + "/metrics.json", "w").write("{}")
 """
+WEIGHTS = bytes(range(256)) * 5000
+MADE_AND_WAITING = MAKE + "print('made', flush=True); signal.pause()"
 
 
 def job_of(bucket: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
@@ -103,7 +105,11 @@ class Stored:
     def __init__(self, server: S3Server, name: str) -> None:
         self._server = server
         self._prefix = f"models/{name}/output/"
+        self.description = job_of(server.bucket, TrainingJobName=name)
         server.client.put_object(Bucket=server.bucket, Key="train/x", Body=b"data")
+
+    def running(self, command: str, *options: str, code: int = 0) -> AbstractContextManager[Job]:
+        return running(self._server.endpoint_url, self.description, *options, command=command, ends_with=code)
 
     def names(self) -> list[str]:
         listed = self._server.client.list_objects_v2(Bucket=self._server.bucket, Prefix=self._prefix)
@@ -113,48 +119,46 @@ class Stored:
         found: dict[str, Any] = self._server.client.get_object(Bucket=self._server.bucket, Key=self._prefix + name)
         return found
 
+    def read(self, name: str) -> bytes:
+        return bytes(self.get(name)["Body"].read())
+
 
 def test_model_output_and_record_are_in_s3_when_the_job_ends(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "whole")
-    text = MAKE + "os.symlink('weights', model + '/latest')"
-    description = job_of(moto_server.bucket, TrainingJobName="whole")
-    with running(moto_server.endpoint_url, description, "--record-etags", command=script(text)) as job:
-        assert job.wait() == 0, job.log
+    with stored.running(MAKE + "os.symlink('weights', model + '/latest')", "--record-etags") as job:
         assert " Uploading - " in job.log
         record = (job.base / "output/job-record.json").read_bytes()
         etags = (job.base / "output/job-etags/train.jsonl").read_bytes()
     assert stored.names() == ["job-etags/train.jsonl", "job-record.json", "model.tar.gz", "output.tar.gz"]
-    assert stored.get("job-etags/train.jsonl")["Body"].read() == etags
+    assert stored.read("job-etags/train.jsonl") == etags
     etag = f'"{hashlib.md5(b"data").hexdigest()}"'
     assert json.loads(etags) == {"Bucket": moto_server.bucket, "Key": "train/x", "Size": 4, "ETag": etag}
-    model = stored.get("model.tar.gz")
-    assert in_archive(model["Body"].read()) == {
+    assert in_archive(stored.read("model.tar.gz")) == {
         "code": None,
         "code/infer.py": b"pass",
-        "latest": bytes(range(256)) * 5000,
-        "weights": bytes(range(256)) * 5000,
+        "latest": WEIGHTS,
+        "weights": WEIGHTS,
     }
-    assert in_archive(stored.get("output.tar.gz")["Body"].read()) == {"metrics.json": b"{}"}
-    assert stored.get("job-record.json")["Body"].read() == record
+    assert in_archive(stored.read("output.tar.gz")) == {"metrics.json": b"{}"}
+    assert stored.read("job-record.json") == record
     told = json.loads(record)
     assert told["Artifacts"]["model"] == {
         "S3Uri": f"s3://{moto_server.bucket}/models/whole/output/model.tar.gz",
         "Files": 3,
         "Bytes": 1_280_004,
-        "ETag": model["ETag"],
+        "ETag": stored.get("model.tar.gz")["ETag"],
     }
     assert told["PhaseSeconds"]["Uploading"] > 0
 
 
-def test_uncompressed_outputs_are_objects_and_encrypted_with_the_key(moto_server: S3Server) -> None:
+def test_uncompressed_outputs_are_encrypted_objects_whatever_links_are_there(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "plain")
-    config = {"S3OutputPath": f"s3://{moto_server.bucket}/models/", "CompressionType": "NONE", "KmsKeyId": "alias/k"}
-    description = job_of(moto_server.bucket, TrainingJobName="plain", OutputDataConfig=config)
-    with running(moto_server.endpoint_url, description, command=script(MAKE)) as job:
-        assert job.wait() == 0, job.log
+    stored.description["OutputDataConfig"] |= {"CompressionType": "NONE", "KmsKeyId": "alias/k"}
+    with stored.running(MAKE + "os.symlink('weights', model + '/a-link')", code=6) as job:
+        assert "/model/a-link' is a symbolic link, and S3 has none; all others were sent" in job.log
     assert stored.names() == ["job-record.json", "model/code/infer.py", "model/weights", "output.tar.gz"]
+    assert stored.read("model/weights") == WEIGHTS
     weights = stored.get("model/weights")
-    assert weights["Body"].read() == bytes(range(256)) * 5000
     assert (weights["ServerSideEncryption"], weights["SSEKMSKeyId"]) == ("aws:kms", "alias/k")
 
 
@@ -195,52 +199,30 @@ def test_what_is_no_file_is_left_out_with_one_warning(server: LoopbackServer, ki
         assert job.log.count("/model/pipe' is neither a file, a directory nor a link, and is left out") == 1
 
 
-def test_what_a_failed_job_has_made_is_uploaded_too(moto_server: S3Server) -> None:
-    stored = Stored(moto_server, "failed")
-    description = job_of(moto_server.bucket, TrainingJobName="failed")
-    with running(moto_server.endpoint_url, description, command=script(MAKE + "sys.exit(7)")) as job:
-        assert job.wait() == 7, job.log
-    assert "weights" in in_archive(stored.get("model.tar.gz")["Body"].read())
-    assert json.loads(stored.get("job-record.json")["Body"].read())["TrainingJobStatus"] == "Failed"
-
-
-def test_a_job_that_made_nothing_leaves_its_record_alone(moto_server: S3Server) -> None:
-    stored = Stored(moto_server, "nothing")
-    description = job_of(moto_server.bucket, TrainingJobName="nothing")
-    with running(moto_server.endpoint_url, description, command=script("")) as job:
-        assert job.wait() == 0, job.log
+def test_a_record_that_cannot_be_written_here_is_in_s3_alone_if_the_job_made_nothing(moto_server: S3Server) -> None:
+    """A full disk keeps the record from being written."""
+    stored = Stored(moto_server, "unwritten")
+    with stored.running("import os; os.mkdir(os.environ['SM_OUTPUT_DIR'] + '/job-record.json')") as job:
+        assert "output/job-record.json cannot be written: Is a directory" in job.log
         assert "/model is empty, and nothing is uploaded" in job.log
     assert stored.names() == ["job-record.json"]
-
-
-def test_a_record_that_cannot_be_written_here_is_in_s3(moto_server: S3Server) -> None:
-    """As on a full disk."""
-    stored = Stored(moto_server, "unwritten")
-    description = job_of(moto_server.bucket, TrainingJobName="unwritten")
-    text = "import os; os.mkdir(os.environ['SM_OUTPUT_DIR'] + '/job-record.json')"
-    with running(moto_server.endpoint_url, description, command=script(text)) as job:
-        assert job.wait() == 0, job.log
-        assert "output/job-record.json cannot be written: Is a directory" in job.log
-    assert json.loads(stored.get("job-record.json")["Body"].read())["TrainingJobStatus"] == "Completed"
+    assert json.loads(stored.read("job-record.json"))["TrainingJobStatus"] == "Completed"
 
 
 def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "long")
-    limit = {"MaxRuntimeInSeconds": 4}  # time for the command to make its model, on a busy machine, too
-    description = job_of(moto_server.bucket, TrainingJobName="long", StoppingCondition=limit)
-    text = MAKE + "import signal; signal.pause()"
-    with running(moto_server.endpoint_url, description, command=script(text)) as job:
-        assert job.wait() == 128 + signal.SIGTERM, job.log
+    # Time for the command to make its model, on a busy machine, too.
+    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 4}
+    with stored.running(MAKE + "signal.pause()", code=128 + signal.SIGTERM) as job:
         assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 4: " in job.log
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
-    assert "model.tar.gz" in stored.names()
+    assert {"job-record.json", "model.tar.gz"} <= {*stored.names()}
 
 
 def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
-        assert job.wait() == 6, job.log
+    with running(server.endpoint_url, job_of(BUCKET), command=MAKE, ends_with=6) as job:
         message = f"the model is not in S3 at s3://{BUCKET}/models/a-job/output/model.tar.gz, and still lies in "
         assert f"fastfuse: error: {message}{job.base}/model: " in job.log
         assert "the output is not in S3 at " in job.log
@@ -258,7 +240,7 @@ def newest_children(job: Job) -> list[int]:
 
 def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
+    with running(server.endpoint_url, job_of(BUCKET), command=MAKE) as job:
         wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
         os.kill(newest_children(job)[0], signal.SIGKILL)
         server.faults.clear()
@@ -269,8 +251,7 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
 @pytest.mark.parametrize("is_uploading", [True, False])
 def test_a_killed_run_says_where_the_model_lies(server: LoopbackServer, is_uploading: bool) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    text = MAKE + ("" if is_uploading else "print('made', flush=True); import signal; signal.pause()")
-    with running(server.endpoint_url, job_of(BUCKET), command=script(text)) as job:
+    with running(server.endpoint_url, job_of(BUCKET), command=MAKE if is_uploading else MADE_AND_WAITING) as job:
         if is_uploading:
             wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
         else:
@@ -281,11 +262,8 @@ def test_a_killed_run_says_where_the_model_lies(server: LoopbackServer, is_uploa
 
 
 @pytest.mark.parametrize("is_over", [True, False])
-def test_a_run_that_meets_its_own_limit_uploads_if_it_can_or_says_where_the_model_lies(
-    server: LoopbackServer, is_over: bool
-) -> None:
-    text = MAKE + "print('made', flush=True); import signal; signal.pause()"
-    with running(server.endpoint_url, job_of(BUCKET), command=script(text)) as job:
+def test_a_run_at_its_own_limit_uploads_or_says_where_the_model_lies(server: LoopbackServer, is_over: bool) -> None:
+    with running(server.endpoint_url, job_of(BUCKET), command=MADE_AND_WAITING) as job:
         job.wait_for_output("made")
         command, mount, _ = newest_children(job)
         limit, hard = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
@@ -304,29 +282,18 @@ def test_a_run_that_meets_its_own_limit_uploads_if_it_can_or_says_where_the_mode
         assert (model is not None) == is_over
 
 
-def test_a_second_signal_ends_an_upload(server: LoopbackServer) -> None:
-    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=script(MAKE)) as job:
-        wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
-        job.process.send_signal(signal.SIGTERM)
-        job.wait_for_log("The upload goes on; another signal ends it")
-        server.faults.clear()
-        job.process.send_signal(signal.SIGTERM)
-        assert job.wait() == 6, job.log
-        assert "the upload was told to stop" in job.log
-
-
 def test_a_second_signal_ends_what_is_sent_beside_the_model_and_after_it(server: LoopbackServer) -> None:
     """Of a service that does not answer, each would be waited for, and the record for minutes."""
     server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
     description = job_of(BUCKET) | {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/saved/"}}
     save = "import os; open(os.environ['SM_MODEL_DIR'] + '/../checkpoints/1', 'w').write('1')\n"
-    with running(server.endpoint_url, description, command=script(save + MAKE)) as job:
+    with running(server.endpoint_url, description, command=save + MAKE) as job:
         job.wait_for_log("Uploading model and output")
         job.process.send_signal(signal.SIGTERM)
         job.wait_for_log("The upload goes on; another signal ends it")
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 6, job.log
+        assert "the upload was told to stop" in job.log
         assert "the checkpoints are not all in S3" in job.log
         assert "the record is not in S3" in job.log
         assert job.log.count("another signal ends it") == 1

@@ -14,15 +14,16 @@ from tests.forked import Forked
 
 __all__ = ["Reader", "Streamer", "digest", "streaming"]
 
-_OPENING = """
+# Reads epoch after epoch as AWS's example does, or up to `stop_bytes`; prints the bytes of each, and their digest.
+_EPOCHS = """
 import hashlib, os, select, sys, time
-directory, channel, first, count, stop_bytes, is_blocking = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+directory, first, count, stop_bytes, is_blocking = sys.argv[1], *map(int, sys.argv[2:])
 buffer = bytearray(16777216)
 
 def open_epoch(epoch):
     while True:
         try:
-            return os.open(f"{directory}/{channel}_{epoch}", os.O_RDONLY | (0 if is_blocking else os.O_NONBLOCK))
+            return os.open(f"{directory}/train_{epoch}", os.O_RDONLY | (0 if is_blocking else os.O_NONBLOCK))
         except FileNotFoundError:
             time.sleep(0.001)  # as the toolkits' readers do
 
@@ -33,12 +34,7 @@ def read(fd):
         return os.readv(fd, [memoryview(buffer)[:stop_bytes or None]])
     except BlockingIOError:
         return None
-"""
-# Epoch after epoch: as AWS's example does, or up to `stop_bytes`; at the end of each a line with its bytes and their
-# digest.
-_EPOCHS = (
-    _OPENING
-    + """
+
 for epoch in range(first, first + count):
     fd, total, found = open_epoch(epoch), 0, hashlib.sha256()
     while (got := read(fd)) != 0:
@@ -49,32 +45,21 @@ for epoch in range(first, first + count):
     os.close(fd)
     print(total, found.hexdigest(), flush=True)
 """
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A process that reads `count` epochs."""
-
     process: subprocess.Popen[str]
 
     @classmethod
     def start(
-        cls,
-        directory: Path,
-        *,
-        channel: str = "train",
-        first: int = 0,
-        count: int = 1,
-        stop_bytes: int = 0,
-        is_blocking: bool = True,
+        cls, directory: Path, *, first: int = 0, count: int = 1, stop_bytes: int = 0, is_blocking: bool = True
     ) -> "Reader":
-        arguments = map(str, (directory, channel, first, count, stop_bytes, int(is_blocking)))
+        arguments = map(str, (directory, first, count, stop_bytes, int(is_blocking)))
         command = [sys.executable, "-I", "-c", _EPOCHS, *arguments]
         return cls(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
 
     def epochs(self) -> list[tuple[int, str]]:
-        """Bytes and digest of each, once it has ended."""
         told, _ = self.process.communicate()
         assert self.process.returncode == 0
         return [(int(total), found) for total, found in map(str.split, told.splitlines())]
@@ -111,11 +96,7 @@ class Streamer:
         raise AssertionError(f"nothing was told of {name} but {self.heard}, and the process has ended")
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
         self.process.terminate()
-        return self.wait()
-
-    def wait(self) -> int:
         self.process.communicate()
         return self.process.returncode
 

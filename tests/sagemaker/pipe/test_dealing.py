@@ -93,7 +93,6 @@ def _content(table: InodeTable, channel: Channel, shard: Shard | None, epoch: in
 
 
 def pieces(content: Content, kind: SourceKind) -> list[tuple[str, ...]]:
-    """The objects, or the lines: what is dealt out as one."""
     width = 2 if kind is SourceKind.AUGMENTED_MANIFEST else 1
     return [tuple(content[at : at + width]) for at in range(0, len(content), width)]
 
@@ -125,9 +124,7 @@ def test_hosts_have_everything_once_between_them_in_every_epoch(
 @pytest.mark.parametrize("by_bytes", [False, True])
 @pytest.mark.parametrize("host_count", HOSTS)
 @pytest.mark.parametrize("kind", list(SourceKind))
-def test_what_a_host_has_changes_from_epoch_to_epoch_and_with_the_seed(
-    kind: SourceKind, host_count: int, by_bytes: bool
-) -> None:
+def test_what_a_host_has_changes_with_epoch_and_seed(kind: SourceKind, host_count: int, by_bytes: bool) -> None:
     table, _ = table_of(kind, range(1, 71), range(70))
     hosts = dealt(table, channel_of(kind, 7), host_count, by_bytes=by_bytes)
     for host in hosts:

@@ -28,21 +28,22 @@ CONFIG = ReadaheadConfig(
 
 
 class Reading:
-    """An epoch that is looked ahead of."""
-
     def __init__(self, sizes: Sequence[int], *, delay_s: float = 0.0) -> None:
         self.files = [File(at + 1, listed(f"{at}", size)) for at, size in enumerate(sizes)]
         self.scripted = ScriptedReader(delay_s)
         self.store = CountingReader(self.scripted)
 
     @asynccontextmanager
-    async def ahead(self, files: Sequence[File] | None = None) -> AsyncIterator[Lookahead]:
+    async def ahead(self, files: Sequence[File] | None = None, *, begins: bool = True) -> AsyncIterator[Lookahead]:
+        """Look ahead in an epoch, which somebody begins to read, as far as that goes by itself."""
         async with trio.open_nursery() as nursery:
             reader = _Waking(self.store)
             self.engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]))
             reader.lookahead = lookahead = Lookahead(self.engine, CONFIG)
             nursery.start_soon(lookahead.run, self.files if files is None else files)
             await trio.testing.wait_all_tasks_blocked()
+            if begins:
+                lookahead.begin()
             yield lookahead
             nursery.cancel_scope.cancel()
 
@@ -54,6 +55,11 @@ class Reading:
 
         await lookahead.read(file, keep)
         return b"".join(pieces)
+
+    async def fetched_bytes(self) -> int:
+        """Return how much has been fetched once nothing more is."""
+        await trio.testing.wait_all_tasks_blocked()
+        return sum(end - start for _, start, end in self.store.calls)
 
 
 class _Waking:
@@ -75,7 +81,6 @@ class _Waking:
 async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio.testing.MockClock) -> None:
     reading = Reading([39 * KIB] * 640, delay_s=0.02)
     async with reading.ahead() as lookahead:
-        lookahead.begin()
         for file in reading.files:
             assert await reading.read(lookahead, file) == content(file.ref)
             lookahead.done(file)
@@ -88,8 +93,7 @@ async def test_small_files_are_fetched_with_all_connections(autojump_clock: trio
 async def test_parts_of_the_next_objects_are_on_their_way_while_one_is_read() -> None:
     reading = Reading([3 * MIB] * 20)
     reading.scripted.holds = lambda _key, _start, _end: True
-    async with reading.ahead() as lookahead:
-        lookahead.begin()
+    async with reading.ahead():
         await trio.testing.wait_all_tasks_blocked()
         # The first ones, before anything has arrived; how many the engine judges, by the memory that is left.
         fetched_bytes = dict.fromkeys(range(20), 0)
@@ -104,30 +108,25 @@ async def test_parts_of_the_next_objects_are_on_their_way_while_one_is_read() ->
 
 async def test_before_anybody_reads_no_more_is_fetched_than_may_be_wasted() -> None:
     reading = Reading([MIB] * 60)
-    async with reading.ahead() as lookahead:
-        assert sum(end - start for _, start, end in reading.store.calls) == CONFIG.memory_limit_bytes // 16
+    async with reading.ahead(begins=False) as lookahead:
+        assert await reading.fetched_bytes() == CONFIG.memory_limit_bytes // 16
         lookahead.begin()
-        await trio.testing.wait_all_tasks_blocked()
-        assert sum(end - start for _, start, end in reading.store.calls) == CONFIG.max_window_bytes
+        assert await reading.fetched_bytes() == CONFIG.max_window_bytes
 
 
 async def test_no_more_than_a_window_is_ahead_of_who_reads_slowly() -> None:
     reading = Reading([MIB] * 60)
     async with reading.ahead() as lookahead:
-        lookahead.begin()
         for place, file in enumerate(reading.files[:5], 1):
             await reading.read(lookahead, file)
             lookahead.done(file)
-            await trio.testing.wait_all_tasks_blocked()
-            fetched_bytes = sum(end - start for _, start, end in reading.store.calls)
-            assert fetched_bytes == place * MIB + CONFIG.max_window_bytes
+            assert await reading.fetched_bytes() == place * MIB + CONFIG.max_window_bytes
 
 
 async def test_a_file_may_be_read_twice_and_come_twice() -> None:
     reading = Reading([2 * MIB, 5 * MIB])
     files = [reading.files[at] for at in (0, 1, 0, 0)]
     async with reading.ahead(files) as lookahead:
-        lookahead.begin()
         for file in files:
             assert await reading.read(lookahead, file) == content(file.ref)
             assert await reading.read(lookahead, file) == content(file.ref)
@@ -138,7 +137,6 @@ async def test_a_file_may_be_read_twice_and_come_twice() -> None:
 async def test_an_epoch_that_is_left_early_leaves_no_file_open() -> None:
     reading = Reading([MIB] * 20)
     async with reading.ahead() as lookahead:
-        lookahead.begin()
         await reading.read(lookahead, reading.files[0])
         await trio.testing.wait_all_tasks_blocked()
         assert reading.engine.statistics().streams > 10
@@ -153,7 +151,6 @@ def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order
         reading = Reading(sizes)
         files = [reading.files[at] for at in order if at < len(sizes)]
         async with reading.ahead(files if not is_late else []) as lookahead:
-            lookahead.begin()
             for file in files:
                 assert await reading.read(lookahead, file) == content(file.ref)
                 lookahead.done(file)
@@ -166,7 +163,6 @@ def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order
 async def test_no_more_than_some_hundred_tiny_files_are_open_at_a_time() -> None:
     reading = Reading([10] * 2000)
     async with reading.ahead() as lookahead:
-        lookahead.begin()
         await trio.testing.wait_all_tasks_blocked()
         assert reading.engine.statistics().streams == 640
         await reading.read(lookahead, reading.files[0])
@@ -183,7 +179,6 @@ async def test_a_reader_waits_while_nothing_is_there_for_it(autojump_clock: trio
         def told() -> tuple[bool, float]:
             return lookahead.is_waiting, lookahead.waited_s
 
-        lookahead.begin()
         began_s = trio.current_time()
         assert told() == (False, 0.0)
         nursery.start_soon(reading.read, lookahead, reading.files[0])

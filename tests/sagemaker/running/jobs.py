@@ -1,7 +1,4 @@
-"""Real jobs for tests: ``fastfuse run`` in a process of its own, with a command that says what it sees.
-
-Nothing waits for a time: the command writes a line, or the process ends.
-"""
+"""Real jobs for tests: ``fastfuse run`` in a process of its own, with a command that says what it sees."""
 
 import fcntl
 import json
@@ -11,8 +8,8 @@ import subprocess
 import sys
 import tempfile
 import termios
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 from tests.semantics.leftovers import descendants
 
-__all__ = ["BUCKET", "CHECKSUMS", "Job", "Script", "channel", "checksums", "running", "script"]
+__all__ = ["BUCKET", "CHECKSUMS", "Job", "Run", "Script", "channel", "checksums", "running", "script"]
 
 BUCKET = "bucket"
 
@@ -30,7 +27,6 @@ Script = Sequence[str]
 
 
 def script(text: str) -> Script:
-    """A command that runs Python."""
     return (sys.executable, "-c", text)
 
 
@@ -56,7 +52,6 @@ print(json.dumps(sums), flush=True)
 
 
 def checksums(job: "Job") -> dict[str, str]:
-    """What `CHECKSUMS` has printed."""
     made: dict[str, str] = json.loads(job.output)
     return made
 
@@ -69,20 +64,16 @@ def channel(name: str, mode: str, prefix: str = "", **more: Any) -> dict[str, An
 
 @dataclass
 class Job:
-    """A run that was started; `process` is its parent."""
-
     process: "subprocess.Popen[bytes]"
     base: Path
     directory: Path
 
     @property
     def log(self) -> str:
-        """Everything that came to standard error until now."""
         return (self.directory / "log").read_text()
 
     @property
     def output(self) -> str:
-        """Everything that the command has printed until now."""
         return (self.directory / "output").read_text()
 
     @property
@@ -90,7 +81,6 @@ class Job:
         return self.base / "input" / "data"
 
     def wait(self) -> int:
-        """The exit code, once there is one."""
         return self.process.wait(PATIENCE_S)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -106,12 +96,10 @@ class Job:
             wait_for_end(process)
 
     def wait_for_output(self, text: str) -> None:
-        """Wait until the command has printed that."""
         wait_until(lambda: text in self.output or self._is_over(), lambda: self.log)
         assert text in self.output, self.log
 
     def wait_for_log(self, text: str) -> None:
-        """Wait until standard error has that."""
         wait_until(lambda: text in self.log or self._is_over(), lambda: self.log)
         assert text in self.log, self.log
 
@@ -119,16 +107,26 @@ class Job:
         return self.process.poll() is not None
 
 
+# `running` with the endpoint of a server.
+Run = Callable[..., AbstractContextManager[Job]]
+
+
 @contextmanager
 def running(
     endpoint_url: str,
     description: Sequence[Mapping[str, Any]] | Mapping[str, Any],
     *options: str,
-    command: Script = (),
+    command: Script | str = (),
     base: Path | None = None,
     terminal: int | None = None,
+    ends_with: int | None = None,
 ) -> Iterator[Job]:
-    """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped."""
+    """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped.
+
+    A command that is a text is a program in Python. With `ends_with` the job is over, with this exit code, as the block
+    begins.
+    """
+    command = script(command) if isinstance(command, str) else command
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         directory = Path(name)
         (directory / "job.json").write_text(json.dumps(description))
@@ -143,6 +141,7 @@ def running(
             )  # fmt: skip
         job = Job(process, place, directory)
         try:
+            assert ends_with is None or job.wait() == ends_with, job.log
             yield job
         finally:
             if process.poll() is None:

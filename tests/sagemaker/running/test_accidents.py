@@ -12,7 +12,7 @@ from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mountpoint import find_mount
 from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.download.test_accidents import small_disk
-from tests.sagemaker.running.jobs import CHECKSUMS, Job, channel, checksums, running, script
+from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums, running, script
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
@@ -51,7 +51,6 @@ def meanwhile():
 
 
 def fill(directory: Path) -> Path:
-    """Take every byte that is free."""
     filler = directory / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 16)):
@@ -70,13 +69,11 @@ def kill_all(job: Job) -> None:
     assert job.wait() == -signal.SIGKILL
 
 
-def test_a_disk_that_fills_up_during_a_download_ends_the_run_and_the_next_goes_on(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up_during_a_download_ends_the_run(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/x", skip=1))
     channels = [channel("data", "File", "data/"), channel("mounted", "FastFile", "data/")]
     with small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES + 8 * MIB) as base:
-        with running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job:
+        with run(channels, base=base, command=CHECKSUMS) as job:
             server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
             filler = fill(base)
             server.faults.remove(rule)
@@ -91,49 +88,39 @@ def test_a_disk_that_fills_up_during_a_download_ends_the_run_and_the_next_goes_o
             assert all(OBJECTS[f"data/{name}"] == data for name, data in shown.items() if name[0] != ".")
         filler.unlink()
         # The option keeps what was fetched; moved aside, it would fill the disk, which holds the data only once.
-        with running(server.endpoint_url, channels, "--keep", base=base, command=script(CHECKSUMS)) as job:
-            assert job.wait() == 0, job.log
+        with run(channels, "--keep", base=base, command=CHECKSUMS, ends_with=0) as job:
             sums = checksums(job)
             assert sums["data"] == sums["mounted"]
 
 
-def test_two_channels_that_fit_alone_and_not_together_end_the_run_before_the_second_is_fetched(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
+def test_two_channels_that_do_not_fit_together_end_the_run(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
     channels = [channel("one", "File", "data/"), channel("two", "File", "data/")]
     with (
         small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES * 3 // 2) as base,
-        running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job,
+        run(channels, base=base, command=CHECKSUMS, ends_with=5) as job,
     ):
-        assert job.wait() == 5, job.log
         assert "the job's other channels" in job.log
-        server.faults.remove(rule)
+    server.faults.remove(rule)
     with (
         small_disk(tmp_path / "larger", size_bytes=3 * SIZE_BYTES + MIB) as base,
-        running(server.endpoint_url, channels, base=base, command=script(CHECKSUMS)) as job,
+        run(channels, base=base, command=CHECKSUMS, ends_with=0),
     ):
-        assert job.wait() == 0, job.log
+        pass
 
 
 @pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
-def test_a_disk_that_fills_up_meanwhile_does_not_disturb_who_only_reads(
-    server: LoopbackServer, mode: str, tmp_path: Path
-) -> None:
+def test_a_disk_that_fills_up_meanwhile_does_not_disturb_who_only_reads(run: Run, mode: str, tmp_path: Path) -> None:
+    channels = [channel("data", mode, "data/")]
     with (
         small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base,
-        running(
-            server.endpoint_url, [channel("data", mode, "data/")], base=base, command=script(FILL_BYTES + READ_TWICE)
-        ) as job,
+        run(channels, base=base, command=FILL_BYTES + READ_TWICE, ends_with=0) as job,
     ):
-        assert job.wait() == 0, job.log
         assert "the model: [Errno 28]" in job.log
         assert job.output.split() == [str(SIZE_BYTES)] * 2
 
 
-def test_where_the_next_epochs_fifo_cannot_be_made_no_epoch_is_taken_for_whole(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
+def test_where_the_next_epochs_fifo_cannot_be_made_no_epoch_is_taken_for_whole(run: Run, tmp_path: Path) -> None:
     take_inodes = """
 import itertools, os
 try:
@@ -146,49 +133,39 @@ def meanwhile():
 """
     with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base:
         subprocess.run(["mount", "-o", "remount,nr_inodes=40", base], check=True)
-        with running(
-            server.endpoint_url, [channel("data", "Pipe", "data/")], base=base, command=script(take_inodes + READ_TWICE)
-        ) as job:
-            assert job.wait() == 5, job.log
+        with run([channel("data", "Pipe", "data/")], base=base, command=take_inodes + READ_TWICE, ends_with=5) as job:
             assert "the model: [Errno 28]" in job.log
             assert "data_1' cannot be made: No space left on device" in job.log
             assert job.output == ""
             assert not [path for path in job.data.iterdir() if path.is_fifo()]
 
 
-def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", size_bytes=MIB) as base:
         fill(base)
-        with running(server.endpoint_url, [channel("data", "Pipe", "data/")], base=base) as job:
-            assert job.wait() == 5, job.log
+        with run([channel("data", "Pipe", "data/")], base=base, ends_with=5) as job:
             assert "No space left on device" in job.log
             assert not [path for path in base.rglob("*") if path.is_fifo()]
     assert server.requests == ()
 
 
 @pytest.mark.parametrize(("mode", "next_mode"), [("FastFile", "File"), ("FastFile", "Pipe"), ("Pipe", "FastFile")])
-def test_what_is_left_where_everything_was_killed_at_once_is_cleared_by_the_next_run_in_any_mode(
-    server: LoopbackServer, mode: str, next_mode: str, tmp_path: Path
-) -> None:
+def test_the_next_run_clears_up_after_one_that_was_killed(run: Run, mode: str, next_mode: str, tmp_path: Path) -> None:
     reading = "def meanwhile():\n    import signal\n    print('reading', flush=True)\n    signal.pause()\n"
-    with running(
-        server.endpoint_url, [channel("data", mode, "data/")], base=tmp_path, command=script(reading + READ_TWICE)
-    ) as job:
+    with run([channel("data", mode, "data/")], base=tmp_path, command=reading + READ_TWICE) as job:
         job.wait_for_output("reading")
         kill_all(job)
         assert job.output.split() == ["reading"]
     reading = "def meanwhile():\n    pass\n"
-    with running(
-        server.endpoint_url, [channel("data", next_mode, "data/")], base=tmp_path, command=script(reading + READ_TWICE)
-    ) as job:
-        assert job.wait() == 0, job.log
+    channels = [channel("data", next_mode, "data/")]
+    with run(channels, base=tmp_path, command=reading + READ_TWICE, ends_with=0) as job:
         assert job.output.split() == [str(SIZE_BYTES)] * 2
     assert find_mount(tmp_path / "input/data/data") is None
     assert not [path for path in (tmp_path / "input/data").iterdir() if path.is_fifo()]
 
 
 @pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
-def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(server: LoopbackServer, mode: str) -> None:
+def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(run: Run, mode: str) -> None:
     finishing = """
 import signal, sys
 told = []
@@ -198,24 +175,20 @@ def meanwhile():
     while not told:
         signal.sigtimedwait([], 0.01)
 """
-    with running(
-        server.endpoint_url, [channel("data", mode, "data/")], command=script(finishing + READ_TWICE + "sys.exit(9)\n")
-    ) as job:
+    with run([channel("data", mode, "data/")], command=finishing + READ_TWICE + "sys.exit(9)\n") as job:
         job.wait_for_output("reading")
         assert job.stop() == 9, job.log
         assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2
 
 
 @pytest.mark.parametrize(("mode", "place"), [("File", "data"), ("FastFile", "data"), ("Pipe", "")])
-def test_a_link_in_the_place_of_a_channel_is_not_followed(
-    server: LoopbackServer, tmp_path: Path, mode: str, place: str
-) -> None:
+def test_a_link_in_the_place_of_a_channel_is_not_followed(run: Run, tmp_path: Path, mode: str, place: str) -> None:
     base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
     elsewhere.mkdir()
     planted = base / "input/data" / place
     planted.parent.mkdir(parents=True)
     planted.symlink_to(elsewhere)
-    with running(server.endpoint_url, [channel("data", mode, "data/")], "--keep", base=base) as job:
+    with run([channel("data", mode, "data/")], "--keep", base=base) as job:
         assert job.wait() != 0
         assert f"{planted} is a symbolic link, and none below " in job.log
     assert not any(elsewhere.iterdir())

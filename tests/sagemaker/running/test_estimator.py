@@ -16,7 +16,7 @@ from botocore.model import ServiceModel
 from botocore.validate import ParamValidator
 
 from tests.sagemaker.jobs import request, source
-from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, checksums, running, script
+from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, checksums, running
 from tests.servers import S3Server
 
 REQUEST: dict[str, Any] = json.loads(Path(__file__).with_name("estimator_fit.json").read_text())
@@ -28,9 +28,8 @@ def test_the_estimators_request_runs_unchanged(name: str, moto_server: S3Server,
     server = {"moto": moto_server, "rclone": rclone_server}[name]
     for key, data in OBJECTS.items():
         server.put(key, data)
-    command = script(CHECKSUMS + "\nopen(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write(os.environ['SM_HP_RATE'])")
-    with running(server.endpoint_url, REQUEST, command=command) as job:
-        assert job.wait() == 0, job.log
+    command = CHECKSUMS + "\nopen(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write(os.environ['SM_HP_RATE'])"
+    with running(server.endpoint_url, REQUEST, command=command, ends_with=0) as job:
         assert checksums(job).keys() == {"train", "test", "eval"}
         assert server.client.head_object(Bucket=BUCKET, Key="models/fit-2026/output/model.tar.gz")["ContentLength"]
         not_done = re.findall(r"Starting - (\S+): not done here", job.log)

@@ -19,7 +19,7 @@ from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, channel, checksums, running, script
+from tests.sagemaker.running.jobs import BUCKET, CHECKSUMS, Run, channel, checksums, running
 from tests.semantics.places import block_bytes
 
 MODES = ("FastFile", "File", "Pipe")
@@ -34,10 +34,9 @@ TEST = hashlib.sha256(OBJECTS["test/x"]).hexdigest()
 
 
 @pytest.mark.parametrize("modes", [*zip(MODES, MODES, strict=True), *product(MODES[:1], MODES[1:])], ids="-".join)
-def test_a_script_reads_the_same_bytes_whatever_the_mode(server: LoopbackServer, modes: tuple[str, str]) -> None:
+def test_a_script_reads_the_same_bytes_whatever_the_mode(run: Run, modes: tuple[str, str]) -> None:
     channels = [channel("train", modes[0], "train/"), channel("test", modes[1], "test/")]
-    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
+    with run(channels, command=CHECKSUMS, ends_with=0) as job:
         assert checksums(job) == {"train": TRAIN, "test": TEST}
         assert re.search(r"all channels: 3\.1 MiB, [3-9] GET, 2 LIST, \$0\.0000\d+ at the prices", job.log)
         for name, mode in zip(("train", "test"), modes, strict=True):
@@ -52,7 +51,8 @@ def assert_reported(record: Record, modes: tuple[str, str]) -> None:
     """The history of the job has what each channel fetched and how many GETs were answered, whatever the mode."""
     assert record.job is not None
     assert record.job.status == "Completed"
-    assert [name for name, _ in record.phases] == ["Starting", "Downloading", "Training", *["Stopping"] * is_up(modes)]
+    stopping = ["Stopping"] * ({*modes} != {"File"})
+    assert [name for name, _ in record.phases] == ["Starting", "Downloading", "Training", *stopping]
     assert [(one.name, one.mode) for one in record.channels] == [("train", modes[0]), ("test", modes[1])]
     for one, prefix in zip(record.channels, ("train/", "test/"), strict=True):
         found = figures(samples_of(one.at, one.numbers))
@@ -62,22 +62,14 @@ def assert_reported(record: Record, modes: tuple[str, str]) -> None:
         assert found.in_use_s > 0
 
 
-def is_up(modes: tuple[str, str]) -> bool:
-    """Return whether a channel of these modes has to be taken down."""
-    return {*modes} != {"File"}
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_the_trouble_of_a_channel_and_its_end_are_told_with_its_name_and_counted(
-    server: LoopbackServer, mode: str
-) -> None:
+def test_the_trouble_of_a_channel_and_its_end_are_told(server: LoopbackServer, run: Run, mode: str) -> None:
     """While it is listed, and while it is read."""
     server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
     # A byte of the first file is read while it is listed, if it is to be mounted (L8).
     skip = int(mode == "FastFile")
     server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key="train/a", times=1, skip=skip))
-    trained, waits = [channel("train", mode, "train/")], ("sleep", "infinity")
-    with running(server.endpoint_url, trained, "--metrics-listen", "0", command=waits) as job:
+    with run([channel("train", mode, "train/")], "--metrics-listen", "0", command=("sleep", "infinity")) as job:
         job.wait_for_log("Running sleep")
         if mode == "Pipe":
             assert (job.data / "train_0").read_bytes().startswith(OBJECTS["train/a"])
@@ -96,19 +88,17 @@ def test_the_trouble_of_a_channel_and_its_end_are_told_with_its_name_and_counted
         assert counted == ["2.0"]
 
 
-def test_files_that_are_none_of_the_channels_are_told_and_left_alone(server: LoopbackServer, tmp_path: Path) -> None:
-    other = tmp_path / "input" / "data" / "train" / "of-another-dataset"
+def test_files_that_are_none_of_the_channels_are_told_and_left_alone(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "input/data/train/of-another-dataset"
     other.parent.mkdir(parents=True)
     other.write_bytes(b"x")
-    with running(server.endpoint_url, [channel("train", "File")], "--keep", base=tmp_path, command=("true",)) as job:
-        assert job.wait() == 0
+    with run([channel("train", "File")], "--keep", base=tmp_path, command=("true",), ends_with=0) as job:
         assert "train holds 1 files that are none of the channel's" in job.log
         assert other.read_bytes() == b"x"
 
 
-def test_without_a_command_channels_stay_up_until_they_are_stopped(server: LoopbackServer) -> None:
-    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
-    with running(server.endpoint_url, channels) as job:
+def test_without_a_command_channels_stay_up_until_they_are_stopped(run: Run) -> None:
+    with run([channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]) as job:
         job.wait_for_log("All channels are ready")
         assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
         assert (job.data / "test_0").read_bytes() == OBJECTS["test/x"]
@@ -117,25 +107,16 @@ def test_without_a_command_channels_stay_up_until_they_are_stopped(server: Loopb
         assert os.listdir(job.data / "train") == []
 
 
-def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, [channel("train", "File", "train/")]) as job:
-        assert job.wait() == 0, job.log
+def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(run: Run) -> None:
+    with run([channel("train", "File", "train/")], ends_with=0) as job:
         assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
         assert "Completed - nothing is left to be served" in job.log
 
 
-def test_the_mode_of_channels_that_say_none_is_told(server: LoopbackServer) -> None:
-    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
+def test_the_console_tells_phases_bytes_requests_and_cost_and_what_is_done_otherwise(run: Run) -> None:
+    channels = [channel(mode, mode, "train/", ShuffleConfig={"Seed": 7}) for mode in MODES]
     del channels[0]["InputMode"]
-    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
-        assert job.log.count("Starting - No InputMode is given for train: FastFile is taken\n") == 1
-
-
-def test_the_console_tells_phases_bytes_requests_and_cost(server: LoopbackServer) -> None:
-    channels = [channel("train", mode, "train/") | {"ChannelName": mode} for mode in MODES]
-    with running(server.endpoint_url, channels, command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
+    with run(channels, command=CHECKSUMS, ends_with=0) as job:
         phases = re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (\w+) - ", job.log, re.MULTILINE)
         assert list(dict.fromkeys(phases)) == ["Starting", "Downloading", "Training", "Stopping", "Completed"]
         assert re.search(r"Completed - Starting [\d.]+ s, Downloading [\d.]+ s, Training [\d.]+ s, Stopping", job.log)
@@ -145,44 +126,33 @@ def test_the_console_tells_phases_bytes_requests_and_cost(server: LoopbackServer
             size, gets, cost = line.groups()
             assert float(size) == pytest.approx(3.1, abs=0.05)
             assert float(cost) == pytest.approx(int(gets) * 0.4e-6 + 5e-6, abs=1e-6)
+        assert job.log.count("Starting - No InputMode is given for FastFile: FastFile is taken\n") == 1
+        told = re.findall(r"Starting - (\S+): (?:done differently|not done here) \(", job.log)
+        assert told == ["InputDataConfig.ShuffleConfig"]
+        assert re.findall(r"channel (\S+): ShuffleConfig has no effect in FastFile mode\.", job.log) == ["FastFile"]
+        assert job.log.count("fastfuse.hints.order or fastfuse.hints.HintedSampler") == 1
 
 
-def test_with_json_logs_every_line_of_the_console_is_json(server: LoopbackServer) -> None:
+def test_with_json_logs_every_line_of_the_console_is_json(run: Run) -> None:
     channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
-    with running(server.endpoint_url, channels, "--log-format", "json", command=script(CHECKSUMS)) as job:
-        assert job.wait() == 0, job.log
+    with run(channels, "--log-format", "json", command=CHECKSUMS, ends_with=0) as job:
         records = [json.loads(line) for line in job.log.splitlines()]
         assert next(record["phase"] for record in records if "phase" in record) == "Starting"
         assert {record["channel"] for record in records if "channel" in record} == {"train", "test"}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_channel_that_cannot_be_prepared_ends_the_run_and_is_named(server: LoopbackServer, mode: str) -> None:
-    missing = channel("broken", mode, "")
+def test_a_channel_that_cannot_be_prepared_ends_the_run_and_is_named(run: Run, mode: str) -> None:
+    missing = channel("broken", mode)
     missing["DataSource"]["S3DataSource"]["S3Uri"] = "s3://missing/"
     channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/"), missing]
-    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
-        assert job.wait() == 4
+    with run(channels, command="print('never')", ends_with=4) as job:
         assert "channel broken: There is no bucket 'missing'" in job.log
         assert job.output == ""
         assert not [path for path in job.data.iterdir() if path.is_fifo()]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_mounted_channel_that_is_to_be_shuffled_is_warned_of_with_what_to_use(
-    server: LoopbackServer, mode: str
-) -> None:
-    channels = [channel("train", mode, "train/", ShuffleConfig={"Seed": 7})]
-    with running(server.endpoint_url, channels, command=script("")) as job:
-        assert job.wait() == 0, job.log
-        told = re.findall(r"Starting - (\S+): (?:done differently|not done here) \(", job.log)
-        assert told == ["InputDataConfig.ShuffleConfig"]
-        warning = "channel train: ShuffleConfig has no effect in FastFile mode."
-        assert job.log.count(warning) == (mode == "FastFile")
-        assert ("fastfuse.hints.order or fastfuse.hints.HintedSampler" in job.log) == (mode == "FastFile")
-
-
-def test_of_two_mounted_channels_one_that_fails_does_not_disturb_the_other(server: LoopbackServer) -> None:
+def test_of_two_mounted_channels_one_that_fails_does_not_disturb_the_other(server: LoopbackServer, run: Run) -> None:
     # Its first byte is read as the channel is mounted (L8).
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x", skip=1))
     read_both = """
@@ -194,13 +164,12 @@ except OSError as error:
 print(len(open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb").read()))
 """
     channels = [channel("train", "FastFile", "train/"), channel("test", "FastFile", "test/")]
-    with running(server.endpoint_url, channels, command=script(read_both)) as job:
-        assert job.wait() == 0, job.log
+    with run(channels, command=read_both, ends_with=0) as job:
         assert job.output.split() == ["13", str(3 << 20)]
 
 
-def test_a_stream_that_two_have_opened_is_told(server: LoopbackServer) -> None:
-    program = script("""
+def test_a_stream_that_two_have_opened_is_told(run: Run) -> None:
+    program = """
 import os
 with open(os.environ["SM_CHANNEL_TRAIN"] + "_0", "rb", buffering=0) as first:
     first.read(1)
@@ -212,21 +181,19 @@ while not os.path.exists(os.environ["SM_CHANNEL_TRAIN"] + "_2"):
     pass
 with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
     print(len(whole.read()))
-""")
-    with running(server.endpoint_url, [channel("train", "Pipe", "train/")], command=program) as job:
-        assert job.wait() == 0
+"""
+    with run([channel("train", "Pipe", "train/")], command=program, ends_with=0) as job:
         rest_bytes, whole_bytes = map(int, job.output.split())
         assert rest_bytes == whole_bytes - 1
         assert "train_0' was opened more than once: each reader got only a part of the epoch" in job.log
         assert job.log.count("was opened more than once") == 1
 
 
-def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer) -> None:
+def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer, run: Run) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
     read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
     channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
-    with running(server.endpoint_url, channels, command=script(read)) as job:
-        assert job.wait() == 1, job.log
+    with run(channels, command=read, ends_with=1) as job:
         assert "error: channel test: " in job.log
         assert job.output == ""
 
@@ -241,21 +208,18 @@ def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServe
         (["--channel", "train=s3://bucket/", "--memory-target", "128MiB", "--part-size", "64MiB"], "--part-size 64MiB"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_anything_is_made(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_what_cannot_be_run_is_refused_before_a_start(tmp_path: Path, arguments: list[str], message: str) -> None:
     done = run_fastfuse("run", "--base-dir", str(tmp_path / "ml"), *arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert not (tmp_path / "ml").exists()
 
 
-def test_a_second_run_below_the_same_base_directory_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+def test_a_second_run_below_the_same_base_directory_is_refused(run: Run, tmp_path: Path) -> None:
     channels = [channel("train", "Pipe", "train/")]
-    with running(server.endpoint_url, channels, base=tmp_path) as first:
+    with run(channels, base=tmp_path) as first:
         first.wait_for_log("All channels are ready")
-        with running(server.endpoint_url, channels, base=tmp_path) as second:
-            assert second.wait() == 2
+        with run(channels, base=tmp_path, ends_with=2) as second:
             assert f"another fastfuse run uses {tmp_path}" in second.log
         assert (tmp_path / "input/data/train_0").read_bytes() == OBJECTS["train/a"] + OBJECTS["train/b/c"]
         assert first.stop() == 0
@@ -263,17 +227,16 @@ def test_a_second_run_below_the_same_base_directory_is_refused(server: LoopbackS
 
 @pytest.mark.parametrize(("mode", "what"), [("FastFile", "the mountpoint"), ("Pipe", "the directory")])
 def test_what_file_mode_has_downloaded_is_neither_mounted_over_nor_left_beside_a_stream(
-    server: LoopbackServer, tmp_path: Path, mode: str, what: str
+    run: Run, tmp_path: Path, mode: str, what: str
 ) -> None:
     (tmp_path / "input/data/train").mkdir(parents=True)
     (tmp_path / "input/data/train/a").write_bytes(b"mine")
-    with running(server.endpoint_url, [channel("train", mode, "train/")], "--keep", base=tmp_path) as job:
-        assert job.wait() == 5
+    with run([channel("train", mode, "train/")], "--keep", base=tmp_path, ends_with=5) as job:
         assert f"channel train: {what}" in job.log
         assert "hint: remove it, or begin without --keep" in job.log
 
 
-def test_each_run_begins_with_empty_directories_whatever_its_mode(server: LoopbackServer, tmp_path: Path) -> None:
+def test_each_run_begins_with_empty_directories_whatever_its_mode(run: Run, tmp_path: Path) -> None:
     leaving = """
 import os
 print(sorted(name for top in ("model", "output/data", "checkpoints") for name in os.listdir(os.path.join(BASE, top))))
@@ -281,9 +244,8 @@ print(sorted(os.listdir(os.path.join(BASE, "input/data/train"))), flush=True)
 open(os.path.join(BASE, "model/weights"), "w").close()
 """
     for number, mode in enumerate(("File", "FastFile", "File")):
-        command = script(f"BASE = {str(tmp_path)!r}{leaving}")
-        with running(server.endpoint_url, [channel("train", mode, "train/")], base=tmp_path, command=command) as job:
-            assert job.wait() == 0, job.log
+        command = f"BASE = {str(tmp_path)!r}{leaving}"
+        with run([channel("train", mode, "train/")], base=tmp_path, command=command, ends_with=0) as job:
             assert job.output == "[]\n['a', 'b']\n"
             assert ("What the earlier run left is in " in job.log) == (number > 0)
     left = sorted(str(path.relative_to(tmp_path / "runs")).partition("/")[2] for path in tmp_path.glob("runs/*/*/*"))
@@ -291,10 +253,10 @@ open(os.path.join(BASE, "model/weights"), "w").close()
     assert left == sorted(["input/data", *kept, *kept])
 
 
-def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer) -> None:
+def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer, run: Run) -> None:
     server.faults.add(FaultRule(action=Limit(8 << 20), operation="GetObject"))
     ours, theirs = pty.openpty()
-    with running(server.endpoint_url, [channel("train", "File", "train/")], terminal=theirs) as job:
+    with run([channel("train", "File", "train/")], terminal=theirs) as job:
         os.close(theirs)
         shown = b""
         with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
@@ -319,13 +281,11 @@ signal.pause()
 
 
 @pytest.mark.parametrize(("host", "fewest_gets", "most_gets"), [("1/1", 101, 146), ("1/2", 30, 30)])
-def test_of_small_files_in_no_order_the_others_are_fetched_if_this_host_reads_them_all(
-    host: str, fewest_gets: int, most_gets: int
-) -> None:
+def test_other_small_files_are_fetched_if_a_host_reads_all(host: str, fewest_gets: int, most_gets: int) -> None:
     objects = MemoryObjects({f"small/{number:03}": block_bytes(number, 5000) for number in range(200)})
     channels = [channel("train", "FastFile", "small/")]
     with LoopbackServer({BUCKET: objects}) as server:
-        with running(server.endpoint_url, channels, "--host", host, command=script(A_FEW)) as job:
+        with running(server.endpoint_url, channels, "--host", host, command=A_FEW) as job:
             job.wait_for_output("read")
             server.wait_until(lambda now: now.requests.get("GetObject", 0) >= fewest_gets)
             job.stop()
@@ -338,8 +298,8 @@ def test_nothing_is_fetched_ahead_before_all_channels_are_ready_and_then_what_is
     channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
     with LoopbackServer({BUCKET: MemoryObjects(objects)}) as server:
         server.faults.add(FaultRule(action=Stall(after_bytes=0), operation="GetObject", key="test/x"))
-        options = ("--memory-target", "1GiB")
-        with running(server.endpoint_url, channels, *options, command=script("import signal; signal.pause()")) as job:
+        sleep = ("sleep", "infinity")
+        with running(server.endpoint_url, channels, "--memory-target", "1GiB", command=sleep) as job:
             job.wait_for_log("train (FastFile): ")
             assert (job.data / "train/z").read_bytes() == objects["train/z"]
             # One more as the channel is mounted (L8).

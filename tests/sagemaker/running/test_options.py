@@ -46,11 +46,10 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
         assert listed == ["test/"]
 
 
-def test_an_address_that_is_taken_is_refused_before_anything_is_prepared(tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_refused_before_anything_is_prepared() -> None:
     with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
         port = server.endpoint_url.rpartition(":")[2]
         channels = [channel("train", "File", "train/")]
-        with running(server.endpoint_url, channels, "--metrics-listen", port, base=tmp_path / "ml") as job:
-            assert job.wait() == 2
+        with running(server.endpoint_url, channels, "--metrics-listen", port, ends_with=2) as job:
             assert f"cannot listen on 127.0.0.1:{port}" in job.log
-            assert not (tmp_path / "ml/input/data").exists()
+            assert not job.data.exists()

@@ -17,7 +17,7 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
-from tests.sagemaker.running.jobs import BUCKET, Job, Script, channel, running, script
+from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, script
 from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
@@ -58,7 +58,7 @@ class Gate:
 
 @contextmanager
 def ranks(
-    server: LoopbackServer,
+    run: Run,
     directory: Path,
     *gates: Gate,
     hosts: Sequence[Sequence[str]] = ((),),
@@ -66,19 +66,13 @@ def ranks(
 ) -> Iterator[list[Job]]:
     """Start a run for each of the gates, all at once; each host has as many of them, and its options."""
     with ExitStack() as exits:
-        yield [
-            exits.enter_context(
-                running(
-                    server.endpoint_url,
-                    description,
-                    "--share",
-                    *hosts[rank % len(hosts)],
-                    command=(*script(RANK), str(rank), str(len(gates)), str(gate.path)),
-                    base=directory / f"ml{rank % len(hosts)}",
-                )
-            )
-            for rank, gate in enumerate(gates)
-        ]
+        jobs = []
+        for rank, gate in enumerate(gates):
+            host = rank % len(hosts)
+            command = (*script(RANK), str(rank), str(len(gates)), str(gate.path))
+            job = run(description, "--share", *hosts[host], command=command, base=directory / f"ml{host}")
+            jobs.append(exits.enter_context(job))
+        yield jobs
 
 
 def up(jobs: Sequence[Job]) -> tuple[Job, list[Job]]:
@@ -97,11 +91,11 @@ def mounts(directory: Path) -> int:
     return sum(path.is_relative_to(directory) for path in fastfuse_mounts())
 
 
-def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackServer, tmp_path: Path) -> None:
+def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     shared = ("--index", f"s3://{BUCKET}/data.index", "--index-max-age", "1h", "--metrics-listen")
     ports = free_ports(2)
-    with ranks(server, tmp_path, *[gate] * 4, hosts=[(*shared, str(port)) for port in ports]) as jobs:
+    with ranks(run, tmp_path, *[gate] * 4, hosts=[(*shared, str(port)) for port in ports]) as jobs:
         for job in jobs:
             job.wait_for_output("}")
         assert mounts(tmp_path) == 2
@@ -119,9 +113,9 @@ def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackSe
     assert union == {key.removeprefix("data/"): len(data) for key, data in OBJECTS.items()}
 
 
-def test_channels_stay_up_until_the_last_has_ended(server: LoopbackServer, tmp_path: Path) -> None:
+def test_channels_stay_up_until_the_last_has_ended(run: Run, tmp_path: Path) -> None:
     gates = [Gate(tmp_path / name) for name in "ab"]
-    with ranks(server, tmp_path, *gates) as jobs:
+    with ranks(run, tmp_path, *gates) as jobs:
         owner, (member,) = up(jobs)
         gates[jobs.index(owner)].close()
         owner.wait_for_log("Keeping the channels up")
@@ -131,10 +125,10 @@ def test_channels_stay_up_until_the_last_has_ended(server: LoopbackServer, tmp_p
     assert mounts(tmp_path) == 0
 
 
-def test_members_end_with_an_owner_that_is_killed(server: LoopbackServer, tmp_path: Path) -> None:
+def test_members_end_with_an_owner_that_is_killed(run: Run, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     description = request(CHANNELS[0], OutputDataConfig={"S3OutputPath": f"s3://{BUCKET}/models"})
-    with ranks(server, tmp_path, gate, gate, description=description) as jobs:
+    with ranks(run, tmp_path, gate, gate, description=description) as jobs:
         owner, (member,) = up(jobs)
         owner.kill()
         assert member.wait() == MountError.exit_code
@@ -144,11 +138,11 @@ def test_members_end_with_an_owner_that_is_killed(server: LoopbackServer, tmp_pa
     gate.close()
 
 
-def test_a_member_becomes_the_owner_when_the_first_dies_while_it_lists(server: LoopbackServer, tmp_path: Path) -> None:
+def test_a_member_becomes_the_owner_when_the_first_dies(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     stalled = FaultRule(action=Stall(0), operation="ListObjectsV2", times=1)
     gate = Gate(tmp_path / "gate")
     server.faults.add(stalled)
-    with ranks(server, tmp_path, gate, gate) as jobs:
+    with ranks(run, tmp_path, gate, gate) as jobs:
         wait_until(lambda: any("waiting for the run" in job.log for job in jobs))
         server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) == 1, PATIENCE_S)
         (first,) = [job for job in jobs if "Downloading" in job.log]
@@ -159,21 +153,20 @@ def test_a_member_becomes_the_owner_when_the_first_dies_while_it_lists(server: L
         assert other.wait() == 0, other.log
 
 
-def test_a_run_of_another_job_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
+def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
-    with ranks(server, tmp_path, gate) as jobs:
+    with ranks(run, tmp_path, gate) as jobs:
         up(jobs)
         other = [channel("data", "FastFile", "data/0")]
-        with running(server.endpoint_url, other, "--share", command=script(""), base=tmp_path / "ml0") as second:
-            assert second.wait() == ConfigurationError.exit_code
+        code = ConfigurationError.exit_code
+        with run(other, "--share", command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
             assert "has another job" in second.log
         gate.close()
         assert jobs[0].wait() == 0
 
 
-@pytest.mark.parametrize(("mode", "command"), [("Pipe", script("")), ("FastFile", ())])
-def test_what_cannot_be_shared_is_refused(server: LoopbackServer, tmp_path: Path, mode: str, command: Script) -> None:
-    channels = [channel("data", mode, "data/")]
-    with running(server.endpoint_url, channels, "--share", command=command, base=tmp_path / "ml") as job:
-        assert job.wait() == ConfigurationError.exit_code
+@pytest.mark.parametrize(("mode", "command"), [("Pipe", ("true",)), ("FastFile", ())])
+def test_what_cannot_be_shared_is_refused(run: Run, mode: str, command: Script) -> None:
+    code = ConfigurationError.exit_code
+    with run([channel("data", mode, "data/")], "--share", command=command, ends_with=code) as job:
         assert "--share" in job.log

@@ -1,11 +1,9 @@
 """How a run ends before its time: signals, kill -9, a terminal; nothing stays mounted and no process stays."""
 
-import json
 import os
 import pty
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +12,9 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
-from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
-from tests.mounting import ENVIRONMENT
-from tests.sagemaker.running.jobs import Job, channel, running, script
+from tests.filesystem.waiting import wait_for_end, wait_until
+from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.sagemaker.running.jobs import Job, Run, channel
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
@@ -41,20 +39,14 @@ while True:
 STUBBORN = PATIENT.replace("    sys.exit(40 + number)\n", "")
 
 
-def fifos(job: Job) -> list[str]:
-    return [path.name for path in job.data.iterdir() if path.is_fifo()]
-
-
 def assert_nothing_is_left(job: Job) -> None:
     assert find_mount(job.data / "mounted") is None
-    assert fifos(job) == []
+    assert not [path for path in job.data.iterdir() if path.is_fifo()]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(
-    server: LoopbackServer, number: signal.Signals
-) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(run: Run, number: signal.Signals) -> None:
+    with run(CHANNELS, command=PATIENT) as job:
         job.wait_for_output("ready")
         assert job.stop(number) == 40 + number
         assert job.output.split() == ["ready", number.name]
@@ -62,24 +54,21 @@ def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(
         assert_nothing_is_left(job)
 
 
-def test_a_command_that_a_signal_kills_is_told_as_shells_do(server: LoopbackServer) -> None:
-    command = script("import os, signal; os.kill(os.getpid(), signal.SIGUSR1)")
-    with running(server.endpoint_url, CHANNELS, command=command) as job:
-        assert job.wait() == 128 + signal.SIGUSR1
-        assert "Failed - the command was killed by SIGUSR1" in job.log
+# A real-time signal has no name.
+@pytest.mark.parametrize(("number", "name"), [(int(signal.SIGUSR1), "SIGUSR1"), (40, "signal 40")])
+def test_a_command_that_a_signal_kills_is_told_as_shells_do(run: Run, number: int, name: str) -> None:
+    command = f"import os; os.kill(os.getpid(), {number})"
+    with run(CHANNELS, command=command, ends_with=128 + number) as job:
+        assert f"Failed - the command was killed by {name}" in job.log
         assert_nothing_is_left(job)
 
 
-def test_a_real_time_signal_that_has_no_name_is_told_by_its_number(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script("import os; os.kill(os.getpid(), 40)")) as job:
-        assert job.wait() == 128 + 40
-        assert "Failed - the command was killed by signal 40" in job.log
-
-
-def test_a_run_that_was_paused_goes_on(server: LoopbackServer) -> None:
-    """As Ctrl-Z and fg, or `docker pause`, do it."""
-    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+def test_a_run_refreshes_what_is_mounted_at_sighup_and_goes_on_after_a_pause(run: Run) -> None:
+    """Ctrl-Z and fg pause it, or `docker pause` does."""
+    with run(CHANNELS, command=PATIENT) as job:
         job.wait_for_output("ready")
+        job.process.send_signal(signal.SIGHUP)
+        job.wait_for_log("refreshed s3://bucket/data/: 0 added, 0 removed, 0 replaced")
         job.process.send_signal(signal.SIGSTOP)
         # The pause is longer than the wait for a signal that it interrupts.
         signal.sigtimedwait([], 2 * _LOOK_EVERY_S)
@@ -88,9 +77,9 @@ def test_a_run_that_was_paused_goes_on(server: LoopbackServer) -> None:
         assert job.output.split() == ["ready", "SIGTERM"]
 
 
-def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(server: LoopbackServer) -> None:
+def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(run: Run) -> None:
     text = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}])\n{STUBBORN}"
-    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "0.5", command=script(text)) as job:
+    with run(CHANNELS, "--stop-timeout", "0.5", command=text) as job:
         wait_until(lambda: job.output.count("ready") == 2)
         processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid)]
         assert job.stop() == 128 + signal.SIGKILL
@@ -101,20 +90,19 @@ def test_a_command_that_does_not_end_in_time_is_killed_with_all_that_it_started(
         assert_nothing_is_left(job)
 
 
-def test_what_a_shell_left_running_is_told_to_end_too(server: LoopbackServer) -> None:
-    with running(
-        server.endpoint_url, CHANNELS, command=("sh", "-c", '"$0" -c "$1" & wait', sys.executable, PATIENT)
-    ) as job:
+def test_what_a_shell_left_running_is_told_to_end_too(run: Run) -> None:
+    with run(CHANNELS, command=("sh", "-c", '"$0" -c "$1" & wait', sys.executable, PATIENT)) as job:
         job.wait_for_output("ready")
         assert job.stop() == 128 + signal.SIGTERM
         assert job.output.split() == ["ready", "SIGTERM"]
 
 
-def test_a_command_inherits_no_signal_blocked_or_ignored_and_no_descriptor(server: LoopbackServer) -> None:
-    command = ("sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd")
-    with running(server.endpoint_url, CHANNELS, command=command) as job:
-        assert job.wait() == 0
-        blocked, ignored, *descriptors = job.output.replace("SigBlk:", "").replace("SigIgn:", "").split()
+def test_a_command_inherits_no_signal_blocked_or_ignored_no_descriptor_and_no_variable_but_the_jobs(run: Run) -> None:
+    """A variable that tells libraries how many threads to use would make it slow."""
+    command = ("sh", "-c", "grep -E '^Sig(Blk|Ign)' /proc/self/status; ls /proc/self/fd; echo; env")
+    with run(CHANNELS, command=command, ends_with=0) as job:
+        status, _, variables = job.output.partition("\n\n")
+        blocked, ignored, *descriptors = status.replace("SigBlk:", "").replace("SigIgn:", "").split()
         # What we were started with ignored stays so: some that run tests ignore a signal of the C library (32).
         ours = re.search(r"^SigIgn:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
         assert ours is not None
@@ -123,31 +111,18 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_and_no_descriptor(serve
         assert not any(int(ignored, 16) & 1 << (number - 1) for number in (signal.SIGPIPE, signal.SIGXFSZ))  # as Python
         # What `ls` has open beyond the three is the directory.
         assert descriptors == ["0", "1", "2", "3"]
-
-
-def test_a_command_inherits_no_variable_but_the_jobs(server: LoopbackServer) -> None:
-    """One that tells libraries how many threads to use would make it slow."""
-    with running(
-        server.endpoint_url, CHANNELS, command=script("import os, json; print(json.dumps([*os.environ]))")
-    ) as job:
-        assert job.wait() == 0
-        added = set(json.loads(job.output)) - set(ENVIRONMENT)
-        service = {"AWS_REGION", "S3_ENDPOINT_URL"}
-        assert {name for name in added if not name.startswith("SM_")} == service | {
-            "CURRENT_HOST",
-            "SAGEMAKER_BASE_DIR",
+        shells_own = {"PWD", "OLDPWD", "SHLVL", "_"}
+        added = {*re.findall(r"^(\w+)=", variables, re.MULTILINE)} - ENVIRONMENT.keys() - shells_own
+        assert {name for name in added if not name.startswith("SM_")} == {
+            *("AWS_REGION", "CURRENT_HOST", "S3_ENDPOINT_URL", "SAGEMAKER_BASE_DIR")
         }
 
 
-def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) -> None:
+def test_ctrl_c_reaches_the_command_once_and_no_channel(run: Run) -> None:
     ours, theirs = pty.openpty()
-    program = script(
-        PATIENT.replace(
-            "    sys.exit(40 + number)\n",
-            "    say(len(open(path, 'rb').read()))\n    sys.exit(40 + number)\n",
-        ).replace("import os, signal, sys", "import os, signal, sys\npath = os.environ['SM_CHANNEL_MOUNTED'] + '/x'")
-    )
-    with running(server.endpoint_url, CHANNELS, command=program, terminal=theirs) as job:
+    read = "say(len(open(os.environ['SM_CHANNEL_MOUNTED'] + '/x', 'rb').read()))"
+    program = PATIENT.replace("    sys.exit(", f"    {read}\n    sys.exit(")
+    with run(CHANNELS, command=program, terminal=theirs) as job:
         job.wait_for_output("ready")
         os.write(ours, b"\x03")
         assert job.wait() == 40 + signal.SIGINT
@@ -158,11 +133,11 @@ def test_ctrl_c_reaches_the_command_once_and_no_channel(server: LoopbackServer) 
 @pytest.mark.parametrize(
     ("mode", "number"), [("FastFile", signal.SIGTERM), ("File", signal.SIGINT), ("Pipe", signal.SIGTERM)]
 )
-def test_a_signal_during_preparation_ends_it(server: LoopbackServer, mode: str, number: signal.Signals) -> None:
-    server.faults.add(FaultRule(action=Stall(0), operation="GetObject" if mode == "File" else "ListObjectsV2"))
-    channels = [channel("mounted", "FastFile", "data/") | {"ChannelName": "other"}, channel("slow", mode, "data/")]
-    with running(server.endpoint_url, channels, command=script("print('never')")) as job:
-        operation = "GetObject" if mode == "File" else "ListObjectsV2"
+def test_signals_end_preparation(server: LoopbackServer, run: Run, mode: str, number: signal.Signals) -> None:
+    operation = "GetObject" if mode == "File" else "ListObjectsV2"
+    server.faults.add(FaultRule(action=Stall(0), operation=operation))
+    channels = [channel("other", "FastFile", "data/"), channel("slow", mode, "data/")]
+    with run(channels, command="print('never')") as job:
         server.wait_until(lambda statistics: statistics.requests.get(operation, 0) > 0)
         assert job.stop(number) == 128 + number
         assert f"Stopped - by {number.name} before everything was ready" in job.log
@@ -170,51 +145,36 @@ def test_a_signal_during_preparation_ends_it(server: LoopbackServer, mode: str, 
         assert not any(not path.name.startswith(".") for path in (job.data / "slow").glob("*"))
 
 
-def test_nothing_is_left_after_kill_9(server: LoopbackServer) -> None:
-    """The command is told, what was mounted is gone, and a reader of a FIFO never sees its epoch end."""
-    text = """
+# Reads on once it is told to end, or once the shell has died, which is told, and tells nobody.
+READ_ON = """
 import os, signal
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+told, shell = [], SHELL
+if not shell:
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append("told"))
 with open(os.environ["SM_CHANNEL_PIPED"] + "_0", "rb", buffering=0) as file:
     file.read(1 << 10)
     print("reading", flush=True)
-    while not told:
+    while os.getppid() == shell if shell else not told:
         signal.sigtimedwait([], 0.01)
-    print("told", flush=True)
+    print(*told, flush=True)
     file.readall()
 print("whole", flush=True)
 """
-    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=script(text)) as job:
+
+
+@pytest.mark.parametrize("is_below_a_shell", [False, True])
+def test_after_kill_9_a_reader_never_sees_its_epoch_end(run: Run, is_below_a_shell: bool) -> None:
+    text = READ_ON.replace("SHELL", "os.getppid()" if is_below_a_shell else "0")
+    command = ("sh", "-c", '"$0" -c "$1"; true', sys.executable, text) if is_below_a_shell else text
+    with run(CHANNELS, "--stop-timeout", "1", command=command) as job:
         job.wait_for_output("reading")
         job.kill()
-        assert job.output.split() == ["reading", "told"]
+        assert job.output.split() == ["reading"] + ["told"] * (not is_below_a_shell)
         assert_nothing_is_left(job)
 
 
-def test_after_kill_9_what_a_shell_has_started_never_sees_its_epoch_end(server: LoopbackServer) -> None:
-    """The shell dies when it is told, and tells nobody."""
-    text = """
-import os, signal
-shell = os.getppid()
-with open(os.environ["SM_CHANNEL_PIPED"] + "_0", "rb", buffering=0) as file:
-    file.read(1 << 10)
-    print("reading", flush=True)
-    while os.getppid() == shell:
-        signal.sigtimedwait([], 0.01)
-    file.readall()
-print("whole", flush=True)
-"""
-    command = ("sh", "-c", '"$0" -c "$1"; true', sys.executable, text)
-    with running(server.endpoint_url, CHANNELS, "--stop-timeout", "1", command=command) as job:
-        job.wait_for_output("reading")
-        job.kill()
-        assert job.output.split() == ["reading"]
-        assert_nothing_is_left(job)
-
-
-def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS) as job:
+def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: Run) -> None:
+    with run(CHANNELS) as job:
         job.wait_for_log("All channels are ready")
         guardian, *others = _children(job.process.pid)
         processes = [os.pidfd_open(pid) for pid in others]
@@ -233,7 +193,7 @@ def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(server
         assert_nothing_is_left(job)
 
 
-def test_epochs_end_even_if_the_guardian_was_killed(server: LoopbackServer) -> None:
+def test_epochs_end_even_if_the_guardian_was_killed(run: Run) -> None:
     text = """
 import os, signal
 with open(f"/proc/{os.getppid()}/task/{os.getppid()}/children") as file:
@@ -242,14 +202,13 @@ for epoch in range(4):
     with open(os.environ["SM_CHANNEL_PIPED"] + f"_{epoch}", "rb") as file:
         print(len(file.read()), flush=True)
 """
-    with running(server.endpoint_url, CHANNELS, command=script(text)) as job:
-        assert job.wait() == 0
+    with run(CHANNELS, command=text, ends_with=0) as job:
         assert job.output.split() == [str(40 << 20)] * 4
         assert_nothing_is_left(job)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, mode: str, tmp_path: Path) -> None:
+def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, run: Run, mode: str, tmp_path: Path) -> None:
     rule = server.faults.add(FaultRule(action=Stall(4 << 20), operation="GetObject", skip=1))
     channels = [channel("data", mode, "data/")]
     size = f"""
@@ -257,44 +216,33 @@ import os
 place = os.environ["SM_CHANNEL_DATA"]
 print(len(open(place + {"_0" if mode == "Pipe" else "/x"!r}, "rb").read()), flush=True)
 """
-    with running(server.endpoint_url, channels, base=tmp_path, command=script(size)) as job:
+    with run(channels, base=tmp_path, command=size) as job:
         server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
         job.kill()
         assert job.output == ""
         assert not (job.data / "data" / "x").exists()
     server.faults.remove(rule)
-    with running(server.endpoint_url, channels, base=tmp_path, command=script(size)) as job:
-        assert job.wait() == 0, job.log
+    with run(channels, base=tmp_path, command=size, ends_with=0) as job:
         assert job.output == f"{40 << 20}\n"
 
 
-def test_a_mount_that_is_unmounted_from_outside_is_told_and_the_command_goes_on(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
-        job.wait_for_output("ready")
-        subprocess.run(
-            [sys.executable, "-m", "fastfuse", "unmount", str(job.data / "mounted")],
-            env=ENVIRONMENT, check=True, timeout=PATIENCE_S,
-        )  # fmt: skip
-        job.wait_for_log("channel mounted was unmounted; the other channels go on")
-        assert (job.data / "piped_0").is_fifo()
-        assert job.stop() == 40 + signal.SIGTERM
-
-
-def test_a_channel_whose_process_is_killed_is_told_and_the_others_go_on(server: LoopbackServer) -> None:
-    channels = [*CHANNELS, channel("other", "FastFile", "data/")]
-    with running(server.endpoint_url, channels, command=script(PATIENT)) as job:
+def test_mounts_that_are_killed_or_unmounted_are_told_and_the_others_go_on(run: Run) -> None:
+    with run([*CHANNELS, channel("other", "FastFile", "data/")], command=PATIENT) as job:
         job.wait_for_output("ready")
         # Channels are the first children but the guardian, in their order.
         _, victim, *_ = _children(job.process.pid)
         os.kill(victim, signal.SIGKILL)
         job.wait_for_log("channel mounted: its process was killed by signal 9; the other channels go on")
         assert len((job.data / "other" / "x").read_bytes()) == 40 << 20
+        assert run_fastfuse("unmount", str(job.data / "other")).returncode == 0
+        job.wait_for_log("channel other was unmounted; the other channels go on")
+        assert (job.data / "piped_0").is_fifo()
         assert job.stop() == 40 + signal.SIGTERM
         assert_nothing_is_left(job)
 
 
-def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
+def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(run: Run) -> None:
+    with run(CHANNELS, command=PATIENT) as job:
         job.wait_for_output("ready")
         _, _, victim, *_ = _children(job.process.pid)
         os.kill(victim, signal.SIGKILL)
@@ -305,23 +253,13 @@ def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(ser
 
 
 def _children(pid: int) -> list[int]:
-    """Pids in the order in which they were forked."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
 
 
-def test_sighup_refreshes_what_is_mounted(server: LoopbackServer) -> None:
-    with running(server.endpoint_url, CHANNELS, command=script(PATIENT)) as job:
-        job.wait_for_output("ready")
-        job.process.send_signal(signal.SIGHUP)
-        job.wait_for_log("refreshed s3://bucket/data/: 0 added, 0 removed, 0 replaced")
-        assert job.stop() == 40 + signal.SIGTERM
-        assert "SIGHUP" not in job.output
-
-
-def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(server: LoopbackServer) -> None:
+def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None:
     ours, theirs = pty.openpty()
-    with running(server.endpoint_url, CHANNELS, terminal=theirs) as job:
+    with run(CHANNELS, terminal=theirs) as job:
         os.close(theirs)
         shown = b""
         while b"All channels are ready" not in shown:

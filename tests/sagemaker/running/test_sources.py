@@ -1,24 +1,105 @@
-"""Shards of a job: a host may be without any. What hosts and manifests deliver is in `tests/sagemaker/scripts`."""
+"""What real jobs find of prefixes that end within a name, and of manifests, and how hosts divide it."""
 
-import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import pytest
+from tests.sagemaker.prefixes import in_fast_file_mode, matching
+from tests.sagemaker.running.jobs import BUCKET, Run, channel
 
-from bench.s3server import LoopbackServer
-from tests.sagemaker.running.jobs import CHECKSUMS, channel, checksums, running, script
+FILES = ("data/other", "data/train-01.txt", "data/train-01/data.csv", "data/train-011/x", "one/only.csv", "set/train/a",
+         "set/train/b/c")  # fmt: skip
+OBJECTS = {"data/train-01/": b"", "set/train/": b""} | {key: f"{key}\n".encode() for key in FILES}
+# Neither all, nor in the order of their names.
+LISTED = FILES[:0:-1]
+LINES = [f'{{"image-ref":"s3://{BUCKET}/{key}","label":{at}}}\n' for at, key in enumerate(LISTED)]
+OBJECTS["lists/some"] = json.dumps([{"prefix": f"s3://{BUCKET}/"}, *LISTED]).encode()
+OBJECTS["lists/lines"] = "".join(LINES).replace("{", '{"unused":[1,2],').encode()
+PREFIXES = ("data/train-01", "data/train-0", "data/train-01/", "set/train", "set/train/", "one/only.csv", "")
 
-OBJECTS = {"data/0": b"all of it"}
+# Prints of each channel the content of each file by its path, or that of the first two epochs.
+CONTENTS = """
+import json, os
+config, found = json.loads(os.environ["SM_INPUT_DATA_CONFIG"]), {}
+for name in json.loads(os.environ["SM_CHANNELS"]):
+    place = os.environ["SM_CHANNEL_" + name.upper()]
+    if config[name]["TrainingInputMode"] == "Pipe":
+        found[name] = {epoch: open(f"{place}_{epoch}", encoding="latin-1", newline="").read() for epoch in "01"}
+    else:
+        paths = [os.path.join(top, file) for top, _, files in os.walk(place) for file in files]
+        found[name] = {os.path.relpath(path, place): open(path).read() for path in paths}
+print(json.dumps(found))
+"""
 
 
-# In FastFile mode: `tests/sagemaker/scripts/test_modes.py`, where hosts are more than objects.
-@pytest.mark.parametrize("mode", ["File", "Pipe"])
-def test_a_host_without_a_share_is_no_failure(server: LoopbackServer, mode: str) -> None:
-    described = channel("data", mode, "data/")
-    described["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
-    read = []
-    for host in (1, 2):
-        options = ("--host", f"{host}/2")
-        with running(server.endpoint_url, [described], *options, command=script(CHECKSUMS)) as job:
-            assert job.wait() == 0, job.log
-            read.append(checksums(job)["data"])
-    assert sorted(read) == sorted([hashlib.sha256(b"all of it").hexdigest(), hashlib.sha256(b"").hexdigest()])
+def contents(run: Run, channels: Sequence[Mapping[str, Any]], *options: str) -> tuple[dict[str, dict[str, str]], str]:
+    """Return what the command finds in each channel, and the log."""
+    with run(channels, *options, command=CONTENTS, ends_with=0) as job:
+        found: dict[str, dict[str, str]] = json.loads(job.output)
+        return found, job.log
+
+
+def test_fast_file_mode_shows_the_folder_and_warns_where_the_other_modes_deliver_more(run: Run) -> None:
+    shown = {prefix: keys for prefix in PREFIXES if (keys := in_fast_file_mode(OBJECTS, prefix)) is not None}
+    assert len(shown) == len(PREFIXES) - 1
+    found, log = contents(run, [channel(f"c{at}", "FastFile", prefix) for at, prefix in enumerate(shown)])
+    for at, keys in enumerate(shown.values()):
+        assert sorted(found[f"c{at}"].values()) == sorted(OBJECTS[key].decode() for key in keys if OBJECTS[key])
+    (warning,) = [line for line in log.splitlines() if "File and Pipe mode take every key" in line]
+    assert "s3://bucket/data/train-01 is taken as the folder data/train-01/" in warning
+    assert "also s3://bucket/data/train-01.txt, s3://bucket/data/train-011/" in warning
+
+
+def test_fast_file_mode_refuses_a_prefix_that_is_only_the_beginning_of_names(run: Run) -> None:
+    with run([channel("train", "FastFile", "data/train-0")], command=("true",)) as job:
+        assert job.wait() != 0
+        assert "s3://bucket/data/train-0 is only the beginning of a name" in job.log
+        assert "File and Pipe channels take every key that begins with a name" in job.log
+
+
+def test_hosts_divide_every_key_that_begins_with_the_prefix_and_one_may_be_without_a_share(run: Run) -> None:
+    channels = [channel(mode, mode, "data/train-01") for mode in ("File", "Pipe")]
+    channels[1]["ShuffleConfig"] = {"Seed": 7}
+    channels += [channel(f"one{mode}", mode, "one/only.csv") for mode in ("File", "Pipe")]
+    channels += [channel("folder", "File", "set/train")]
+    for each in channels:
+        each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
+    keys = [key for key in matching(OBJECTS, "data/train-01") if OBJECTS[key]]
+    hosts = [contents(run, channels, "--host", f"{host}/2")[0] for host in (1, 2)]
+    for host, found in enumerate(hosts):
+        # Paths are relative to the folder, or else to the last slash.
+        assert found["File"] == {key.removeprefix("data/"): f"{key}\n" for key in keys[host::2]}
+        assert found["folder"] == {path: f"set/train/{path}\n" for path in ["a", "b/c"][host::2]}
+    # Shuffled, they divide each epoch anew.
+    epochs = [[found["Pipe"][epoch].splitlines() for found in hosts] for epoch in "01"]
+    assert [sorted(shares[0] + shares[1]) for shares in epochs] == [keys] * 2
+    assert sorted(epochs[0][0]) != sorted(epochs[1][0])
+    assert [found["oneFile"] for found in hosts] == [{"only.csv": "one/only.csv\n"}, {}]
+    assert [found["onePipe"] for found in hosts] == [dict.fromkeys("01", "one/only.csv\n"), {"0": "", "1": ""}]
+
+
+def recordio(record: str) -> str:
+    return struct.pack("<II", 0xCED7230A, len(record)).decode("latin-1") + record + "\0" * (-len(record) % 4)
+
+
+def test_hosts_divide_what_manifests_list_in_its_order(run: Run) -> None:
+    channels = []
+    for mode in ("FastFile", "File", "Pipe"):
+        channels += [channel(f"listed{mode}", mode, "lists/some"), channel(f"labelled{mode}", mode, "lists/lines")]
+        listed, labelled = (each["DataSource"]["S3DataSource"] for each in channels[-2:])
+        listed |= {"S3DataType": "ManifestFile", "S3DataDistributionType": "ShardedByS3Key"}
+        labelled |= {"S3DataType": "AugmentedManifestFile", "AttributeNames": ["image-ref", "label"]}
+        labelled["S3DataDistributionType"] = "ShardedByS3Key"
+    channels[-1]["RecordWrapperType"] = "RecordIO"
+    hosts = [contents(run, channels, "--host", f"{host}/2")[0] for host in (1, 2)]
+    for host, found in enumerate(hosts):
+        of_lines = LISTED[host::2]
+        of_list = [key for key in LISTED if key in sorted(LISTED)[host::2]]
+        for mode in ("FastFile", "File"):
+            files = [*(f"{key}\n" for key in of_lines), "".join(LINES[host::2])]
+            assert sorted(found[f"labelled{mode}"].values()) == sorted(files)
+            assert sorted(found[f"listed{mode}"].values()) == sorted(f"{key}\n" for key in of_list)
+        records = [recordio(f"{key}\n") + recordio(f"{LISTED.index(key)}") for key in of_lines]
+        assert found["labelledPipe"] == dict.fromkeys("01", "".join(records))
+        assert found["listedPipe"] == dict.fromkeys("01", "".join(f"{key}\n" for key in of_list))

@@ -10,7 +10,7 @@ from bench.processes import process_tree
 from bench.server import Server
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import wait_for_end
-from tests.sagemaker.running.jobs import BUCKET, channel, running, script
+from tests.sagemaker.running.jobs import BUCKET, channel, running
 from tests.semantics.leftovers import descendants
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def test_twenty_channels_are_one_tree_that_keeps_its_budget_and_ends_as_one(serv
     channels = [channel(name, "FastFile") for name in NAMES]
     target_bytes = COUNT * 128 * MIB
     options = ("--memory-target", str(target_bytes))
-    with running(server.endpoint_url, channels, *options, command=script(READ_ALL)) as job:
+    with running(server.endpoint_url, channels, *options, command=READ_ALL) as job:
         job.wait_for_output(f"read {COUNT * FILE_BYTES}")
         assert {path.name for path in fastfuse_mounts() if path.is_relative_to(job.data)} == set(NAMES)
         processes = descendants(job.process.pid)

@@ -34,13 +34,11 @@ class Channel:
         return self.path.with_name(f"{self.path.name}_{epoch}")
 
     def files(self, suffix: str) -> list[Path]:
-        """Every file with this suffix, by path."""
         paths = sorted(Path(top, name) for top, _, names in os.walk(self.path) for name in names)
         return [path for path in paths if path.suffix == suffix]
 
 
 def digest(*pieces: bytes | bytearray | memoryview | str | int) -> str:
-    """The hash of one record."""
     hashed = hashlib.blake2b(digest_size=8)
     for piece in pieces:
         hashed.update(str(piece).encode() if isinstance(piece, str | int) else piece)
@@ -48,7 +46,6 @@ def digest(*pieces: bytes | bytearray | memoryview | str | int) -> str:
 
 
 def train(read_epoch: Callable[[Channel, int], Iterable[str]]) -> None:
-    """Read as many epochs as the command line asks for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("channel")
     parser.add_argument("--epochs", type=int, default=2)

@@ -1,15 +1,18 @@
-"""What the channels of a job still have to write, as each of them sees it."""
+"""What a download notes on the disk, what it claims of it, and that no name leads elsewhere."""
 
 import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.s3server import MemoryObjects
-from fastfuse.errors import DiskError
+from fastfuse.errors import ConfigurationError, DiskError
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.disk import disk_claims
+from fastfuse.sagemaker.download.disk import Trust, disk_claims, open_root, version_of
+from fastfuse.sagemaker.download.landing import Places, jobs
 from tests.sagemaker.download.channels import Source, files_below, table_of
 from tests.sagemaker.download.test_accidents import small_disk
 
@@ -69,3 +72,52 @@ def test_who_needs_nothing_is_not_refused_for_what_others_need(s3: Source, tmp_p
     s3.run(tmp_path)
     claims[1].put(tmp_path.stat().st_dev, 1 << 60)
     assert s3.run(tmp_path, claim=claims[0]).requests == 0
+
+
+REF = ObjectRef("bucket", "key", 3, '"etag"', 10**18)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"bucket": "b"}, {"key": "k"}, {"size_bytes": 4}, {"etag": '"other"'}, {"etag": ""}, {"modified_ns": 10**18 + 1}],
+)
+def test_whatever_changes_of_an_object_makes_it_another_version(change: dict[str, object]) -> None:
+    assert version_of(replace(REF, **change)) != version_of(REF)  # type: ignore[arg-type]
+    assert version_of(replace(REF)) == version_of(REF)
+
+
+@pytest.mark.parametrize(
+    ("boot", "settled_ns", "is_covered"), [(b"ours", 0, True), (b"other", 99, False), (b"other", 100, True)]
+)
+def test_a_file_of_another_boot_is_believed_in_if_the_disk_was_waited_for_since(
+    boot: bytes, settled_ns: int, *, is_covered: bool
+) -> None:
+    assert Trust(boot=b"ours", settled_ns=settled_ns).covers(boot, 100) is is_covered
+
+
+def table_with(*keys: str) -> InodeTable:
+    return table_of([ObjectRef("bucket", key, 1, '"etag"', 10**18) for key in keys])
+
+
+@pytest.mark.parametrize("name", [b"..", b"./", b"x/", b"x\0"])
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path, name: bytes) -> None:
+    table = table_with("ab/c")
+    names = table.columns["names"].copy()
+    names[:2] = np.frombuffer(name, "uint8")
+    damaged = InodeTable(table.metadata, {**table.columns, "names": names})
+    channel = tmp_path / "channel"
+    with pytest.raises(ConfigurationError, match="the index is damaged"):
+        list(jobs(Places(damaged, open_root(channel, channel.parent)), bytearray(len(table))))
+    assert os.listdir(channel) == []
+
+
+def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(tmp_path: Path) -> None:
+    outside, channel = tmp_path / "outside", tmp_path / "channel"
+    outside.mkdir()
+    table = table_with("a", "b/c", "z")
+    walk = jobs(Places(table, open_root(channel, channel.parent)), bytearray(len(table)))
+    assert [next(walk).name, next(walk).name] == [b"a", b"z"]
+    (channel / "b").rmdir()
+    (channel / "b").symlink_to(outside)
+    with pytest.raises(DiskError, match="something else is in its place"):
+        next(walk)

@@ -1,5 +1,8 @@
+"""What a run shows on standard error: its phases, and the lines that its processes write."""
+
 import os
 import select
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +10,34 @@ from contextlib import contextmanager
 import pytest
 
 from fastfuse.sagemaker.running import phases as module
+from fastfuse.sagemaker.running.job_processes import LinePipe
 from fastfuse.sagemaker.running.phases import Phase, Phases
+from tests.filesystem.waiting import wait_until
+
+
+@pytest.fixture
+def announced() -> Iterator[list[int]]:
+    numbers: list[int] = []
+    before = signal.signal(signal.SIGIO, lambda number, _: numbers.append(number))
+    yield numbers
+    signal.signal(signal.SIGIO, before)
+
+
+def test_lines_come_whole_and_the_last_need_not_end(announced: list[int]) -> None:
+    pipe = LinePipe()
+    assert pipe.lines() == []
+    assert not announced
+    os.write(pipe.writing_fd, b"one\ntw")
+    wait_until(lambda: bool(announced))
+    assert pipe.lines() == [b"one"]
+    os.write(pipe.writing_fd, b"o\n\n")
+    assert pipe.lines() == [b"two", b""]
+    os.write(pipe.writing_fd, b"three\nfour")
+    pipe.close_writing()
+    assert pipe.close() == [b"three", b"four"]
+    silent = LinePipe()
+    silent.close_writing()
+    assert silent.close() == []
 
 
 @contextmanager

@@ -1,10 +1,24 @@
+"""What is made of runs that nobody measured: verdicts, tables, plots."""
+
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
+from bench import plots
+from bench.report import as_json, as_markdown
 from bench.results import Results, Run
+from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, verdicts
-from tests.bench.runs import run
 
 MIB = 1 << 20
+
+
+def run(profile: str, workload: str, candidate: str, *, mb_per_s: float = 1000.0, **figures: float) -> Run:
+    """A GB in 100 reads."""
+    values = {"size_bytes": 10**9, "elapsed_s": 1000 / mb_per_s, "spans": 100, "fetched_bytes": 10**9}
+    return Run(profile=profile, workload=workload, candidate=candidate, **(values | figures))  # type: ignore[arg-type]
 
 
 def judged(*runs: Run, about: str) -> Verdict:
@@ -88,3 +102,53 @@ def test_the_verdicts_of_a_topic_are_together() -> None:
     topics = [verdict.topic for verdict in verdicts(Results(runs))]
     assert set(topics) == {"throughput", "memory", "later epochs", "latency", "small files", "CPU"}
     assert sorted(topics, key=topics.index) == topics
+
+
+MEASURED = Measured(
+    runs=[
+        run("s3", "sequential-1", "raw", mb_per_s=2000, cpu_s=1.0),
+        run("s3", "sequential-1", "fastfuse", mb_per_s=900, cpu_s=1.25, readers_cpu_s=0.5, peak_bytes=3 << 20),
+        run("s3", "sequential-1", "fastfuse", mb_per_s=900, cpu_s=1.25, readers_cpu_s=0.5, peak_bytes=3 << 20),
+        run("fast", "small-1", "fastfuse", span_s=0.0015, cpu_s=0.1),
+    ],
+    notes={"goofys": "is not on the PATH"},
+)
+
+
+def test_tables_have_medians_ratios_and_cpu_times_after_targets_and_what_is_left_out() -> None:
+    head, bulk, small = as_markdown(MEASURED, Plan(cells=[]), {"cores": "4"}, 120).split("## Server ")
+    assert head.startswith("cores 4.\n")
+    assert "4 runs in 2.0 minutes" in head
+    assert "| throughput | s3 sequential-1: fastfuse 900 MB/s / raw 2000 | 0.45 | ≥ 0.5 | **missed** |" in head
+    assert "| CPU | s3 sequential-1: daemon 1.25 s/GB / raw client 1.00 | 1.25 | ≤ 1.5 | met |" in head
+    assert "- left out: goofys is not on the PATH" in head
+    assert "| runs | MB/s | fastfuse / it | first byte ms | CPU s/GB | readers' CPU s/GB | server's CPU s/GB |" in bulk
+    assert "| raw | 1 | 2,000 | 0.45 | 0.0 | 1.00 | 0.00 | 0.00 | 2.0 | 0 | 0 | 1.00 |\n" in bulk
+    assert "| fastfuse | 2 | 900 | 1.00 | 0.0 | 1.25 | 0.50 | 0.00 | 1.6 | 3 | 0 | 1.00 |\n" in bulk
+    assert "| runs | files/s | fastfuse / it | first byte ms | median ms | p99 ms | CPU ms each |" in small
+    assert "| fastfuse | 1 | 100 | 1.00 | 0.00 | 1.50 | 0.0 | 1.00 | 0.00 | 0.00 | 0.1 | 0 | 0 | 1.00 |\n" in small
+
+
+def test_the_json_has_every_run() -> None:
+    document = json.loads(as_json(MEASURED, Plan(cells=[]), {"cores": "4"}, 120))
+    assert [run["candidate"] for run in document["runs"]] == ["raw", "fastfuse", "fastfuse", "fastfuse"]
+    judged = {verdict["topic"]: verdict["is_met"] for verdict in document["verdicts"]}
+    assert judged == {"throughput": False, "latency": True, "CPU": True}
+    assert document["left_out"] == MEASURED.notes
+
+
+def test_candidates_share_a_diagram_and_so_do_cells_of_one_candidate() -> None:
+    ours = ("sequential-1", "sequential-1-64k", "small-1", "sequential-1-4m")
+    results = Results([run("s3", "sequential-1", "raw"), *(run("s3", workload, "fastfuse") for workload in ours)])
+    both, alone = plots.panels(results, is_bulk=True)
+    assert (both.title, [bar.label for bar in both.bars]) == ("s3 sequential-1", ["raw", "fastfuse"])
+    assert [bar.label for bar in alone.bars] == ["sequential-1-64k", "sequential-1-4m"]
+    (small,) = plots.panels(results, is_bulk=False)
+    assert (small.unit, small.bars) == ("files/s", [plots.Bar("small-1", "fastfuse", 100.0)])
+
+
+def test_without_matplotlib_there_are_no_plots_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    results = Results([run("s3", "sequential-1", "fastfuse")])
+    assert "matplotlib is not installed" in plots.write(results, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
