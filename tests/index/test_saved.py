@@ -49,9 +49,8 @@ def test_an_index_of_a_bucket_or_of_one_object_is_read_back(tmp_path: Path, fd: 
 
 def test_an_index_that_holds_keys_of_another_bucket_is_refused(tmp_path: Path, fd: int) -> None:
     path = stored(tmp_path / "x.index", "s3://other/")
-    with pytest.raises(
-        ConfigurationError, match=r"x\.index: it says .* of s3://other/ and holds keys of s3://bucket/$"
-    ):
+    told = r"x\.index: it says .* of s3://other/ and holds keys of s3://bucket/$"
+    with pytest.raises(ConfigurationError, match=told):
         load(path, S3Uri("other", ""), fd)
 
 

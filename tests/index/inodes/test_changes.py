@@ -94,6 +94,20 @@ def test_an_identical_table_changes_nothing() -> None:
     assert walk(new) == walk(table_of(objects))
 
 
+def test_lookup_and_reference_go_by_the_kept_numbers() -> None:
+    old = table_of({"b": Version(), "c/d": Version(size_bytes=7)})
+    new, _ = take_over(old, table_of({"a": Version(), "b": Version(), "c/d": Version(size_bytes=7), "c/e": Version()}))
+    directory = new.lookup(ROOT, b"c")
+    assert directory is not None
+    assert directory == old.lookup(ROOT, b"c")
+    kept = new.lookup(directory, b"d")
+    assert kept is not None
+    assert new.ref(kept) == old.ref(kept)
+    assert new.parent(kept) == directory
+    assert new.key(kept) == "c/d"
+    assert new.lookup(ROOT, b"a") == old.next_inode
+
+
 @pytest.mark.parametrize("inode", [0, -1, 4, 1 << 63])
 def test_a_number_that_is_not_in_the_table_is_stale(inode: int) -> None:
     old = table_of({"a": Version(), "b": Version()})

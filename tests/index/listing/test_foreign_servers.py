@@ -5,6 +5,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
 
-COUNT = 3_000
+COUNT = 2_400
 SHAPES = {
     "dirs": [f"class-{number // 20:04}/{number:06}.jpg" for number in range(COUNT)],
     "flat": [f"shard-{number:06}.tfrecord" for number in range(COUNT)],
@@ -71,10 +72,7 @@ async def test_the_parallel_listing_is_the_serial_one(
 ) -> None:
     url = request.getfixturevalue(server)
     config = ConnectionConfig(endpoint_url=url, region="us-east-1", force_path_style=True)
-    pages = S3Client(S3Session(config))
-    try:
+    async with aclosing(S3Client(S3Session(config))) as pages:
         table = await listed_serially(pages, shape)
         assert table.metadata.file_count == COUNT
         assert columns((await list_source(pages, S3Uri(shape, ""))).table) == columns(table)
-    finally:
-        await pages.aclose()

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
@@ -42,11 +42,9 @@ def held(file_format: str, **changes: object) -> MemoryObjects:
 @asynccontextmanager
 async def client_of(objects: MemoryObjects, *faults: FaultRule) -> AsyncIterator[S3Client]:
     with LoopbackServer({"bucket": objects}, faults=faults) as server:
-        client = S3Client(S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")))
-        try:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        async with aclosing(S3Client(session)) as client:
             yield client
-        finally:
-            await client.aclose()
 
 
 async def tables(objects: MemoryObjects, source: S3Uri) -> tuple[InodeTable, InodeTable]:
@@ -72,10 +70,7 @@ async def test_the_table_is_that_of_a_listing(aws_environment: object, file_form
     ("changes", "message"),
     [
         ({"sourceBucket": "other"}, "is an inventory of the bucket 'other', not of 'bucket'"),
-        (
-            {"files": [{"key": DATA, "size": 1, "MD5checksum": "0" * 32}]},
-            r"is not the one that its manifest names \(size",
-        ),
+        ({"files": [{"key": DATA, "size": 1, "MD5checksum": "0" * 32}]}, r"that its manifest names \(size"),
         ({"files": [{"key": KEYS[-1], "size": 7, "MD5checksum": "0" * 32}]}, r"that its manifest names \(MD5\)"),
     ],
 )
@@ -94,9 +89,8 @@ async def test_a_data_file_that_is_gone_is_said_by_its_name(aws_environment: obj
 
 
 async def test_a_source_that_is_only_the_beginning_of_a_name_says_what_there_is(aws_environment: object) -> None:
-    with pytest.raises(
-        SourceError, match=r"only the beginning of a name; there is s3://bucket/train-2/, s3://b.*/train/"
-    ):
+    told = r"only the beginning of a name; there is s3://bucket/train-2/, s3://b.*/train/"
+    with pytest.raises(SourceError, match=told):
         await listed(held("CSV"), S3Uri("bucket", "tra"))
 
 
@@ -125,7 +119,6 @@ async def test_a_checksum_that_may_not_be_read_is_done_without(aws_environment: 
 
 
 async def test_a_service_that_fails_at_the_checksum_is_no_missing_one(aws_environment: object) -> None:
+    failing = FaultRule(action=Answer(400, "InvalidRequest", "No."), key=CHECKSUM)
     with pytest.raises(ServiceError, match="failed to read 's3://bucket/inventory/manifest"):
-        await listed(
-            held("CSV"), S3Uri("bucket", "train"), FaultRule(action=Answer(400, "InvalidRequest", "No."), key=CHECKSUM)
-        )
+        await listed(held("CSV"), S3Uri("bucket", "train"), failing)

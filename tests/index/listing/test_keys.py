@@ -99,9 +99,8 @@ async def test_keys_that_are_not_to_be_had_are_named_with_their_lines(
     tmp_path: Path, autojump_clock: object, kind: str, error: type[Exception]
 ) -> None:
     keys = [f"train/{number:02}" for number in range(30)]
-    with pytest.raises(
-        error, match=r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 's3://bucket/train/00'; .*; and 5 more\)"
-    ):
+    told = r"15 of the 30 keys in .*keys.txt .*\(keys.txt:1: 's3://bucket/train/00'; .*; and 5 more\)"
+    with pytest.raises(error, match=told):
         await list_file(Heads(**{kind: set(keys[::2])}), written(tmp_path, keys), SOURCE)
 
 
@@ -139,10 +138,8 @@ def test_every_key_comes_back_once_in_order_with_its_first_line(
 
 
 def test_empty_lines_are_skipped_and_nothing_else_is_special() -> None:
-    assert [listed.key for listed in parse(b"\n# not a comment\n\n train\n", S3Uri("bucket", ""))] == [
-        " train",
-        "# not a comment",
-    ]
+    found = parse(b"\n# not a comment\n\n train\n", S3Uri("bucket", ""))
+    assert [listed.key for listed in found] == [" train", "# not a comment"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The lister over pages that a test writes and over the loopback server: the table of a serial listing or an error."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -342,11 +342,8 @@ def server(request: pytest.FixtureRequest, aws_environment: object) -> Iterator[
 @asynccontextmanager
 async def source(server: LoopbackServer) -> AsyncIterator[S3Client]:
     config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-    pages = S3Client(S3Session(config))
-    try:
+    async with aclosing(S3Client(S3Session(config))) as pages:
         yield pages
-    finally:
-        await pages.aclose()
 
 
 async def listed(server: LoopbackServer, path: str = "", progress: ProgressCallback = lambda _: None) -> Listing:
