@@ -712,7 +712,6 @@ _PAGES = [
         _reply(lambda reply: reply.encode() + _ENTRY.replace(b"key", b"kex") + b"</ListBucketResult>"),
         RIGHT | EIO,
     ),
-    _page("a key of 1,025 bytes", PAGE.replace(b"<Key>other<", b"<Key>" + b"o" * 1025 + b"<")),
     _of_list(
         "of 100 MB",
         _flood(lambda reply: reply.with_header("Content-Length", "100000000").encode()[: -len(PAGE)], _ENTRY * 100),

