@@ -205,7 +205,7 @@ def test_each_process_of_a_mount_has_its_rights(server: LoopbackServer, monkeypa
             kill(worker)
             wait_until(lambda: worker not in mount.children())
             assert (mount.path / "a").read_bytes() == b"a"
-            assert NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder})
+            wait_until(lambda: NOBODYS in map(rights_of, set(mount.children()) - {endpoint, finder}))
             lister_fd = os.pidfd_open(lister)
             kill(finder)
             wait_for_end(lister_fd)
