@@ -6,6 +6,7 @@ import logging
 import logging.handlers
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
 
@@ -31,6 +32,8 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 SYSLOG: Final = Path("/dev/log")
 # Log files name objects and keys: the owner's group may read them, as under /var/log.
 _LOG_MODE: Final = 0o640
+# What reads of the data wait, once, for a reader of the log that has stopped; one that keeps up needs microseconds.
+_READER_TIMEOUT_S: Final = 0.1
 # What every record has; the rest came through `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -186,15 +189,49 @@ def _sink(config: LogConfig, syslog: Path | None) -> logging.Handler:
             ) from error
     elif syslog is not None:
         # It connects when it has something to send, and again after syslog was restarted.
-        handler = logging.handlers.SysLogHandler(str(syslog), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
+        handler = _Syslog(str(syslog), facility=logging.handlers.SysLogHandler.LOG_DAEMON)
         handler.ident = "fastfuse: "
     else:
-        handler = logging.StreamHandler()
+        handler = _Stderr()
     handler.setFormatter(formatter(config, timed=config.file is not None or syslog is None))
     return handler
 
 
-class _LogFile(logging.handlers.WatchedFileHandler):
+class _Unblocked(logging.Handler):
+    """Loses lines rather than wait for whoever reads them, and says how many were lost.
+
+    The pipe behind a container's stderr, a stopped terminal and a hung syslog take lines until they are full, and then
+    hold up whoever writes: reads of the data would wait for the readers of the log.
+    """
+
+    _lost_count = 0
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        with self.lock or nullcontext():
+            if self._lost_count and self._write(_loss_record(self._lost_count), timeout_s=0):
+                self._lost_count = 0
+            # A reader that is merely slow is waited for; one that has stopped, only once.
+            is_written = self._write(record, timeout_s=0 if self._lost_count else _READER_TIMEOUT_S)
+            self._lost_count += not is_written
+            return is_written
+
+    def _write(self, record: logging.LogRecord, *, timeout_s: float) -> bool:
+        return _takes_a_line(self._output(), timeout_s=timeout_s) and super().handle(record)
+
+    def _output(self) -> object:
+        return getattr(self, "stream", None)
+
+
+class _Stderr(_Unblocked, logging.StreamHandler[TextIO]):
+    pass
+
+
+class _Syslog(_Unblocked, logging.handlers.SysLogHandler):
+    def _output(self) -> object:
+        return getattr(self, "socket", None)
+
+
+class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
     """A log file that other users cannot read, whichever process creates it and whatever the umask is."""
 
     def _open(self) -> TextIOWrapper:
@@ -258,6 +295,28 @@ def _open_log(path: str, flags: int) -> int:
         fd = os.open(path, flags)
     os.set_blocking(fd, True)
     return fd
+
+
+def _loss_record(count: int) -> logging.LogRecord:
+    message = "log lines were lost, as nobody read them in time: %d"
+    fields = {"name": _OWN, "levelname": "WARNING", "levelno": logging.WARNING, "msg": message, "args": (count,)}
+    return logging.makeLogRecord(fields)
+
+
+def _takes_a_line(output: object, *, timeout_s: float) -> bool:
+    """Whether a line can be written to `output`, a stream or a socket, without waiting, after `timeout_s` at most.
+
+    A pipe says so while it has room for PIPE_BUF bytes, 4,096 here: only a longer traceback could still wait.
+    """
+    try:
+        fd = output.fileno() if hasattr(output, "fileno") else -1
+    except (OSError, ValueError):  # a stream of a test, or one that was closed
+        fd = -1
+    if fd < 0:
+        return True
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return bool(poll.poll(timeout_s * 1000))
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import re
+import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -174,6 +176,32 @@ def test_a_daemon_without_a_file_logs_to_syslog_as_fastfuse_and_leaves_the_time_
         assert configure(LogConfig(), syslog=tmp_path / "log")
         logging.getLogger("fastfuse.x").info("mounted")
         assert syslog.recv(1024).rstrip(b"\0") == b"<30>fastfuse: INFO fastfuse.x: mounted"
+
+
+def test_lines_that_nobody_reads_are_lost_and_counted(tmp_path: Path) -> None:
+    reading_fd, writing_fd = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as syslog, open(reading_fd, "rb"), open(writing_fd, "wb"):
+        syslog.bind(str(tmp_path / "log"))
+        pipe = LogConfig(file=Path(f"/proc/self/fd/{writing_fd}"))
+        for config, place, fd in ((pipe, None, reading_fd), (LogConfig(), tmp_path / "log", syslog.fileno())):
+            configure(config, syslog=place)
+            for number in range(1_000):
+                logging.getLogger("fastfuse").info("line %d %s", number, "x" * 200)  # more than either holds
+            assert b"lost" not in heard_from(fd)
+            logging.getLogger("fastfuse").info("heard again")
+            loss, again = heard_from(fd).splitlines()
+            lost = re.search(rb"log lines were lost, as nobody read them in time: (\d+)$", loss)
+            assert lost is not None
+            assert 0 < int(lost[1]) < 1_000
+            assert again.endswith(b"heard again")
+
+
+def heard_from(fd: int) -> bytes:
+    """Return what waits in `fd`, a pipe or a socket of datagrams, with one line to each datagram."""
+    heard = b""
+    while select.select([fd], [], [], 0)[0]:
+        heard += os.read(fd, 1 << 20).replace(b"\0", b"\n")
+    return heard
 
 
 def test_a_daemon_on_a_machine_without_syslog_is_told_that_nobody_hears_it(tmp_path: Path) -> None:

@@ -5,10 +5,12 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from bench.s3server import (
+    ACCESS_DENIED,
     INTERNAL_ERROR,
     SERVICE_UNAVAILABLE,
     SLOW_DOWN,
@@ -131,3 +133,16 @@ def test_a_stalled_object_delays_no_other(readers: int) -> None:
         assert not any(future.done() for future in stalled)
         here.server.faults.clear()
         assert [future.result() for future in stalled] == [bytes(4096)] * readers
+
+
+def test_a_log_that_nobody_reads_stops_no_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    os.mkfifo(log)
+    with open(os.open(log, os.O_RDWR | os.O_NONBLOCK), "r+b", buffering=0) as pipe:
+        while pipe.write(b"." * 4096):
+            pass
+        with place({"denied": b"1", "granted": b"2"}, "--log-file", str(log), "--verbose") as here:
+            here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="denied"))
+            assert errno_of((here.path / "denied").read_bytes) == errno.EACCES
+            assert (here.path / "granted").read_bytes() == b"2"
+            assert here.mount.stop() == 0
