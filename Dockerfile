@@ -12,7 +12,7 @@
 
 FROM debian:bookworm-slim AS build
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev libfuse3-dev libssl-dev pkg-config python3-dev python3-venv \
+    && apt-get install -y --no-install-recommends gcc libc6-dev libfuse3-dev libssl-dev libxxhash-dev pkg-config python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/fastfuse
 WORKDIR /src

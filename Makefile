@@ -143,6 +143,7 @@ system-run:
 	need pkg-config command -v pkg-config; \
 	need libfuse3-dev pkg-config --exists fuse3; \
 	need libssl-dev pkg-config --exists openssl; \
+	need libxxhash-dev test -e /usr/include/xxhash.h; \
 	need gcc command -v gcc; \
 	need libc6-dev test -e /usr/include/stdlib.h; \
 	need $(PACKAGE) command -v $(PYTHON); \

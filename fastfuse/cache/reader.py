@@ -198,6 +198,32 @@ class CachedReader:
             self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
 
+    def place(self, ref: ObjectRef) -> tuple[int, int, int, int] | None:
+        """Return where all of a small object is kept: its segment, the offset in it, its digest, and the seed of that.
+
+        None if it is not, or not in one block.
+        """
+        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._is_off():
+            return None
+        object_id, seed = identity(self._endpoint_url, ref)
+        if object_id in self._wrong:
+            return None
+        for one in self._find(object_id, 0, ref.size_bytes):
+            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8):
+                self._ask(seed, 0, ref.size_bytes)
+                return one.segment, one.offset, int.from_bytes(one.digests), seed
+        return None
+
+    def was_read(self, segment: int, size_bytes: int) -> None:
+        """Note that a kept object was read from its `place`."""
+        self._writer.hit(segment, size_bytes)
+        self._counters.add(self._events["served"], size_bytes)
+
+    @property
+    def directory_fd(self) -> int:
+        """Below this directory are the segments."""
+        return self._cache.directory_fd
+
     def takes_more(self) -> bool:
         """Return whether a range that is asked for now, for the first time, would be kept."""
         return self._writer.takes(self._writer.ask(0, 0))

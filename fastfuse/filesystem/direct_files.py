@@ -1,5 +1,7 @@
 """Lets `direct_reads` read small files and parts without the interpreter, and tells the others what it read.
 
+Of small files with a local tier, threads read what that keeps.
+
 That is right while the service answers, its credentials are current, no proxy is in between and `--verify` asks for no
 more than the usual checks. `arm` hands over what requests need for a minute, and each look renews it. What a thread
 returns is read by the handler of reads, as if the kernel had just asked.
@@ -44,8 +46,8 @@ _MOST_PART_FAILURES = 3
 # A signature is good for 15 minutes, and a worker that does not look for so long hangs.
 _ARMED_FOR_S = 60.0
 _RENEW_EVERY_S = 20.0
-# A GET that brings nothing for so long is made again by the client, whose deadline begins then. So at most this share
-# of the deadline is lost; S3 takes 0.2 s for all but a few.
+# A GET that brings nothing for so long is made again by the client, whose deadline begins then, and so is a read of the
+# tier. So at most this share of the deadline is lost; S3 takes 0.2 s for all but a few.
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
@@ -97,8 +99,7 @@ class DirectFiles:
     ) -> None:
         """Start nothing yet. A worker makes one, with its first table.
 
-        `take` gives the memory of parts. A local `tier` claims and keeps them, and reads all small files: threads
-        cannot look into its index.
+        `take` gives the memory of parts. A local `tier` claims and keeps them, and says which small files threads read.
         """
         self._reads = reads
         self._engine = engine
@@ -124,6 +125,10 @@ class DirectFiles:
         direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots, takes_files=tier is None)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
+        self._tier = tier
+        if tier is not None:
+            direct_reads.keep_in(tier.directory_fd, _patience_s(client))
+            reads.begins_elsewhere = self.read_kept
         interposed.tell_of_reads(self.tell)
         engine.begin_parts_by(self.begin if tier is None else partial(tier.begin, self.begin))
 
@@ -139,10 +144,21 @@ class DirectFiles:
             await trio.lowlevel.wait_readable(self._returned)
             os.eventfd_read(self._returned)
             self._end_parts()
-            for number, inode, size_bytes, process, status in direct_reads.returned():
-                self._client.count_left(status)
+            for number, inode, size_bytes, process, status, segment in direct_reads.returned():
+                if not segment:
+                    self._client.count_left(status)
                 request = Request(number, inode, 0, size_bytes, process)
                 nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+
+    def read_kept(self, request: Request) -> bool:
+        """Have a thread answer a read of all of a small file that the tier keeps; return whether one does."""
+        assert self._tier is not None
+        number, inode, _, size_bytes, process = request
+        ref = self._reads.table.ref(inode)
+        if ref.size_bytes > size_bytes or not direct_reads.may_read_kept(inode, ref.size_bytes):
+            return False
+        place = self._tier.place(ref)
+        return place is not None and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, place)
 
     def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
         """Begin to get a part, as `BeginGet` says."""
@@ -220,7 +236,7 @@ class DirectFiles:
             tls=0 if way.tls is None else way.tls.address,
             texts=way.texts,
             for_s=_ARMED_FOR_S,
-            patience_s=min(_PATIENCE_S, config.deadline_s / _PATIENCE_DIVISOR),
+            patience_s=_patience_s(self._client),
             # A silence amid the body is waited for twice (MSG_WAITALL).
             part_patience_s=stall_timeout_s(config) / SILENT_CALLS,
             part_limit_s=stall_timeout_s(config),
@@ -232,9 +248,12 @@ class DirectFiles:
         """Tell everybody who counts what threads have read. Raise nothing."""
         try:
             for read in direct_reads.served():
-                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked = read
+                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked, segment = read
                 self._reads.count(size_bytes, took_s)
-                self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+                if segment and self._tier is not None:
+                    self._tier.was_read(segment, size_bytes)
+                else:
+                    self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
                 self._gets.note(took_s, size_bytes, inode, self._key)
                 if self._reads.watched is not None:
                     access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
@@ -259,6 +278,10 @@ class DirectFiles:
             return self._reads.table.key(inode)
         except FastfuseError:
             return ""  # a refresh has taken it away
+
+
+def _patience_s(client: S3Client) -> float:
+    return min(_PATIENCE_S, client.session.config.deadline_s / _PATIENCE_DIVISOR)
 
 
 async def _addresses(host: str, port: int) -> list[bytes]:

@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Threads that fetch without the interpreter: small files, from the kernel's request to the kernel's pages, and parts.
+"""Threads that read without the interpreter: small files, from the kernel's request to the kernel's pages, and parts.
 
 `interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows nothing,
 a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to the
 kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+
+Of a small file that the local tier keeps, Python says where it lies (`read_kept`), and the thread reads that.
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -28,7 +30,8 @@ from fastfuse.filesystem.threads cimport (
 
 __all__ = [
     "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_part",
-    "in_flight_now", "is_armed", "is_read", "may_get_part", "parts", "release", "returned", "served", "stalled_ns", "start",
+    "in_flight_now", "is_armed", "is_read", "keep_in", "may_get_part", "may_read_kept", "parts", "read_kept", "release",
+    "returned", "served", "stalled_ns", "start",
 ]
 
 cdef extern from "<semaphore.h>" nogil:
@@ -37,6 +40,16 @@ cdef extern from "<semaphore.h>" nogil:
     int sem_init(sem_t *, int, unsigned int)
     int sem_post(sem_t *)
     int sem_wait(sem_t *)
+
+cdef extern from "<stdlib.h>" nogil:
+    int posix_memalign(void **, size_t, size_t)
+
+cdef extern from "../cache/kept_file.h" nogil:
+    struct kept_place:
+        uint64_t segment, offset, digest, seed
+    int KEPT_ALIGNMENT
+    int KEPT_LEAD_BYTES
+    bint kept_read(int, const kept_place *, size_t, char *, char **)
 
 cdef extern from "<sys/socket.h>" nogil:
     int SHUT_RDWR
@@ -107,7 +120,11 @@ cdef struct Thread:
     int64_t began_ns
     # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/in_hand.py).
     int64_t *in_hand
+    # Aligned, with room for a reply, or for a file and what surrounds it in the tier.
     char *data
+    # Of a file that the tier keeps, and whether it was given back to Python meanwhile.
+    kept_place kept
+    bint is_given_back
     # Of a part: a reference to its memory, and what became of it.
     Py_buffer part
     bint is_right
@@ -119,6 +136,8 @@ cdef struct Record:
     uint32_t pid, asked_bytes, size_bytes
     int is_checked, status
     int64_t began_ns, took_ns, first_byte_ns
+    # Where the tier keeps it; 0 if it was GET.
+    uint64_t segment
 
 cdef pthread_mutex_t lock
 # All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
@@ -138,6 +157,9 @@ cdef int wrong_count = 0
 cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
 cdef bint reads_files = False
+# Of the tier, if there is one.
+cdef int kept_directory = -1
+cdef int64_t kept_patience_ns = 0
 cdef int64_t *in_hand = NULL
 cdef int64_t *waiting = NULL
 cdef int64_t waiting_since_ns = 0, stalled = 0, in_flight_bytes = 0
@@ -160,6 +182,12 @@ def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots, *, bi
     most_threads = min(threads, _MOST_THREADS, len(slots) // 4)
     device, wrong_fd = device_fd, returned_fd
     in_hand, _slots = &slots[0], slots
+
+
+def keep_in(int directory_fd, double patience_s):
+    """Read the files of `read_kept` from segments below a directory; after `patience_s` each is returned."""
+    global kept_directory, kept_patience_ns
+    kept_directory, kept_patience_ns = directory_fd, <int64_t> (patience_s * 1e9)
 
 
 def count_waits(int64_t[::1] count):
@@ -268,13 +296,23 @@ def is_armed():
 
 
 def end_stalled():
-    """End connections whose GET takes longer than it may: a drip over TLS resets every timeout of its socket."""
+    """End connections whose GET takes longer than it may: a drip over TLS resets every timeout of its socket.
+
+    Return files that the disk of the tier does not give; their threads wait on, and answer nothing.
+    """
     cdef int at
     cdef Thread *thread
+    cdef Record record
     cdef int64_t limit_ns, now_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     for at in range(thread_count):
         thread = all_threads[at]
+        if thread.kept.segment:
+            if not thread.is_given_back and now_ns - thread.began_ns > kept_patience_ns:
+                thread.is_given_back = True
+                record = record_of(thread)
+                give_back(thread, &record)
+            continue
         if thread.route != NULL:
             limit_ns = DIRECT_MOST_SILENCES * thread.route.patience_ns
             if thread.job.object.target != NULL:
@@ -300,7 +338,7 @@ def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
-    byte, whether it had a checksum)``.
+    byte, whether it had a checksum, the segment of the tier that it was read from or 0)``.
     """
     cdef int at
     cdef Record *one
@@ -311,22 +349,43 @@ def served():
     for at in range(take_records(records, &record_count)):
         one = &told_records[at]
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0))
+                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment))
     return told
 
 
 def returned():
     """Return the reads that Python has to answer.
 
-    Each is ``(number, inode, size, process, status of the service's reply or 0)``.
+    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0)``.
     """
     cdef int at
     cdef Record *one
     told = []
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
-        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status))
+        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment))
     return told
+
+
+def may_read_kept(uint64_t inode, uint64_t size_bytes):
+    """Return whether a thread could read a file that the tier keeps."""
+    return kept_directory >= 0 and inode < marked and not marks[inode] and 0 < size_bytes <= _MOST_BYTES
+
+
+def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, tuple place):
+    """Have a thread answer the read of all of a small file, for which `may_read_kept` is true; return whether one does.
+
+    `place` is the segment, the offset in it, the digest of the file, and the seed of that.
+    """
+    cdef Thread *thread = taken_thread(False, False)
+    if thread == NULL:
+        return False
+    thread.kept.segment, thread.kept.offset, thread.kept.digest, thread.kept.seed = place
+    thread.is_given_back = False
+    thread.job.object.target, thread.job.object.size_bytes = NULL, size_bytes
+    thread.job.unique, thread.job.inode, thread.job.asked_bytes, thread.job.pid = unique, inode, asked_bytes, pid
+    begin(&thread.job)
+    return True
 
 
 def may_get_part():
@@ -347,7 +406,7 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
         return -1
     PyObject_GetBuffer(data, &part, PyBUF_WRITABLE)
-    thread = taken_thread(True)
+    thread = taken_thread(True, True)
     if thread == NULL:
         PyBuffer_Release(&part)
         return -1
@@ -449,14 +508,14 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
     cdef Thread *thread
     if not reads_files or route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
         return NULL
-    thread = taken_thread(False)
+    thread = taken_thread(False, True)
     if thread == NULL:
         return NULL
     thread.job.object.target = NULL
     return &thread.job
 
 
-cdef Thread *taken_thread(bint is_for_part) noexcept:
+cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
     """Return a thread that has no job and is not idle any more, and a new one if need be; NULL if there is none."""
     global idle, route
     cdef Thread *thread = NULL
@@ -465,7 +524,7 @@ cdef Thread *taken_thread(bint is_for_part) noexcept:
     if route != NULL and direct_now_ns() >= route.ends_ns:
         stop()
     has_room = is_for_part or record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
-    has_room = has_room and route != NULL
+    has_room = has_room and (route != NULL or not is_for_get)
     if has_room:
         thread = idle
         if thread != NULL:
@@ -517,7 +576,7 @@ cdef Thread *new_thread() noexcept:
     thread = <Thread *> calloc(1, sizeof(Thread))
     if thread == NULL:
         return NULL
-    thread.data = <char *> malloc(DIRECT_HEAD_BYTES + _MOST_BYTES)
+    posix_memalign(<void **> &thread.data, KEPT_ALIGNMENT, _MOST_BYTES + max(DIRECT_HEAD_BYTES, KEPT_LEAD_BYTES))
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
     thread.in_hand, thread.number = in_hand + 4 * thread_count, thread_count
     sem_init(&thread.has_job, 0, 0)
@@ -533,7 +592,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, ended, in_flight, in_flight_bytes, failures, record_count, wrong_count
+    global idle, ended, failures, record_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef bint is_read
@@ -543,18 +602,23 @@ cdef void *serve(void *argument) noexcept nogil:
     while True:
         while sem_wait(&thread.has_job):  # EINTR
             pass
-        memset(&record, 0, sizeof(record))
-        record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
-        record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
-        record.began_ns = thread.began_ns
-        is_read = thread.route != NULL and direct_get(
-            &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
-            &record.is_checked, &record.status)
+        record = record_of(thread)
+        if record.segment:
+            is_read = kept_read(kept_directory, &thread.kept, record.size_bytes, thread.data, &body)
+        else:
+            is_read = thread.route != NULL and direct_get(
+                &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
+                &record.is_checked, &record.status)
         record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
+        thread.kept.segment = 0
+        if record.segment and thread.is_given_back:
+            thread.next_idle, idle = idle, thread
+            pthread_mutex_unlock(&lock)
+            continue
         if thread.job.object.target != NULL:
             # Python rests after others: what is unusual about ranges, or large bodies, is no sign for small files.
             if is_refusal(record.status):
@@ -567,31 +631,50 @@ cdef void *serve(void *argument) noexcept nogil:
                 eventfd_write(wrong_fd, 1)
             continue
         if is_read:
-            failures = 0
+            failures = failures if record.segment else 0
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
             pthread_mutex_unlock(&lock)
             is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
             pthread_mutex_lock(&lock)
-        elif record.status not in (404, 412):  # the object is gone, or another one
+        elif not record.segment and record.status not in (404, 412):  # the object is gone, or another one
             failures += 1
             if is_refusal(record.status) or failures >= _MOST_FAILURES:
                 stop()
-        thread.in_hand[0] = 0
-        in_flight -= 1
-        in_flight_bytes -= record.size_bytes
         if is_read:
+            let_end(thread)
             count_wait(-1)
         else:
-            # It waits until Python has answered; see `returned`.
-            is_first = wrong_count == 0
-            gone_wrong[wrong_count] = record
-            wrong_count += 1
-            if is_first:
-                eventfd_write(wrong_fd, 1)
+            give_back(thread, &record)
         thread.next_idle, idle = idle, thread
         pthread_mutex_unlock(&lock)
+
+
+cdef inline Record record_of(const Thread *thread) noexcept nogil:
+    cdef Record record
+    memset(&record, 0, sizeof(record))
+    record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
+    record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
+    record.began_ns, record.segment = thread.began_ns, thread.kept.segment
+    return record
+
+
+cdef inline void let_end(Thread *thread) noexcept nogil:
+    global in_flight, in_flight_bytes
+    thread.in_hand[0] = 0
+    in_flight -= 1
+    in_flight_bytes -= thread.job.object.size_bytes
+
+
+cdef inline void give_back(Thread *thread, const Record *record) noexcept nogil:
+    """Let Python answer what `thread` has in hand: see `returned`. It waits until then."""
+    global wrong_count
+    let_end(thread)
+    gone_wrong[wrong_count] = record[0]
+    wrong_count += 1
+    if wrong_count == 1:
+        eventfd_write(wrong_fd, 1)
 
 
 cdef inline bint is_refusal(int status) noexcept nogil:

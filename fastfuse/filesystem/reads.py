@@ -6,6 +6,7 @@
 import errno
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from math import inf
 from time import perf_counter, time
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, ReadError
+from fastfuse.errors import FastfuseError, ObjectChangedError, ReadError
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.late_reads import FailedReads
@@ -85,6 +86,8 @@ class Reads:
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
         # The watchers of the reads; None while there are none.
         self.watched: WatchedReads | None = None
+        # Has the read of a whole file answered by somebody else, or returns False.
+        self.begins_elsewhere: Callable[[Request], bool] | None = None
         self._served_slot = counters.slot("fastfuse_read_served_bytes")
         self._saw_read = counters.observer("fastfuse_read_seconds")
         self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
@@ -104,6 +107,8 @@ class Reads:
         """
         try:
             if not offset:
+                if self._is_begun_elsewhere(Request(number, inode, offset, size_bytes, process)):
+                    return
                 self._engine.began(process)
             data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
             if data is None:
@@ -183,6 +188,15 @@ class Reads:
     def _count_time(self, took_s: float) -> None:
         self._counters.add(self._blocked_slot, int(took_s * 1e6))
         self._saw_read(took_s)
+
+    def _is_begun_elsewhere(self, request: Request) -> bool:
+        begins = self.begins_elsewhere
+        if begins is None or self._counters.read(self._draining_slot):
+            return False
+        try:
+            return begins(request)
+        except FastfuseError:  # `read` meets it again, and tells it
+            return False
 
     def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:
         """Return what is answered at once; None if `read` has to wait, or to decide."""

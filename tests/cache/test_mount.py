@@ -7,7 +7,7 @@ import re
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from itertools import repeat
 from pathlib import Path
 
@@ -99,6 +99,43 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
             if one_get.operation == "GetObject" and one_get.sent_bytes > 1:  # each mount reads a byte first (L8)
                 fetched_bytes[one_get.key] += one_get.sent_bytes
     assert {key: fetched_bytes[key] for key in read} == {key: len(data[key]) for key in read}
+
+
+def test_threads_read_the_small_files_that_are_kept_and_all_else_is_fetched(tmp_path: Path) -> None:
+    """At first all segments are as they were; then one is damaged; then all hang, as a disk does."""
+    data = {f"d/{n}": random.Random(n).randbytes(39_000 + n) for n in range(100)}
+    order = random.Random(1).sample([*data], len(data))
+    options = "--cache", str(tmp_path / "cache"), "--cache-size", "128MiB", "--cache-min-free", "0"
+    impatient = "--read-deadline-s", "4"
+
+    def right_count(mount: Mount, keys: list[str]) -> int:
+        return sum(Path(mount.path, key[2:]).read_bytes() == data[key] for key in keys)
+
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert right_count(mount, order) == len(order)
+        segments = [*tmp_path.glob("cache/*.segment")]
+        assert len(segments) > 1
+        before = sum(one.operation == "GetObject" for one in server.requests)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert right_count(mount, order) == len(order)
+            assert has_threads(mount)
+            assert sum(one.operation == "GetObject" for one in server.requests) == before + 1  # (L8)
+        segments[0].write_bytes(bytes(segments[0].stat().st_size))
+        with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
+            assert right_count(mount, order) == len(order)
+            assert mount.log.count("a kept range cannot be used and is fetched again") == 1
+            assert mount.log.count("WARNING") == 1
+        for segment in segments:
+            segment.unlink()
+            os.mkfifo(segment, 0o666)  # whoever opens it waits
+        with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
+            assert right_count(mount, order) == len(order)
+            assert mount.log.count("is not used for 30 s: it does not answer within") == 1
+            with ExitStack() as opened:
+                for segment in segments:
+                    opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
+                assert mount.stop() == 0
 
 
 def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_one_that_a_signal_stops_is_not(

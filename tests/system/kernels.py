@@ -27,7 +27,7 @@ name=$(apt-cache pkgnames linux-image-{version}. | grep 'cloud-amd64$' | sort --
 apt-get install -q -y --no-install-recommends "$name"
 """
 _PACKAGES = (
-    "fuse3 gcc initramfs-tools iproute2 kmod libc6-dev libfuse3-dev libssl-dev make openssl pkg-config "
+    "fuse3 gcc initramfs-tools iproute2 kmod libc6-dev libfuse3-dev libssl-dev libxxhash-dev make openssl pkg-config "
     "python3 python3-dev python3-venv systemd udev"
 )
 _MODULES = "virtio_pci virtio_blk ext4"
