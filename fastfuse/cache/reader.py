@@ -29,7 +29,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.connection import TASK_BYTES
 from fastfuse.s3.threads import NoThreadError, in_thread
 
 __all__ = ["CachedReader", "cached", "identity"]
@@ -150,8 +149,6 @@ class CachedReader:
 
         Leave to `get` what somebody else has claimed, and whatever is unusual.
         """
-        if end - start <= TASK_BYTES:
-            return False  # `begin` would refuse it, and `get` look into the index once more
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
         object_id, seed = identity(self._endpoint_url, ref)

@@ -1,6 +1,6 @@
 """Lets `direct_reads` read small files and parts without the interpreter, and tells the others what it read.
 
-Of small files with a local tier, threads read what that keeps.
+With a local tier, small files are begun from here: threads read what it keeps, and get what it is to keep.
 
 That is right while the service answers, its credentials are current, no proxy is in between and `--verify` asks for no
 more than the usual checks. `arm` hands over what requests need for a minute, and each look renews it. What a thread
@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ _RENEW_EVERY_S = 20.0
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
+# Files that are not so many times as long as the head of a reply are copied out of the memory that both had.
+_MOST_WASTE = 3
 # An ETag that a header can carry as it is.
 _QUOTED = re.compile(r'"[\x20-\x7e]+"')
 _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
@@ -80,6 +83,13 @@ class _Part(NamedTuple):
     done: Callable[[Buffer | None], None]
     get: int
     began_s: float
+
+
+class _File(NamedTuple):
+    """A small file under way that the tier is to keep: its memory, and who is told of its end."""
+
+    data: memoryview
+    done: Callable[[Buffer | None], None]
 
 
 class DirectFiles:
@@ -121,6 +131,9 @@ class DirectFiles:
         self._part_failures = 0
         self._parts_rest = _Rest()
         self._parts: dict[int, _Part] = {}
+        # The small files under way that the tier is to keep, by name.
+        self._files: dict[int, _File] = {}
+        self._names = count()
         in_hand = reads.in_hand
         direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots, takes_files=tier is None)
         for read in (*in_hand.suspects, *in_hand.poisoned):
@@ -128,9 +141,9 @@ class DirectFiles:
         self._tier = tier
         if tier is not None:
             direct_reads.keep_in(tier.directory_fd, _patience_s(client))
-            reads.begins_elsewhere = self.read_kept
+            reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
-        engine.begin_parts_by(self.begin if tier is None else partial(tier.begin, self.begin))
+        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -143,22 +156,53 @@ class DirectFiles:
         while True:
             await trio.lowlevel.wait_readable(self._returned)
             os.eventfd_read(self._returned)
+            self.tell()
             self._end_parts()
-            for number, inode, size_bytes, process, status, segment in direct_reads.returned():
+            for number, inode, size_bytes, process, status, segment, name in direct_reads.returned():
+                if name >= 0:
+                    self._files.pop(name).done(None)
                 if not segment:
                     self._client.count_left(status)
                 request = Request(number, inode, 0, size_bytes, process)
                 nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
-    def read_kept(self, request: Request) -> bool:
-        """Have a thread answer a read of all of a small file that the tier keeps; return whether one does."""
+    def begin_file(self, request: Request) -> bool:
+        """Have a thread answer a read of all of a small file, from the tier or for it; return whether one does."""
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
         ref = self._reads.table.ref(inode)
         if ref.size_bytes > size_bytes or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         place = self._tier.place(ref)
-        return place is not None and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, place)
+        if place is None:
+            return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
+        return direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, place)
+
+    def _get_file(
+        self, request: Request, ref: ObjectRef, _start: int, end: int, done: Callable[[Buffer | None], None]
+    ) -> bool:
+        """Begin to get all of a small file, as `BeginGet` says."""
+        bucket, prefix = self._source
+        if ref.bucket != bucket or not ref.key.startswith(prefix) or not _QUOTED.fullmatch(ref.etag):
+            return False
+        number, inode, _, size_bytes, process = request
+        data, name, path = (
+            self._take(direct_reads.HEAD_BYTES + end),
+            next(self._names),
+            quoted_key(ref.key[len(prefix) :]),
+        )
+        is_begun = direct_reads.get_file(
+            number, inode, size_bytes, process, end, path.encode(), ref.etag.encode(), data, name
+        )
+        if is_begun:
+            self._files[name] = _File(data, done)
+        return is_begun
+
+    def _begin_with_tier(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
+        # What is not large would be refused, after a look into the index.
+        return (
+            end - start > TASK_BYTES and self._tier is not None and self._tier.begin(self.begin, ref, start, end, done)
+        )
 
     def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
         """Begin to get a part, as `BeginGet` says."""
@@ -248,7 +292,7 @@ class DirectFiles:
         """Tell everybody who counts what threads have read. Raise nothing."""
         try:
             for read in direct_reads.served():
-                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked, segment = read
+                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked, segment, *kept = read
                 self._reads.count(size_bytes, took_s)
                 if segment and self._tier is not None:
                     self._tier.was_read(segment, size_bytes)
@@ -259,8 +303,17 @@ class DirectFiles:
                     access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
                     self._reads.watched.note(access)
                 self._engine.was_read(inode, size_bytes, took_s, process)
+                self._keep(size_bytes, *kept)
         except Exception:  # noqa: BLE001 - it is called in the middle of another request
             _log.exception("small files that were read are not counted, for an unforeseen reason; the mount goes on")
+
+    def _keep(self, size_bytes: int, name: int, start: int) -> None:
+        """Give a file that was got to the tier, if it is for that."""
+        if name >= 0:
+            data, done = self._files.pop(name)
+            body = data[start : start + size_bytes].toreadonly()
+            # None holds much more memory than it counts.
+            done(body if size_bytes > _MOST_WASTE * direct_reads.HEAD_BYTES else memoryview(bytes(body)))
 
     async def _look(self) -> None:
         while True:

@@ -5,7 +5,8 @@
 a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to the
 kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
 
-Of a small file that the local tier keeps, Python says where it lies (`read_kept`), and the thread reads that.
+With a local tier Python begins small files: it says where one lies that is kept (`read_kept`), or gives memory from which
+one can be kept (`get_file`).
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -29,7 +30,7 @@ from fastfuse.filesystem.threads cimport (
 )
 
 __all__ = [
-    "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_part",
+    "HEAD_BYTES", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_file", "get_part",
     "in_flight_now", "is_armed", "is_read", "keep_in", "may_get_part", "may_read_kept", "parts", "read_kept", "release",
     "returned", "served", "stalled_ns", "start",
 ]
@@ -125,6 +126,9 @@ cdef struct Thread:
     # Of a file that the tier keeps, and whether it was given back to Python meanwhile.
     kept_place kept
     bint is_given_back
+    # Of a file that is to be kept: memory instead of `data`, and Python's name for it, or -1.
+    char *memory
+    int64_t name
     # Of a part: a reference to its memory, and what became of it.
     Py_buffer part
     bint is_right
@@ -138,6 +142,9 @@ cdef struct Record:
     int64_t began_ns, took_ns, first_byte_ns
     # Where the tier keeps it; 0 if it was GET.
     uint64_t segment
+    # Of a file that is to be kept: what Python calls it, or -1, and where it begins in its memory.
+    int64_t name
+    uint32_t body_at
 
 cdef pthread_mutex_t lock
 # All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
@@ -169,6 +176,8 @@ cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
+# The room that `get_file` needs before a file.
+HEAD_BYTES = DIRECT_HEAD_BYTES
 
 
 def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots, *, bint takes_files):
@@ -338,7 +347,8 @@ def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
-    byte, whether it had a checksum, the segment of the tier that it was read from or 0)``.
+    byte, whether it had a checksum, the segment of the tier that it was read from or 0, its name of `get_file` or -1, where
+    it begins in that one's memory)``.
     """
     cdef int at
     cdef Record *one
@@ -349,21 +359,22 @@ def served():
     for at in range(take_records(records, &record_count)):
         one = &told_records[at]
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment))
+                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.name, one.body_at))
     return told
 
 
 def returned():
     """Return the reads that Python has to answer.
 
-    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0)``.
+    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0, name of
+    `get_file` or -1)``.
     """
     cdef int at
     cdef Record *one
     told = []
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
-        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment))
+        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment, one.name))
     return told
 
 
@@ -382,10 +393,42 @@ def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pi
         return False
     thread.kept.segment, thread.kept.offset, thread.kept.digest, thread.kept.seed = place
     thread.is_given_back = False
+    begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
+    return True
+
+
+def get_file(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, bytes path,
+             bytes etag, data, int64_t name):
+    """As `read_kept`, from the service: GET into `data`, which has HEAD_BYTES more than the file and stays there.
+
+    `path` and `etag` are as in `get_part`. Nothing uses `data` any more once `served` or `returned` has the `name`.
+    """
+    cdef Py_buffer memory
+    cdef Thread *thread
+    if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
+        return False
+    thread = taken_thread(False, True)
+    if thread == NULL:
+        return False
+    PyObject_GetBuffer(data, &memory, PyBUF_WRITABLE)
+    thread.memory, thread.name = <char *> memory.buf, name
+    PyBuffer_Release(&memory)
+    describe(&thread.job.object, path, etag)
+    begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
+    return True
+
+
+cdef void begin_file(Thread *thread, uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid,
+                     uint64_t size_bytes) noexcept:
     thread.job.object.target, thread.job.object.size_bytes = NULL, size_bytes
     thread.job.unique, thread.job.inode, thread.job.asked_bytes, thread.job.pid = unique, inode, asked_bytes, pid
     begin(&thread.job)
-    return True
+
+
+cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
+    memcpy(object.path, PyBytes_AS_STRING(path), len(path))
+    memcpy(object.etag, PyBytes_AS_STRING(etag), len(etag))
+    object.path_bytes, object.etag_bytes = len(path), len(etag)
 
 
 def may_get_part():
@@ -411,9 +454,8 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
         PyBuffer_Release(&part)
         return -1
     thread.part, object = part, &thread.job.object
-    memcpy(object.path, PyBytes_AS_STRING(path), len(path))
-    memcpy(object.etag, PyBytes_AS_STRING(etag), len(etag))
-    object.path_bytes, object.etag_bytes, object.size_bytes = len(path), len(etag), size_bytes
+    describe(object, path, etag)
+    object.size_bytes = size_bytes
     object.start, object.part_bytes, object.target = start, part.len, <char *> part.buf
     thread.began_ns = direct_now_ns()
     parts_in_flight += 1
@@ -578,7 +620,7 @@ cdef Thread *new_thread() noexcept:
         return NULL
     posix_memalign(<void **> &thread.data, KEPT_ALIGNMENT, _MOST_BYTES + max(DIRECT_HEAD_BYTES, KEPT_LEAD_BYTES))
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
-    thread.in_hand, thread.number = in_hand + 4 * thread_count, thread_count
+    thread.in_hand, thread.number, thread.name = in_hand + 4 * thread_count, thread_count, -1
     sem_init(&thread.has_job, 0, 0)
     if thread.data == NULL or thread.connection.hash == NULL or start_thread(serve, thread):
         EVP_MD_CTX_free(thread.connection.hash)
@@ -597,6 +639,7 @@ cdef void *serve(void *argument) noexcept nogil:
     cdef Record record
     cdef bint is_read
     cdef char *body = NULL
+    cdef char *memory = NULL
     cdef bint is_first
     prctl(PR_SET_NAME, "fastfuse-get")
     while True:
@@ -606,15 +649,20 @@ cdef void *serve(void *argument) noexcept nogil:
         if record.segment:
             is_read = kept_read(kept_directory, &thread.kept, record.size_bytes, thread.data, &body)
         else:
+            memory = thread.data if thread.memory == NULL else thread.memory
             is_read = thread.route != NULL and direct_get(
-                &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
+                &thread.connection, thread.route, &thread.job.object, memory, &body, &record.first_byte_ns,
                 &record.is_checked, &record.status)
         record.took_ns = direct_now_ns() - thread.began_ns
+        if is_read and record.name >= 0:
+            # Before Python hears of it, and may let go of the memory.
+            record.body_at = body - memory
+            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
-        thread.kept.segment = 0
+        thread.kept.segment, thread.memory, thread.name = 0, NULL, -1
         if record.segment and thread.is_given_back:
             thread.next_idle, idle = idle, thread
             pthread_mutex_unlock(&lock)
@@ -635,9 +683,13 @@ cdef void *serve(void *argument) noexcept nogil:
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
-            pthread_mutex_unlock(&lock)
-            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
-            pthread_mutex_lock(&lock)
+            if record.name >= 0:
+                if record_count == 1:  # whoever waits for its claim waits for the news of it
+                    eventfd_write(wrong_fd, 1)
+            else:
+                pthread_mutex_unlock(&lock)
+                is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
+                pthread_mutex_lock(&lock)
         elif not record.segment and record.status not in (404, 412):  # the object is gone, or another one
             failures += 1
             if is_refusal(record.status) or failures >= _MOST_FAILURES:
@@ -656,7 +708,7 @@ cdef inline Record record_of(const Thread *thread) noexcept nogil:
     memset(&record, 0, sizeof(record))
     record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
     record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
-    record.began_ns, record.segment = thread.began_ns, thread.kept.segment
+    record.began_ns, record.segment, record.name = thread.began_ns, thread.kept.segment, thread.name
     return record
 
 

@@ -118,13 +118,13 @@ async def test_what_is_not_worth_its_room_is_begun_without_a_claim(
 
 
 async def test_what_is_unusual_is_left_to_get(tmp_path: Path) -> None:
-    """That is a range of which something is kept, a small one, and an object that had not its checksum."""
+    """That is a range of which something is kept, and an object that had not its checksum."""
     store, threads = CountingStore({"big": BIG}), Threads()
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
     async with tier(store, settings) as reader:
         await reader.get(ref, MIB - 1, MIB + 1)
     async with tier(store, settings) as reader:
-        for start, end in ((0, MIB), (MIB, 2 * MIB), (0, len(BIG)), (2 * MIB, 2 * MIB + 256 * KIB)):
+        for start, end in ((0, MIB), (MIB, 2 * MIB), (0, len(BIG))):
             assert not threads.begins(reader, ref, start, end)
         await reader.get(ref, 2 * MIB, 3 * MIB)  # no claim is left
         assert threads.begins(reader, ref, 3 * MIB, 4 * MIB)
