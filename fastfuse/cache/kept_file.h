@@ -1,4 +1,5 @@
 /* A small file that the local tier keeps, read by a thread without the interpreter, past the page cache. */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -27,6 +28,8 @@ static bool kept_read(int directory_fd, const struct kept_place *place, size_t s
     size_t whole_bytes = (lead + size_bytes + KEPT_ALIGNMENT - 1) / KEPT_ALIGNMENT * KEPT_ALIGNMENT;
     snprintf(name, sizeof name, "%llx.segment", (unsigned long long)place->segment);
     int fd = openat(directory_fd, name, O_RDONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == EINVAL) /* a file system in memory, of an older kernel */
+        fd = openat(directory_fd, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return false;
     ssize_t read_bytes = pread(fd, memory, whole_bytes, (off_t)(place->offset - lead));

@@ -17,7 +17,7 @@ from fastfuse.errors import IntegrityError
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
-from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
+from tests.cache.node import MIB, CountingStore, content, settings_of, tier
 
 BIG = content("big", 4 * MIB)
 
