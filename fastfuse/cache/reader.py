@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
+from typing import NamedTuple
 
 import trio
 
@@ -31,7 +32,7 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.threads import NoThreadError, in_thread
 
-__all__ = ["CachedReader", "cached", "identity"]
+__all__ = ["CachedReader", "Place", "cached", "identity"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +52,15 @@ _MAX_DAMAGED = 10_000
 _WHOLE = 0.75
 # The queue may take so long to be written after the last read.
 _CLOSES_WITHIN_S = 10.0
+
+
+class Place(NamedTuple):
+    """Where all of a small object lies: the offset in a segment, its digest, and the seed of that."""
+
+    segment: int
+    offset: int
+    digest: int
+    seed: int
 
 
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
@@ -195,26 +205,30 @@ class CachedReader:
             self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
 
-    def place(self, ref: ObjectRef) -> tuple[int, int, int, int] | None:
-        """Return where all of a small object is kept: its segment, the offset in it, its digest, and the seed of that.
-
-        None if it is not, or not in one block.
-        """
-        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._is_off():
+    def place(self, ref: ObjectRef) -> Place | None:
+        """Return where all of a small object is kept; None if it is not, or not in one block."""
+        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._writer.is_gone or self._is_off():
             return None
         object_id, seed = identity(self._endpoint_url, ref)
         if object_id in self._wrong:
             return None
         for one in self._find(object_id, 0, ref.size_bytes):
-            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8):
-                self._ask(seed, 0, ref.size_bytes)
-                return one.segment, one.offset, int.from_bytes(one.digests), seed
+            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
+                return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
         return None
+
+    def ask(self, place: Place, size_bytes: int) -> None:
+        """Note that an object is asked for, and will be read from its `place`."""
+        self._ask(place.seed, 0, size_bytes)
 
     def was_read(self, segment: int, size_bytes: int) -> None:
         """Note that a kept object was read from its `place`."""
         self._writer.hit(segment, size_bytes)
         self._counters.add(self._events["served"], size_bytes)
+
+    def hangs(self, waited_s: float) -> None:
+        """Leave the tier alone, because its disk did not give an object for so long."""
+        self._leave_alone("disk", f"it does not answer within {waited_s:g} s")
 
     @property
     def directory_fd(self) -> int:

@@ -27,7 +27,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
 from fastfuse.filesystem.watching import Access, RecordedReader
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
@@ -159,10 +159,12 @@ class DirectFiles:
             self.tell()
             self._end_parts()
             for number, inode, size_bytes, process, status, segment, name in direct_reads.returned():
-                if name >= 0:
-                    self._files.pop(name).done(None)
+                if (file := self._files.pop(name, None)) is not None:
+                    file.done(None)
                 if not segment:
                     self._client.count_left(status)
+                elif status < 0 and self._tier is not None:
+                    self._tier.hangs(_patience_s(self._client))
                 request = Request(number, inode, 0, size_bytes, process)
                 nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
@@ -171,32 +173,42 @@ class DirectFiles:
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
         ref = self._reads.table.ref(inode)
-        if ref.size_bytes > size_bytes or not direct_reads.may_read_kept(inode, ref.size_bytes):
+        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         place = self._tier.place(ref)
-        if place is None:
-            return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
-        return direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, place)
+        if place is not None and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place):
+            self._tier.ask(place, ref.size_bytes)
+            return True
+        if place is not None or not self._is_within_reach(ref) or not direct_reads.may_get_file():
+            return False
+        return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
 
     def _get_file(
         self, request: Request, ref: ObjectRef, _start: int, end: int, done: Callable[[Buffer | None], None]
     ) -> bool:
         """Begin to get all of a small file, as `BeginGet` says."""
-        bucket, prefix = self._source
-        if ref.bucket != bucket or not ref.key.startswith(prefix) or not _QUOTED.fullmatch(ref.etag):
-            return False
         number, inode, _, size_bytes, process = request
-        data, name, path = (
-            self._take(direct_reads.HEAD_BYTES + end),
-            next(self._names),
-            quoted_key(ref.key[len(prefix) :]),
-        )
-        is_begun = direct_reads.get_file(
-            number, inode, size_bytes, process, end, path.encode(), ref.etag.encode(), data, name
-        )
-        if is_begun:
-            self._files[name] = _File(data, done)
+        data, name, path = self._take(direct_reads.HEAD_BYTES + end), next(self._names), self._path(ref)
+        # First: a thread that has begun writes to this memory whatever happens here.
+        self._files[name] = _File(data, done)
+        is_begun = False
+        try:
+            is_begun = direct_reads.get_file(
+                number, inode, size_bytes, process, end, path, ref.etag.encode(), data, name
+            )
+        finally:
+            if not is_begun:
+                del self._files[name]
         return is_begun
+
+    def _is_within_reach(self, ref: ObjectRef) -> bool:
+        """Return whether threads could ask for an object by what they were armed with."""
+        bucket, prefix = self._source
+        return ref.bucket == bucket and ref.key.startswith(prefix) and _QUOTED.fullmatch(ref.etag) is not None
+
+    def _path(self, ref: ObjectRef) -> bytes:
+        return quoted_key(ref.key[len(self._source[1]) :]).encode()
 
     def _begin_with_tier(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
         # What is not large would be refused, after a look into the index.
@@ -206,14 +218,12 @@ class DirectFiles:
 
     def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
         """Begin to get a part, as `BeginGet` says."""
-        bucket, prefix = self._source
-        is_part = TASK_BYTES < end - start < ref.size_bytes and ref.bucket == bucket and ref.key.startswith(prefix)
-        if not is_part or not direct_reads.may_get_part():
+        if not TASK_BYTES < end - start < ref.size_bytes or not direct_reads.may_get_part():
             return False
-        if self._parts_rest.lasts(monotonic()) or not _QUOTED.fullmatch(ref.etag):
+        if self._parts_rest.lasts(monotonic()) or not self._is_within_reach(ref):
             return False
-        data, path = self._take(end - start), quoted_key(ref.key[len(prefix) :])
-        number = direct_reads.get_part(path.encode(), ref.etag.encode(), ref.size_bytes, start, data)
+        data = self._take(end - start)
+        number = direct_reads.get_part(self._path(ref), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
             return False
         self._parts[number] = _Part(data, done, self._gets.begin(ref, start, end), trio.current_time())
@@ -290,30 +300,38 @@ class DirectFiles:
 
     def tell(self) -> None:
         """Tell everybody who counts what threads have read. Raise nothing."""
-        try:
-            for read in direct_reads.served():
-                inode, size_bytes, process, asked_bytes, ago_s, took_s, first_byte_s, is_checked, segment, *kept = read
-                self._reads.count(size_bytes, took_s)
-                if segment and self._tier is not None:
-                    self._tier.was_read(segment, size_bytes)
-                else:
-                    self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
-                self._gets.note(took_s, size_bytes, inode, self._key)
-                if self._reads.watched is not None:
-                    access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
-                    self._reads.watched.note(access)
-                self._engine.was_read(inode, size_bytes, took_s, process)
-                self._keep(size_bytes, *kept)
-        except Exception:  # noqa: BLE001 - it is called in the middle of another request
-            _log.exception("small files that were read are not counted, for an unforeseen reason; the mount goes on")
+        for read in direct_reads.served():
+            try:
+                self._tell_of(*read)
+            except Exception:  # noqa: BLE001 - it is called in the middle of another request
+                _log.exception("a small file that was read is not counted, for an unforeseen reason; the mount goes on")
 
-    def _keep(self, size_bytes: int, name: int, start: int) -> None:
-        """Give a file that was got to the tier, if it is for that."""
-        if name >= 0:
-            data, done = self._files.pop(name)
-            body = data[start : start + size_bytes].toreadonly()
-            # None holds much more memory than it counts.
-            done(body if size_bytes > _MOST_WASTE * direct_reads.HEAD_BYTES else memoryview(bytes(body)))
+    def _tell_of(
+        self, inode: int, size_bytes: int, process: int, asked_bytes: int, ago_s: float, took_s: float,
+        first_byte_s: float, is_checked: bool, segment: int, name: int, start: int,
+    ) -> None:  # fmt: skip
+        if (file := self._files.pop(name, None)) is not None:
+            self._keep(file, start, size_bytes)
+        self._reads.count(size_bytes, took_s)
+        if segment and self._tier is not None:
+            self._tier.was_read(segment, size_bytes)
+        else:
+            self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+        self._gets.note(took_s, size_bytes, inode, self._key)
+        if self._reads.watched is not None:
+            access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
+            self._reads.watched.note(access)
+        self._engine.was_read(inode, size_bytes, took_s, process)
+
+    def _keep(self, file: _File, start: int, size_bytes: int) -> None:
+        """Give a file that a thread got to the tier."""
+        data: memoryview | None = None
+        try:
+            data = file.data[start : start + size_bytes].toreadonly()
+            if size_bytes < _MOST_WASTE * direct_reads.HEAD_BYTES:
+                data = memoryview(bytes(data))  # holds no more memory than it counts
+        finally:
+            file.done(data)
 
     async def _look(self) -> None:
         while True:

@@ -28,8 +28,17 @@ def served() -> list[tuple[int, int, int, int, float, float, float, bool, int, i
 def returned() -> list[tuple[int, int, int, int, int, int, int]]: ...
 def may_read_kept(inode: int, size_bytes: int) -> bool: ...
 def read_kept(
-    unique: int, inode: int, asked_bytes: int, pid: int, size_bytes: int, place: tuple[int, int, int, int]
+    unique: int,
+    inode: int,
+    asked_bytes: int,
+    pid: int,
+    size_bytes: int,
+    segment: int,
+    offset: int,
+    digest: int,
+    seed: int,
 ) -> bool: ...
+def may_get_file() -> bool: ...
 def get_file(
     unique: int,
     inode: int,

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Threads that read without the interpreter: small files, from the kernel's request to the kernel's pages, and parts.
 
-`interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows nothing,
-a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to the
-kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
+`interposed` sees each READ of the kernel first. If it is for all of a small file of which the read engine knows
+nothing, a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to
+the kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
 
-With a local tier Python begins small files: it says where one lies that is kept (`read_kept`), or gives memory from which
-one can be kept (`get_file`).
+With a local tier Python begins small files: it says where one lies that is kept (`read_kept`), or gives memory from
+which one can be kept (`get_file`).
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -30,9 +30,9 @@ from fastfuse.filesystem.threads cimport (
 )
 
 __all__ = [
-    "HEAD_BYTES", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_file", "get_part",
-    "in_flight_now", "is_armed", "is_read", "keep_in", "may_get_part", "may_read_kept", "parts", "read_kept", "release",
-    "returned", "served", "stalled_ns", "start",
+    "HEAD_BYTES", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_file",
+    "get_part", "in_flight_now", "is_armed", "is_read", "keep_in", "may_get_file", "may_get_part", "may_read_kept",
+    "parts", "read_kept", "release", "returned", "served", "stalled_ns", "start",
 ]
 
 cdef extern from "<semaphore.h>" nogil:
@@ -105,6 +105,7 @@ cdef enum:
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
+    _STALLED = -1  # the status of a file that the disk does not give
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
     _BY_THREAD = 2
@@ -320,6 +321,7 @@ def end_stalled():
             if not thread.is_given_back and now_ns - thread.began_ns > kept_patience_ns:
                 thread.is_given_back = True
                 record = record_of(thread)
+                record.status = _STALLED
                 give_back(thread, &record)
             continue
         if thread.route != NULL:
@@ -347,8 +349,8 @@ def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
-    byte, whether it had a checksum, the segment of the tier that it was read from or 0, its name of `get_file` or -1, where
-    it begins in that one's memory)``.
+    byte, whether it had a checksum, the segment of the tier that it was read from or 0, its name of `get_file` or -1,
+    where it begins in that one's memory)``.
     """
     cdef int at
     cdef Record *one
@@ -359,7 +361,8 @@ def served():
     for at in range(take_records(records, &record_count)):
         one = &told_records[at]
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.name, one.body_at))
+                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.name,
+                     one.body_at))
     return told
 
 
@@ -367,7 +370,7 @@ def returned():
     """Return the reads that Python has to answer.
 
     Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0, name of
-    `get_file` or -1)``.
+    `get_file` or -1)``; the status is -1 if the disk of the tier does not answer.
     """
     cdef int at
     cdef Record *one
@@ -383,18 +386,24 @@ def may_read_kept(uint64_t inode, uint64_t size_bytes):
     return kept_directory >= 0 and inode < marked and not marks[inode] and 0 < size_bytes <= _MOST_BYTES
 
 
-def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, tuple place):
+def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes,
+              uint64_t segment, uint64_t offset, uint64_t digest, uint64_t seed):
     """Have a thread answer the read of all of a small file, for which `may_read_kept` is true; return whether one does.
 
-    `place` is the segment, the offset in it, the digest of the file, and the seed of that.
+    It lies at the `offset` of a `segment`, which is not 0; `seed` is that of its digest.
     """
-    cdef Thread *thread = taken_thread(False, False)
+    cdef Thread *thread = taken_thread(False, False) if segment else NULL
     if thread == NULL:
         return False
-    thread.kept.segment, thread.kept.offset, thread.kept.digest, thread.kept.seed = place
+    thread.kept.segment, thread.kept.offset, thread.kept.digest, thread.kept.seed = segment, offset, digest, seed
     thread.is_given_back = False
     begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
     return True
+
+
+def may_get_file():
+    """Return whether a thread could begin on the GET of a file now."""
+    return route != NULL and (idle != NULL or thread_count < most_threads)
 
 
 def get_file(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, bytes path,
@@ -538,7 +547,10 @@ cdef void stop() noexcept nogil:
 
 
 cdef bint has_news() noexcept:
-    """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since."""
+    """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since.
+
+    Of what the tier is to keep it may.
+    """
     return record_count > 0
 
 
@@ -637,7 +649,7 @@ cdef void *serve(void *argument) noexcept nogil:
     global idle, ended, failures, record_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
-    cdef bint is_read
+    cdef bint is_read, is_right
     cdef char *body = NULL
     cdef char *memory = NULL
     cdef bint is_first
@@ -653,7 +665,7 @@ cdef void *serve(void *argument) noexcept nogil:
             is_read = thread.route != NULL and direct_get(
                 &thread.connection, thread.route, &thread.job.object, memory, &body, &record.first_byte_ns,
                 &record.is_checked, &record.status)
-        record.took_ns = direct_now_ns() - thread.began_ns
+        record.took_ns, is_right = direct_now_ns() - thread.began_ns, is_read
         if is_read and record.name >= 0:
             # Before Python hears of it, and may let go of the memory.
             record.body_at = body - memory
@@ -684,13 +696,12 @@ cdef void *serve(void *argument) noexcept nogil:
             records[record_count] = record
             record_count += 1
             if record.name >= 0:
-                if record_count == 1:  # whoever waits for its claim waits for the news of it
-                    eventfd_write(wrong_fd, 1)
+                eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
             else:
                 pthread_mutex_unlock(&lock)
                 is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
                 pthread_mutex_lock(&lock)
-        elif not record.segment and record.status not in (404, 412):  # the object is gone, or another one
+        elif not record.segment and not is_right and record.status not in (404, 412):  # gone, or another object
             failures += 1
             if is_refusal(record.status) or failures >= _MOST_FAILURES:
                 stop()

@@ -5,15 +5,16 @@ import os
 import random
 import re
 import signal
+import sqlite3
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import repeat
 from pathlib import Path
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.sizes import format_size
 from tests.cache.node import MIB
 from tests.filesystem.test_supervisor import with_change
@@ -70,7 +71,7 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
 def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> None:
     """Files come until threads fetch for both mounts, which they do from some time after the first.
 
-    Some are small, which threads must not fetch: they cannot look into the index.
+    Some are small.
     """
     contents = [random.Random(n).randbytes(5 * MIB // 4 + n if n % 4 else 39_000 + n) for n in range(8)]
     data = {f"d/{n}": contents[n % len(contents)] for n in range(2000)}
@@ -101,41 +102,76 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
     assert {key: fetched_bytes[key] for key in read} == {key: len(data[key]) for key in read}
 
 
-def test_threads_read_the_small_files_that_are_kept_and_all_else_is_fetched(tmp_path: Path) -> None:
-    """At first all segments are as they were; then one is damaged; then all hang, as a disk does."""
-    data = {f"d/{n}": random.Random(n).randbytes(39_000 + n) for n in range(100)}
+def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetched(tmp_path: Path) -> None:
+    """What is kept is damaged bit by bit: rows of the index, a segment, and at last the disk, which hangs."""
+    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in range(400)}
     order = random.Random(1).sample([*data], len(data))
     options = "--cache", str(tmp_path / "cache"), "--cache-size", "128MiB", "--cache-min-free", "0"
     impatient = "--read-deadline-s", "4"
 
-    def right_count(mount: Mount, keys: list[str]) -> int:
-        return sum(Path(mount.path, key[2:]).read_bytes() == data[key] for key in keys)
+    def is_right(mount: Mount, key: str) -> bool:
+        return Path(mount.path, key[2:]).read_bytes() == data[key]
+
+    def all_right(mount: Mount) -> bool:
+        return all(is_right(mount, key) for key in order)
 
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
+
+        def get_count() -> int:
+            return sum(one.operation == "GetObject" for one in server.requests)
+
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            assert right_count(mount, order) == len(order)
+            unread = iter(order[1:])
+            wait_until(lambda: is_right(mount, next(unread)) and has_threads(mount))
+            server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key=order[0]))
+            with pytest.raises(PermissionError):
+                is_right(mount, order[0])
+            server.faults.clear()
+            assert all_right(mount)
         segments = [*tmp_path.glob("cache/*.segment")]
         assert len(segments) > 1
-        before = sum(one.operation == "GetObject" for one in server.requests)
+        before = get_count()
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            assert right_count(mount, order) == len(order)
+            assert all_right(mount)
             assert has_threads(mount)
-            assert sum(one.operation == "GetObject" for one in server.requests) == before + 1  # (L8)
+            assert get_count() == before + 1  # (L8)
+        with closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index, index:
+            index.execute("UPDATE extents SET segment = -(object % 2) WHERE object % 3 = 0")
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert all_right(mount)
         segments[0].write_bytes(bytes(segments[0].stat().st_size))
-        with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
-            assert right_count(mount, order) == len(order)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert all_right(mount)
             assert mount.log.count("a kept range cannot be used and is fetched again") == 1
             assert mount.log.count("WARNING") == 1
         for segment in segments:
             segment.unlink()
             os.mkfifo(segment, 0o666)  # whoever opens it waits
         with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
-            assert right_count(mount, order) == len(order)
+            assert all_right(mount)
             assert mount.log.count("is not used for 30 s: it does not answer within") == 1
             with ExitStack() as opened:
                 for segment in segments:
                     opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
                 assert mount.stop() == 0
+
+
+def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> None:
+    objects = MemoryObjects({f"d/{n}": b"%d" % n for n in range(2000)})
+    objects.put("d/cold", b"cold", storage_class="GLACIER")
+
+    def get_count(*options: str) -> int:
+        unread = iter(range(2000))
+        with (
+            LoopbackServer({"bucket": objects}) as server,
+            mounted("s3://bucket/d/", server.endpoint_url, *options) as mount,
+        ):
+            wait_until(lambda: Path(mount.path, str(next(unread))).read_bytes() != b"" and has_threads(mount))
+            with pytest.raises(PermissionError):
+                Path(mount.path, "cold").read_bytes()
+            return sum(one.key == "d/cold" for one in server.requests)
+
+    assert get_count() == get_count(*options_of(tmp_path))
 
 
 def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_one_that_a_signal_stops_is_not(

@@ -48,6 +48,9 @@ class Threads:
     def returned(self) -> list[Any]:
         return []
 
+    def served(self) -> list[Any]:
+        return []
+
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
