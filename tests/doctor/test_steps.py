@@ -217,5 +217,6 @@ def test_the_rule_of_the_region() -> None:
 def test_the_rules_of_the_network() -> None:
     quick = Network(latency_s=0.02, connection_bytes_per_s=90e6, total_bytes_per_s=1e9, requests_per_s=4000)
     assert {one.level for one in network(quick, "")} == {Level.OK}
+    assert network(Network(), "not measured: it failed.")[-1].found == "not measured: it failed"
     far = Network(latency_s=0.2, connection_bytes_per_s=20e6, total_bytes_per_s=60e6, requests_per_s=300)
     assert [one.check for one in network(far, "") if one.level is Level.WARN] == ["first byte", "throughput"]
