@@ -68,7 +68,8 @@ class Cause:
         if deadline_s is not None:  # a busy machine may be asking then
             errors.append(DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s."))
             if self.kind is Kind.THROTTLED:
-                errors.append(UnavailableError(f"{ref.key!r} could not be read in time: the service throttles."))
+                told = f"the service throttles ({self.detail})"
+                errors.append(UnavailableError(f"{ref.key!r} could not be read in time: {told}."))
         return errors
 
 

@@ -139,7 +139,9 @@ def network(measured: Network, note: str) -> list[Finding]:
         found.append(Finding("small files", Level.OK, f"up to {files:,.0f} files/s"))
     rates = f"one connection {one}, many {many}: expect up to that of large files"
     if note:
-        found.append(Finding("throughput", Level.WARN, note, "name a prefix of larger objects, or look at the cause"))
+        found.append(
+            Finding("throughput", Level.WARN, note.rstrip("."), "name a prefix of larger objects, or look at the cause")
+        )
         return found
     found.append(
         _warn_unless(

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,6 +29,7 @@ __all__ = ["ask_service"]
 
 # Nobody waits longer for a step.
 _PATIENCE_S = 20.0
+_EMPTY_SAMPLES = 3
 
 
 def ask_service(source: S3Uri, config: ConnectionConfig, tell: Callable[[Finding], None]) -> None:
@@ -51,7 +53,7 @@ async def _ask(source: S3Uri, config: ConnectionConfig, tell: Callable[[Finding]
                 found = [Finding(name, Level.FAIL, f"no answer within {_PATIENCE_S:.0f} s", "check the network")]
             for one in found:
                 tell(one)
-            if found[-1].level is Level.FAIL:
+            if found and found[-1].level is Level.FAIL:
                 return
     finally:
         await steps.aclose()
@@ -78,6 +80,7 @@ class _Steps:
             ("region", self._region),
             ("list", self._list),
             ("get", self._get),
+            ("empty objects", self._empty),
             ("network", self._network),
         ]
 
@@ -160,6 +163,18 @@ class _Steps:
         asked = samples(self._refs)
         await check_readable(self._client, asked)
         return [Finding("get", Level.OK, f"permitted: a byte of {asked[0].key!r}" if asked else "nothing to read")]
+
+    async def _empty(self) -> list[Finding]:
+        """Compare what is listed as empty with its HEAD: the mount shows the listed size."""
+        empty = [ref for ref in self._refs if not ref.size_bytes and not ref.key.endswith("/")]
+        for ref in empty[:_EMPTY_SAMPLES]:
+            with suppress(FastfuseError):
+                now = await self._client.head(ref.bucket, ref.key)
+                if now.size_bytes:
+                    told = f"{ref.key!r} is listed as empty, as the mount shows it, and has {now.size_bytes:,} bytes"
+                    remedy = "Swift lists dynamic large objects and symlinks so: upload them anew through S3"
+                    return [Finding("empty objects", Level.WARN, told, remedy)]
+        return []
 
     async def _network(self) -> list[Finding]:
         usable = [ref for ref in self._refs if ref.size_bytes and samples([ref])]

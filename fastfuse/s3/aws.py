@@ -246,7 +246,9 @@ class S3Session:
         `operation` is "read" or "write".
         """
         error = object_error(failure, bucket=bucket, key=key, operation=operation) if key else None
-        return error or start_error(failure, bucket=bucket, endpoint=self.endpoint_url or "", region=region)
+        is_signed = self.credentials is not None
+        where = self.endpoint_url or ""
+        return error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
 
     def _configured_endpoint(self) -> str | None:
         if self.aws.get_config_variable("ignore_configured_endpoint_urls"):

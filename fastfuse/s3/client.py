@@ -68,6 +68,7 @@ class S3Client:
         self._routes = Routes(session, self._read_watch, self._ask_region)
         self._retries = retries or Retries(counters)
         self._rate, self._turn = RequestRate(), trio.Lock()
+        self._throttled_by = ""  # the last reply that throttled
         self._credentials: Credentials | None = None  # those that signed last
         self._has_met_s3 = False  # whether an S3 service has answered
         head = partial(self._head, is_read=True)
@@ -227,7 +228,8 @@ class S3Client:
     async def _wait_for_turn(self, ref: ObjectRef) -> None:
         ahead = self._turn.statistics().tasks_waiting
         if trio.current_time() + self._rate.wait_s(ahead) >= trio.current_effective_deadline():
-            raise UnavailableError(f"{ref.key!r} could not be read in time: the service throttles.")
+            told = f"the service throttles ({self._throttled_by})"
+            raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
         async with self._turn:
             await trio.sleep_until(self._rate.turn_s(trio.current_time()))
 
@@ -406,6 +408,7 @@ class S3Client:
     def _note_refusal(self, status: int, failure: Failure) -> None:
         self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
         if failure.kind is Kind.THROTTLED:
+            self._throttled_by = failure.detail
             self._rate.throttled(trio.current_time())
 
     def _judged(self, failure: Failure) -> Failure:

@@ -302,7 +302,7 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
     return None
 
 
-def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) -> FastfuseError:
+def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str, is_signed: bool = True) -> FastfuseError:
     """Return the error of a command that cannot use `bucket`. `endpoint` is for display, without credentials."""
     where = f"at {endpoint}" if endpoint else "at AWS"
     detail = failure.detail
@@ -325,20 +325,20 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str) ->
         case Kind.WRONG_REGION:
             return _wrong_region(failure, bucket, region)
         case Kind.NOT_S3 | Kind.TLS | Kind.UNREACHABLE:
-            return _no_service(failure, where)
+            return _no_service(failure, where, is_signed=is_signed)
         case Kind.NO_CREDENTIALS | Kind.BAD_CONFIGURATION:
             return ConfigurationError(f"The bucket {bucket!r} cannot be used with this configuration ({detail}).")
         case _:
             return ServiceError(f"The S3 service {where} failed to list the bucket {bucket!r} ({detail}).")
 
 
-def _no_service(failure: Failure, where: str) -> ServiceError:
+def _no_service(failure: Failure, where: str, *, is_signed: bool) -> ServiceError:
     detail = failure.detail
     if failure.kind is Kind.NOT_S3:
-        return ServiceError(
-            f"What answers {where} is not an S3 service: {detail}.",
-            hint="Check --endpoint-url, its port, and whether it begins with http:// or https://.",
-        )
+        hint = "Check --endpoint-url, its port, and whether it begins with http:// or https://."
+        if not is_signed:
+            hint += " Without --no-sign-request it may be one: OpenStack Swift is S3 to signed requests only."
+        return ServiceError(f"What answers {where} is not an S3 service: {detail}.", hint=hint)
     if failure.kind is Kind.UNREACHABLE:
         return ServiceError(
             f"The S3 service {where} cannot be reached: {detail}.", hint="Check --endpoint-url and the network."

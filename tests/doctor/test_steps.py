@@ -21,6 +21,7 @@ from bench.s3server.faults import Action
 from fastfuse.advise.model import Network
 from fastfuse.doctor.rules import Level, clock, network, region
 from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.s3.canned import Target, canned_server
 from tests.terminals import terminal
 
 NAMES = ["credentials", "address", "connection", "clock", "region", "list", "get"]
@@ -165,6 +166,28 @@ def test_small_objects_show_no_rate(server: LoopbackServer) -> None:
     assert found["list"]["found"].startswith("1 object, ")
 
 
+@pytest.mark.parametrize("size_bytes", [0, 9437190])
+def test_an_object_that_is_only_listed_as_empty(size_bytes: int) -> None:
+    """Swift lists a dynamic large object and a symlink so; HEAD and GET are of what they stand for."""
+    row = "<Contents><Key>%s</Key><LastModified>2026-11-28T02:46:40.000Z</LastModified><ETag>&quot;e&quot;</ETag>"
+    row += "<Size>%d</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    rows = row % ("data/", 0) + row % ("data/large", 0)
+    page = f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode()
+    modified = {"Last-Modified": "Sat, 28 Nov 2026 02:46:40 GMT"}
+
+    def reply(target: Target) -> tuple[int, dict[str, str], bytes]:
+        if "list-type" in target:
+            return 200, {}, page
+        return 200, modified | {"Content-Length": str(size_bytes)}, b""
+
+    with canned_server(reply) as server:
+        found = asked("s3://bucket/data/", server.url)
+    assert ("empty objects" in found) is bool(size_bytes)
+    if size_bytes:
+        assert found["empty objects"]["level"] == "warn"
+        assert "'data/large' is listed as empty" in found["empty objects"]["found"]
+
+
 def test_what_is_no_uri_is_a_mistake_of_usage() -> None:
     done = run_fastfuse("doctor", "bucket/data")
     assert (done.returncode, "is not an S3 URI" in done.stderr) == (2, True)
@@ -194,5 +217,6 @@ def test_the_rule_of_the_region() -> None:
 def test_the_rules_of_the_network() -> None:
     quick = Network(latency_s=0.02, connection_bytes_per_s=90e6, total_bytes_per_s=1e9, requests_per_s=4000)
     assert {one.level for one in network(quick, "")} == {Level.OK}
+    assert network(Network(), "not measured: it failed.")[-1].found == "not measured: it failed"
     far = Network(latency_s=0.2, connection_bytes_per_s=20e6, total_bytes_per_s=60e6, requests_per_s=300)
     assert [one.check for one in network(far, "") if one.level is Level.WARN] == ["first byte", "throughput"]

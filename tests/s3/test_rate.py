@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from math import inf
 from typing import Protocol
 
 import pytest
@@ -10,7 +11,8 @@ import trio
 import trio.testing
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
-from bench.s3server.faults import SLOW_DOWN
+from bench.s3server.faults import SLOW_DOWN, Answer
+from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -246,3 +248,20 @@ async def test_what_threads_read_counts_as_answered(
         reader.refuse_one()
         await reader.read()
     assert not reader.is_limited
+
+
+async def test_a_read_that_has_no_turn_in_time_fails_and_names_the_reply(
+    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swift, for one, answers 503 ServiceUnavailable while its servers of objects are down."""
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    for _ in range(3):
+        mock_clock.jump(0.1)
+        reader.server.faults.add(
+            FaultRule(action=Answer(503, "ServiceUnavailable", "m"), operation="GetObject", times=1)
+        )
+        await reader.read()
+    assert reader.is_limited
+    monkeypatch.setattr(RequestRate, "wait_s", lambda self, requests: inf)
+    with pytest.raises(UnavailableError, match=r"the service throttles \(503 ServiceUnavailable\)"):
+        await reader.read()

@@ -7,6 +7,7 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,15 @@ async def test_http_to_a_port_with_tls_says_that_the_scheme_may_be_wrong(tmp_pat
         error = await use(config, listed)
     assert "is not an S3 service" in str(error)
     assert "https://" in error.hint
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+async def test_the_native_api_of_swift_says_that_unsigned_requests_may_be_why(is_signed: bool) -> None:
+    """Swift answers a request that is not signed by its own API, in which the path of a bucket means nothing."""
+    with stranger(http("412 Precondition Failed", b"Bad URL")) as (config, _):
+        error = await use(replace(config, sign_request=is_signed), listed)
+    assert "is not an S3 service: 412, text/html: 'Bad URL'" in str(error)
+    assert ("--no-sign-request" in error.hint) is not is_signed
 
 
 # --- a service in trouble
