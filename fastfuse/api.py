@@ -85,7 +85,7 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
         FastfuseError: anything else, such as a service that does not answer.
     """
     words = [word for name, value in options.items() for word in _words(name, value)]
-    place = Path(tempfile.mkdtemp(prefix="fastfuse-") if path is None else path).absolute()
+    place = (_temporary_directory() if path is None else Path(path)).absolute()
     try:
         done = _run("mount", "--daemon", *words, "--", source, str(place))
         if done.returncode:
@@ -105,6 +105,15 @@ def stats(mnt: Mount | str | os.PathLike[str]) -> dict[str, Any]:
         MountError: nothing of fastfuse is mounted there, or it does not answer.
     """
     return ask_status(entry_of(Path(mnt)))
+
+
+def _temporary_directory() -> Path:
+    """Make a directory to mount at."""
+    try:
+        return Path(tempfile.mkdtemp(prefix="fastfuse-"))
+    except OSError as error:
+        hint = "name a place with mount(source, path), or a writable directory with TMPDIR"
+        raise MountError(f"no temporary directory can be made: {error.strerror}", hint=hint) from error
 
 
 def _words(name: str, value: Option) -> list[str]:

@@ -147,6 +147,15 @@ def test_an_interrupted_mount_leaves_nothing(
     assert [*tmp_path.iterdir()] == []
 
 
+def test_a_machine_without_a_place_for_temporary_files(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(errors.MountError, match="no temporary directory can be made: No such file") as caught:
+        fastfuse.mount("s3://bucket/train/", **options)
+    assert "TMPDIR" in caught.value.hint
+
+
 def test_the_package_names_what_it_has() -> None:
     assert fastfuse.hints.__name__ == "fastfuse.hints"
     with pytest.raises(AttributeError, match="frobnicate"):

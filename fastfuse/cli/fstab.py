@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from fastfuse.cli import messages
 from fastfuse.cli.commands import Command
+from fastfuse.cli.instead import instead_of
 from fastfuse.errors import ConfigurationError
 
 __all__ = ["MountCommand", "asks_for_writing", "expand", "helper_arguments"]
@@ -122,7 +123,8 @@ def _translate(option: str, own: Mapping[str, bool]) -> list[str]:
         return ["-o", option]
     if name in _IGNORED or name.startswith(_IGNORED_PREFIXES):
         return []
-    raise ConfigurationError(
-        f"-o {name} is not a mount option that fastfuse knows",
-        hint="any long option of 'fastfuse mount --help-all' can be given, as in -o region=eu-west-1",
-    )
+    if name == "remount":
+        hint = "unmount it, and mount it again"
+        raise ConfigurationError("-o remount: a mount keeps the options that it was made with", hint=hint)
+    hint = "any long option of 'fastfuse mount --help-all' can be given, as in -o region=eu-west-1"
+    raise ConfigurationError(f"-o {name} is not a mount option that fastfuse knows", hint=instead_of(name) or hint)

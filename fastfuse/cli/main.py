@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, hint, exit_code = str(error), error.hint, error.exit_code
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "fastfuse")
-        message, hint = messages.usage_message(error), f"see '{command} --help'"
+        message, hint = messages.usage_message(error, command)
         exit_code = ConfigurationError.exit_code
     except FileNotFoundError:
         if startup.has_working_directory():

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fastfuse import log
+from fastfuse.cli.instead import instead_of
 from fastfuse.errors import FastfuseError
 
 __all__ = ["INTERRUPTED", "fail", "say", "usage_message", "variables_of", "warn", "warn_of_unknown_variables"]
@@ -31,10 +32,14 @@ def say(text: object) -> None:
         raise FastfuseError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def usage_message(error: typer.TyperException) -> str:
-    """Return what typer says of a mistake on one line and without the word of its checker."""
+def usage_message(error: typer.TyperException, command: str) -> tuple[str, str]:
+    """Return what typer says of a mistake in `command` on one line, without the word of its checker; and what to do."""
+    option = getattr(error, "option_name", None)  # typer does not export NoSuchOption
+    hint = instead_of(option) if option and command == "fastfuse mount" else None
+    if hint:
+        return f"No such option: {option}", hint
     on_one_line = re.sub(r"\n\t?", " ", error.format_message())
-    return on_one_line.replace(": Value error, ", ": ", 1)
+    return on_one_line.replace(": Value error, ", ": ", 1), f"see '{command} --help'"
 
 
 def variables_of(group: TyperGroup) -> dict[str, str]:

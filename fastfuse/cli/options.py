@@ -265,10 +265,11 @@ def cache(
     whole_bytes = there.f_blocks * there.f_frsize
     size_bytes = parse_share(cache_size, whole_bytes, "--cache-size")
     if not _MINIMUM_BYTES <= size_bytes <= whole_bytes:
+        has_room = parse_share(_SIZE, whole_bytes, "--cache-size") >= _MINIMUM_BYTES
         raise ConfigurationError(
             f"--cache-size {cache_size} is {format_size(size_bytes)}; a cache takes at least "
             f"{format_size(_MINIMUM_BYTES)}, and its file system has {format_size(whole_bytes)}",
-            hint="give a percentage, as in 80%, to stay below it",
+            hint=f"give a percentage, as in {_SIZE}" if has_room else "name a directory of a larger file system",
         )
     min_free_bytes = parse_share(cache_min_free, whole_bytes, "--cache-min-free")
     return CacheSettings(directory=directory, size_bytes=size_bytes, min_free_bytes=min_free_bytes)

@@ -6,6 +6,7 @@ cannot be seen, such as a security module that forbids the mount, the mount itse
 
 import errno
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -39,6 +40,9 @@ def obstacle(mountpoint: Path | None, *, allow_other: bool) -> MountError | None
     if not _is_set_uid(program):
         hint = f"chmod u+s {program} as root, on a file system without nosuid, or mount as root"
         return MountError(f"{program} is not set-uid root, so it may not mount", hint=hint)
+    if _is_of_system(program) and not _has_name(os.getuid()):
+        hint = "add a line for it to /etc/passwd, mount as root, or through a helper (--fuse-socket)"
+        return MountError(f"fusermount3 mounts for no user without a name, and {os.getuid()} has none", hint=hint)
     if not _may_gain_rights():
         reason = f"{place} cannot be mounted on: Operation not permitted, for this process may not gain rights"
         return MountError(reason, hint=CONTAINER)
@@ -83,9 +87,22 @@ def _has_capability(status: bytes, name: bytes) -> bool:
     return match is None or bool(int(match[1], 16) >> _CAP_SYS_ADMIN & 1)
 
 
+def _has_name(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _is_of_system(program: str) -> bool:
+    """Return False for a stand-in that has a mount made elsewhere, as some drivers of Kubernetes bring."""
+    return Path(program).parent in _SYSTEM
+
+
 def _is_set_uid(program: str) -> bool:
-    if Path(program).parent not in _SYSTEM:
-        return True  # a stand-in that has a mount made elsewhere, as some drivers of Kubernetes bring
+    if not _is_of_system(program):
+        return True
     found = os.stat(program)
     is_set_uid = bool(found.st_mode & stat.S_ISUID) and found.st_uid == 0
     try:

@@ -110,6 +110,13 @@ mount -t tmpfs none {FUSERMOUNT3.parent}
 /mnt/programs/ln -s /mnt/programs/* {FUSERMOUNT3.parent}/
 /mnt/programs/rm {FUSERMOUNT3}
 """
+# systemd's module would name this user without a line.
+UNNAMED = f"""
+grep -v :{NOBODY}: /etc/passwd > /mnt/passwd
+echo passwd: files > /mnt/nsswitch.conf
+mount --bind /mnt/passwd /etc/passwd
+mount --bind /mnt/nsswitch.conf /etc/nsswitch.conf
+"""
 COPY = f"cp {FUSERMOUNT3} /mnt/copy; chmod {{}} /mnt/copy; mount --bind /mnt/copy {FUSERMOUNT3}"
 
 
@@ -123,8 +130,10 @@ COPY = f"cp {FUSERMOUNT3} /mnt/copy; chmod {{}} /mnt/copy; mount --bind /mnt/cop
         (COPY.format(4700), (), [f"{FUSERMOUNT3} may not be executed", "hint: chmod u+s,a+x "]),
         ("touch /mnt/fuse.conf; mount --bind /mnt/fuse.conf /etc/fuse.conf", ("--allow-other",),
          ["user_allow_other", "hint: add the line user_allow_other to /etc/fuse.conf"]),
+        (UNNAMED, (),
+         ["fusermount3 mounts for no user without a name", "hint: add a line for it to /etc/passwd"]),
     ],
-    ids=["no right to the device", "not installed", "not set-uid", "not executable", "no user_allow_other"],
+    ids=["no right to the device", "not installed", "not set-uid", "not executable", "no user_allow_other", "no name"],
 )  # fmt: skip
 def test_an_ordinary_user_who_cannot_mount(
     unasked: LoopbackServer, place: Path, preparation: str, options: tuple[str, ...], messages: list[str]

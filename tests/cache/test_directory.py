@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -114,6 +115,16 @@ def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
 def test_an_option_that_cannot_be_right_is_refused(arguments: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         cache(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size_mib", "hint"), [(1000, "give a percentage"), (79, "a larger file system")])
+def test_a_file_system_without_room_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mib: int, hint: str
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: Mock(f_blocks=size_mib, f_frsize=1 << 20))
+    with pytest.raises(ConfigurationError, match="at least 64 MiB") as caught:
+        cache(tmp_path, "5%")
+    assert hint in caught.value.hint
 
 
 def test_a_percentage_is_one_of_the_file_system(tmp_path: Path) -> None:

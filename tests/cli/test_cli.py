@@ -231,6 +231,7 @@ class TestRefusals:
             ("mount s3://b --max-connections 0", "Invalid value for '--max-connections'"),
             ("mount s3://b --max-connections 1025", "Invalid value for '--max-connections'"),
             ("mount s3://b --memory-target 1MiB", "--memory-target 1MiB is 1 MiB, less than the minimum"),
+            ("mount s3://b -o remount,ro", "-o remount: a mount keeps the options that it was made with"),
             ("mount s3://b -o ro,wat", "-o wat is not a mount option that fastfuse knows"),
             ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
             ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
@@ -268,6 +269,28 @@ class TestRefusals:
         assert error.startswith(f"fastfuse: error: {sentence}")
         assert hint.startswith("hint: ")
         assert not mounts.settings
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            ("mount s3://b /m --prefix p/", "No such option: --prefix\nhint: the prefix is part of the source: "),
+            (
+                "mount s3://b /m --dir-cache-time=5m",
+                "No such option: --dir-cache-time\nhint: leave it out: a mount shows ",
+            ),
+            ("mount s3://b /m -f", "No such option: -f\nhint: leave it out: a mount stays in the foreground "),
+            (
+                "s3://b /m -o ro,use_cache=/c",
+                "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR ",
+            ),
+            # What other commands lack has nothing to do with a mount's options.
+            ("unmount /m -f", "No such option: -f\nhint: see 'fastfuse unmount --help'\n"),
+        ],
+    )
+    def test_an_option_of_another_program_is_told_with_what_takes_its_place(
+        self, refusal: Refusal, words: str, said: str
+    ) -> None:
+        assert refusal(*words.split()).startswith(f"fastfuse: error: {said}")
 
     @pytest.mark.parametrize(
         ("variable", "value", "reason", "hint"),

@@ -8,6 +8,7 @@ import pytest
 import typer.main
 
 from fastfuse.cli import commands
+from fastfuse.cli.instead import INSTEAD
 from fastfuse.cli.main import app
 from fastfuse.filesystem.verdict import RULES
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
@@ -119,3 +120,10 @@ def test_every_row_of_a_migration_names_options_of_mount_or_says_why_there_is_no
         assert re.fullmatch(r"(?:`[^`]+`(?:, )?)+(?: as directory)?", theirs)
         assert named <= _options("mount")
         assert named or remark or "s3://" in ours, theirs
+
+
+def test_every_option_for_which_the_command_line_names_another_is_in_a_migration() -> None:
+    theirs = " ".join(row[0] for row in MIGRATIONS).replace("_", "-")
+    named = {option.removeprefix("o ") for option in re.findall(r"`--?(o [a-z-]+|[a-z-]+)", theirs)}
+    assert INSTEAD.keys() - named == set()
+    assert not [option for option in INSTEAD if f"--{option}" in _options("mount")]
