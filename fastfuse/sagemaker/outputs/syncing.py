@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import FastfuseError, OutputError, first_of
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.s3.aws import S3Session
@@ -27,16 +26,8 @@ from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.sending import (
-    Found,
-    Tell,
-    key_of,
-    open_found,
-    piece_bytes_of,
-    unreadable,
-    walk,
-    writer_to,
-)
+from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unreadable, walk, written_to
+from fastfuse.sagemaker.outputs.sending import Tell, Unsent, as_failure, key_of, writer_to
 from fastfuse.sizes import format_size
 
 __all__ = ["sync_directories"]
@@ -118,7 +109,6 @@ class _Directory:
         self._writer: ObjectWriter | None = None
         # The warnings that were logged already.
         self._told: set[str] = set()
-        self._error: FastfuseError | None = None
 
     def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
@@ -143,44 +133,52 @@ class _Directory:
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")
 
-    async def look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool = False) -> None:
+    async def look(self, client: S3Client, exits: AsyncExitStack) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
-        self._error = None
         try:
-            if self._writer is None:
-                self._writer = await writer_to(self.synced.place, client, exits)
-            await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
-        except FastfuseError as error:
-            self._fail(error)
+            await self._look(client, exits, is_last=False)
+        except Exception as error:  # noqa: BLE001 - told
+            self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
 
     async def finish(self, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
-        await self.look(client, exits, is_last=True)
-        if self._error is not None:
-            tell(self.synced.name, error=self._error)
+        try:
+            await self._look(client, exits, is_last=True)
+        except Exception as error:  # noqa: BLE001 - told
+            tell(self.synced.name, error=as_failure(error))
             return
         files, size_bytes = len(self._sent_paths), self._sent_bytes
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
         tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
 
+    async def _look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool) -> None:
+        if self._writer is None:
+            self._writer = await writer_to(self.synced.place, client, exits)
+        await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
+
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
-        seen = {}
-        for found in walk(self._directory, self._base, self._warn):
+        """Send all that can be sent; after that, raise what was not, and why."""
+        seen, unsent = {}, Unsent()
+        for found in walk(self._directory, self._base, self._warn, unsent.add):
             if found.is_link:
-                self._warn(f"{self._directory / found.path} is a symbolic link, and S3 has none: it is left out")
+                self._warn(f"{str(self._directory / found.path)!r} is a symbolic link, and S3 has none: it is left out")
             if not found.is_file:
                 continue
             version = seen[found.path] = _version(found.status)
             is_settled = is_last or not self.synced.are_checkpoints or self._seen.get(found.path) == version
-            if is_settled and self._sent.get(found.path) != version:
-                try:
-                    trio.from_thread.run(self._send, writer, found, is_last)
-                except (FastfuseError, ExceptionGroup) as error:
-                    first = first_of(error)
-                    if not isinstance(first, OutputError):  # which the next file would meet, too
-                        raise first from error.__cause__
-                    self._fail(first)
+            if not is_settled or self._sent.get(found.path) == version:
+                continue
+            if unsent.is_service_lost:
+                unsent.add(found.path)
+                continue
+            try:
+                trio.from_thread.run(self._send, writer, found, is_last)
+            except Exception as error:  # noqa: BLE001 - raised in the end
+                unsent.add(found.path, as_failure(error))
         self._seen = seen
+        if unsent.paths:
+            sent = max(0, len(seen) - len(unsent.paths))
+            raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
 
     async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
         path = self._directory / found.path
@@ -199,10 +197,6 @@ class _Directory:
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
-
-    def _fail(self, error: FastfuseError) -> None:
-        self._error = error
-        self._warn(f"{self.synced.name}: {error}; it is tried again")
 
     def _warn(self, text: str) -> None:
         if text not in self._told:
@@ -228,13 +222,7 @@ def _is_being_written(fd: int) -> bool:
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:
     """Yield what the file had when `version` was seen."""
-    left_bytes = version[1]
-    piece_bytes = piece_bytes_of(left_bytes)
-    try:
-        while left_bytes and (piece := await trio.to_thread.run_sync(file.read, min(piece_bytes, left_bytes))):
-            left_bytes -= len(piece)
-            yield piece
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if left_bytes or (must_stay and _version(os.fstat(file.fileno())) != version):
-        raise OutputError(f"{str(path)!r} was written to while it was sent")
+    async for piece in content_of(file, version[1], path):
+        yield piece
+    if must_stay and _version(os.fstat(file.fileno())) != version:
+        raise written_to(path)

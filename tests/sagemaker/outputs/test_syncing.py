@@ -183,6 +183,19 @@ def test_a_log_is_sent_as_it_grows(moto_server: S3Server, directory: Path) -> No
             sync.wait_for(events=text)
 
 
+def test_files_that_s3_cannot_have_keep_no_other_from_it(moto_server: S3Server, directory: Path) -> None:
+    long = "/".join(["n" * 200] * 6)
+    (directory / long).parent.mkdir(parents=True)
+    (directory / long).touch()
+    (directory / os.fsdecode(b"b\xff")).touch()
+    with syncing(moto_server, directory) as sync:
+        put(directory / "z", b"last")
+        sync.wait_for(z=b"last")
+        sync.finish()
+        (failure,) = sync.process.failures()
+    assert f"1 of 3 files are there, not 'b\\udcff', '{long}': the name " in str(failure)
+
+
 def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
     with syncing(moto_server, directory) as sync:
         large = os.urandom(17 << 20)

@@ -27,6 +27,7 @@ from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
+from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.sending import writer_to
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
@@ -163,17 +164,37 @@ def test_uncompressed_outputs_are_encrypted_objects_whatever_links_are_there(mot
     assert (weights["ServerSideEncryption"], weights["SSEKMSKeyId"]) == ("aws:kms", "alias/k")
 
 
-def test_an_upload_that_the_service_refuses_midway_says_what_was_sent(server: LoopbackServer) -> None:
+def test_files_that_the_service_refuses_keep_no_other_from_s3(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", key="*/model/c*"))
     config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": "NONE"}
     text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
     with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
         assert job.wait() == 6, job.log
-        told = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
+        told = "/model: 7 of 10 files were sent, not 'a-link', 'c', 'code/infer.py': The service denies "
         assert told in job.log, job.log
     stored = server.buckets[BUCKET].view()
     sent = [name for name in "abcdefg" if stored.lookup(f"models/a-job/output/model/{name}".encode())]
-    assert sent == ["a", "b"]
+    assert sent == ["a", "b", "d", "e", "f", "g"]
+
+
+async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_s3(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(sending, "write_archive", fail)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"weights")
+    outgoing = [
+        sending.Outgoing(name="model", place=tmp_path / "model", uri=S3Uri(moto_server.bucket, "unforeseen/model")),
+        sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(moto_server.bucket, "unforeseen/note"), data=b"note"),
+    ]
+    told: dict[str, Any] = {}
+    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
+    await sending.send_outputs(outgoing, tmp_path, connection, "", lambda name, **more: told.update({name: more}))
+    assert str(told["model"]["error"]) == "unforeseen: MemoryError()"
+    assert told["note"]["sent"]["S3Uri"] == f"s3://{moto_server.bucket}/unforeseen/note"
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "NONE"])
