@@ -9,7 +9,7 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -18,10 +18,12 @@ import trio
 
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.upload import ObjectWriter
+from fastfuse.s3.upload import ObjectWriter, etag_of, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
@@ -47,10 +49,12 @@ def sync_directories(
     tell: Tell,
     *,
     look_every_s: float = 5.0,
+    is_again: bool = False,
 ) -> None:
     """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
 
-    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket.
+    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket. A process that
+    does it `is_again`, for one that was killed meanwhile, brings nothing back.
 
     Raises:
         FastfuseError: checkpoints cannot be brought back.
@@ -60,7 +64,7 @@ def sync_directories(
     directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
-            directory.bring_back(connection, part_size_bytes, tell)
+            directory.bring_back(connection, part_size_bytes, tell, is_again=is_again)
     trio.run(_sync_all, directories, connection, look_every_s, tell)
 
 
@@ -103,6 +107,8 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
+        # Files that were here before, with what S3 has stored of their names since they were written.
+        self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = 0
@@ -110,12 +116,16 @@ class _Directory:
         # The warnings that were logged already.
         self._told: set[str] = set()
 
-    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell) -> None:
+    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell, *, is_again: bool) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
-        if not is_unfinished and any(found.is_file for found in walk(directory, self._base)):
-            tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}")
+        kept = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
+        if is_again or (kept and not is_unfinished):
+            missing = self._note_stored(kept, connection)
+            lacks = f", where {missing:,} files are that are not here" if missing else ""
+            if not is_again:
+                tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return
         snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(connection))
 
@@ -132,6 +142,23 @@ class _Directory:
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")
+
+    def _note_stored(self, kept: Mapping[str, _Version], connection: ConnectionConfig) -> int:
+        """Note what S3 has stored since the files were written that are here; return how many others it has.
+
+        A file that is older than its object must not replace it: another host may have gone on from there.
+        """
+        snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
+        table, missing = open_snapshot(snapshot_fd).table, 0
+        for row in range(len(table)):
+            if (file := table.file_at(row)) is not None:
+                ref = table.ref(file[0])
+                path = ref.key.removeprefix(self.synced.place.path)
+                version = kept.get(path)
+                missing += version is None
+                if version is not None and ref.modified_ns > version[2]:
+                    self._stored[path] = version, ref
+        return missing
 
     async def look(self, client: S3Client, exits: AsyncExitStack) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
@@ -193,10 +220,27 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
+            if await self._is_older(file, version, found.path):
+                self._sent[found.path] = version
+                return
             await writer.beside(key).stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
+
+    async def _is_older(self, file: BinaryIO, version: _Version, path: str) -> bool:
+        """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
+        noted, stored = self._stored.pop(path, (None, None))
+        if stored is None or noted != version:
+            return False
+        place = self._directory / path
+        digests = [await md5_of(piece) async for piece in content_of(file, version[1], place)]
+        if etag_of(digests) != stored.etag:
+            self._warn(
+                f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
+                "another host may have gone on from there. Run without --keep to begin with what is in S3"
+            )
+        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._told:

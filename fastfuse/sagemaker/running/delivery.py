@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 0.2
 # The time between two looks where no signal comes.
 _LOOK_EVERY_S = 1.0
+# The time between two processes that send checkpoints, after the first that was lost.
+_AGAIN_AFTER_S = 60.0
 # The time that aborting an upload may take.
 _END_S = 10.0
 # The time that the record has after a second signal: it is small, and tells what was not uploaded.
@@ -82,7 +85,8 @@ class Sender(ChildProcess):
         """Return why something is not in S3, and where it still lies. Call it after the end."""
         missing = {name: lack for name, lack in self._lacks.items() if name not in self.artifacts}
         return [
-            _not_sent(name, lack, self.errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
+            _not_sent(name, lack, self.errors.get(name) or self.errors.get("") or OutputError(self._end))
+            for name, lack in missing.items()
         ]
 
     def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
@@ -117,7 +121,10 @@ class Delivery:
         # The first sends checkpoints and logs while the job runs, the second model and output at its end.
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
-        self._is_lost_told = False
+        # The checkpoints that S3 had were in place.
+        self._was_ready = False
+        # When another process may be started for one that is lost.
+        self._again_at_s = 0.0
         # Those that came while something was uploaded at the end.
         self._signals = 0
         # The content of S3, by name.
@@ -132,12 +139,15 @@ class Delivery:
 
     def not_done(self) -> str:
         """Return the end of a message about what keeps the job's files from S3."""
-        paths = self._settings.paths
-        lie = f": what the job has made may not be in S3, and lies in {paths.model} and {paths.output_data}"
-        return "" if self._settings.job.output is None else lie
+        job, paths = self._settings.job, self._settings.paths
+        places = [] if job.output is None else [paths.model, paths.output_data]
+        places += [paths.of(one.local_path) for one in job.synced]
+        if not places:
+            return ""
+        return f": what the job has made may not be in S3, and lies in {' and '.join(map(str, places))}"
 
-    def begin(self) -> None:
-        """Bring checkpoints back, and send new ones from then on."""
+    def begin(self, *, is_again: bool = False) -> None:
+        """Bring checkpoints back, and send new ones from then on; `is_again` as of `sync_directories`."""
         settings, paths = self._settings, self._settings.paths
         if settings.job.synced:
             synced, connection = settings.job.synced, settings.connection
@@ -145,8 +155,14 @@ class Delivery:
                 one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
                 for one in synced
             }
-            work = partial(sync_directories, synced, paths, connection, settings.part_size_bytes)
+            part_bytes = settings.part_size_bytes
+            work = partial(sync_directories, synced, paths, connection, part_bytes, is_again=is_again)
             self._syncer = Sender(work, lacks)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that send, of which some may have ended."""
+        return [process.pid for process in (self._syncer, self._uploader) if process is not None]
 
     @property
     def is_ready(self) -> bool:
@@ -158,12 +174,18 @@ class Delivery:
         return None if self._syncer is None else self._syncer.failure
 
     def listen(self) -> None:
-        """Take in what the processes have said, and tell the loss of one."""
+        """Take in what the processes have said, and start another one in the place of one that is lost."""
         for process in filter(None, (self._syncer, self._uploader)):
             process.listen(self._phases)
-        if self.is_ready and self.failure is not None and not self._is_lost_told:
-            self._is_lost_told = True
-            _log.error("%s", self.failure)
+        self._was_ready = self._was_ready or (self._syncer is not None and self._syncer.is_ready)
+        if self._was_ready and self.failure is not None and time.monotonic() >= self._again_at_s:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._again_at_s = time.monotonic() + _AGAIN_AFTER_S
+        _log.error("%s; another process goes on with it", self.failure)
+        with suppress(NoRoomError, OSError):  # later, perhaps
+            self.begin(is_again=True)
 
     def ended(self, pid: int, exit_code: int) -> None:
         for process in filter(None, (self._syncer, self._uploader)):
@@ -178,7 +200,12 @@ class Delivery:
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
+        if self.failure is not None:
+            self._begin_again()
         if self._syncer is not None:
+            # A signal would end one that has just begun again.
+            while not self.is_ready and self._syncer.exit_code is None and self._signals < 2:
+                self._heed_signal()
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
@@ -219,6 +246,12 @@ class Delivery:
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
         return self._end(self._uploader, patience_s=patience_s)
 
+    def _heed_signal(self) -> None:
+        if self._take_signal(_LOOK_EVERY_S):
+            self._signals += 1
+            if self._signals == 1:
+                self._phases.say("The upload goes on; another signal ends it")
+
     def _end(self, process: Sender, *, patience_s: float = 0.0) -> list[FastfuseError]:
         """Wait for the end of a process, and return what it could not send.
 
@@ -226,10 +259,7 @@ class Delivery:
         """
         stop_at_s = kill_at_s = math.inf
         while process.exit_code is None:
-            if self._take_signal(_LOOK_EVERY_S):
-                self._signals += 1
-                if self._signals == 1:
-                    self._phases.say("The upload goes on; another signal ends it")
+            self._heed_signal()
             now_s = time.monotonic()
             if self._signals > 1:
                 stop_at_s = min(stop_at_s, now_s + patience_s)

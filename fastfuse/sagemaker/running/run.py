@@ -315,7 +315,7 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        while command.press_leftovers(settings.stop_timeout_s):
+        while command.press_leftovers(settings.stop_timeout_s, self._delivery.pids):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
         if broken:
