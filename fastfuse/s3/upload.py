@@ -35,8 +35,9 @@ from fastfuse.errors import (
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import retry_if_passing
-from fastfuse.s3.failures import failure_of_exception, safe_cause
+from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
+from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
 
 __all__ = [
@@ -109,7 +110,7 @@ class ObjectWriter:
         """Open no client yet; `exits` closes those that are opened later. `retries` may be shared.
 
         With a `kms_key_id` S3 encrypts what is written with that key of KMS. A writer that `outlives_outages` tries
-        to reach a service until the deadline, as a read does.
+        to reach a service until the deadline, as a read does, and waits for expired credentials to be renewed.
         """
         self._session = session
         self._clients = Clients(session, exits, region)
@@ -139,6 +140,16 @@ class ObjectWriter:
         date = parsedate_to_datetime(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
+
+    async def check_access(self) -> None:
+        """Begin an upload of the object and abort it: that takes the bucket, the rights and the key that a write takes.
+
+        Raises:
+            FastfuseError: the object cannot be written.
+        """
+        deadline_s = self._session.config.deadline_s
+        begun = await self._request("create_multipart_upload", deadline_s=deadline_s, **self._encryption)
+        await self._abort(self._field(begun, "UploadId"))
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
@@ -347,9 +358,11 @@ class ObjectWriter:
             final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
-            raise RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended) from safe_cause(
-                error
-            )
+            failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
+            if self._outlives_outages and failure.kind is Kind.EXPIRED:
+                # Whatever renews the credentials may be late.
+                failed.attempts = UNTIL_DEADLINE
+            raise failed from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply

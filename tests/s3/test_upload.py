@@ -16,6 +16,7 @@ from botocore.exceptions import EndpointConnectionError, HTTPClientError
 
 from bench.s3server import (
     ACCESS_DENIED,
+    EXPIRED_TOKEN,
     SLOW_DOWN,
     FaultRule,
     LoopbackServer,
@@ -342,6 +343,23 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
     monkeypatch.setattr(HttpxSession, "send", send_later)
     async with opened(moto_server.endpoint_url) as client:
         await check_put(moto_server, client, "after", "cannot be reached", outlives_outages=outlives_outages)
+
+
+@pytest.mark.parametrize("outlives_outages", [False, True])
+async def test_a_writer_that_outlives_outages_waits_until_expired_credentials_are_renewed(
+    failures: Iterator[int], *, outlives_outages: bool
+) -> None:
+    times = len(list(failures))
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="PutObject", times=times))
+        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
+            place = (client.session, exits, "bucket", "renewed", "us-east-1")
+            putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+            if outlives_outages:
+                await putting
+            else:
+                with pytest.raises(AccessError, match="have expired"):
+                    await putting
 
 
 @pytest.mark.parametrize("outlives_outages", [False, True])

@@ -13,11 +13,12 @@ import os
 import signal
 import struct
 import tarfile
+import time
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Any
 import trio
 
 from fastfuse.errors import (
+    AccessError,
     FastfuseError,
     ForbiddenObjectError,
     MissingObjectError,
@@ -156,6 +158,7 @@ _SHOWN = 3
 # The service may take the next file.
 _OF_ONE = (OutputError, ForbiddenObjectError, MissingObjectError, RefusedError)
 _MOST_KEY_BYTES = 1024
+_ARCHIVE = ".tar.gz"
 # The header of a file in the archive takes less.
 _HEAD_BYTES = 2048
 
@@ -171,6 +174,8 @@ class Outgoing:
     # The object; ending in "/", the prefix of the files of the directory.
     uri: S3Uri
     data: bytes | None = None
+    # An archive that is there already may be replaced; else this one gets a name with the time.
+    may_replace: bool = True
 
 
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
@@ -203,7 +208,7 @@ def _said(outgoing: Outgoing, sent: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if not sent["Files"]:
         return {"said": f"{outgoing.place} is empty, and nothing is uploaded"}
-    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {outgoing.uri}"}
+    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {sent['S3Uri']}"}
 
 
 async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -233,12 +238,25 @@ class _Sending:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
         writer = await writer_to(uri, self._client, self._exits, self._kms_key_id)
+        if not self._outgoing.may_replace and not uri.path.endswith("/"):
+            writer = await self._beside_earlier(writer)
+            uri = S3Uri(uri.bucket, writer.key)
         if self._outgoing.data is not None:
             etag = await writer.stream(_once(self._outgoing.data))
         else:
             etag = await (self._send_files(writer) if uri.path.endswith("/") else self._send_archive(writer))
         sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
         return sent | ({"ETag": etag} if etag else {})
+
+    async def _beside_earlier(self, writer: ObjectWriter) -> ObjectWriter:
+        """Return a writer of another archive if one is there, or may be: the model of a run that was completed."""
+        with suppress(AccessError):
+            if await writer.state() is None:
+                return writer
+        begin = writer.key.removesuffix(_ARCHIVE)
+        free = writer.beside(f"{begin}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_ARCHIVE}")
+        _log.warning("%s is that of an earlier run and stays, for this run did not complete", self._outgoing.uri)
+        return free
 
     def _survey(self) -> None:
         """Count the files, and warn of what is left out; it is walked through again to be sent."""

@@ -16,6 +16,7 @@ import trio
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import sync_directories
@@ -36,6 +37,19 @@ _AGAIN_AFTER_S = 60.0
 _END_S = 10.0
 # The time that the record has after a second signal: it is small, and tells what was not uploaded.
 _RECORD_S = 5.0
+
+
+class _Checker(ChildProcess):
+    """A process that checks whether what the job will make can be written."""
+
+    @property
+    def failure(self) -> FastfuseError | None:
+        if self.exit_code in {None, 0}:
+            return None
+        return self.errors.get("") or OutputError(f"the process that checks the job's outputs {self.how_it_ended}")
+
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        """It says nothing but its error."""
 
 
 class Sender(ChildProcess):
@@ -118,7 +132,8 @@ class Delivery:
         self._settings = settings
         self._phases = phases
         self._take_signal = take_signal
-        # The first sends checkpoints and logs while the job runs, the second model and output at its end.
+        # The second sends checkpoints and logs while the job runs, the third model and output at its end.
+        self._checker: _Checker | None = None
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
         # The checkpoints that S3 had were in place.
@@ -144,10 +159,25 @@ class Delivery:
         places += [paths.of(one.local_path) for one in job.synced]
         if not places:
             return ""
-        return f": what the job has made may not be in S3, and lies in {' and '.join(map(str, places))}"
+        *most, last = map(str, places)
+        shown = f"{', '.join(most)} and {last}" if most else last
+        return f": what the job has made may not be in S3, and lies in {shown}"
 
-    def begin(self, *, is_again: bool = False) -> None:
-        """Bring checkpoints back, and send new ones from then on; `is_again` as of `sync_directories`."""
+    @property
+    def _processes(self) -> list[_Checker | Sender]:
+        return [process for process in (self._checker, self._syncer, self._uploader) if process is not None]
+
+    def begin(self) -> None:
+        """Check that outputs can be written, bring checkpoints back, and send new ones from then on."""
+        job, connection = self._settings.job, self._settings.connection
+        places = [(one.place, "") for one in job.synced]
+        if job.output is not None:
+            places.append((job.output.model(self._settings.cluster), job.output.kms_key_id))
+        if places:
+            self._checker = _Checker(lambda: trio.run(check_places, places, connection))
+        self._begin_syncing(is_again=False)
+
+    def _begin_syncing(self, *, is_again: bool) -> None:
         settings, paths = self._settings, self._settings.paths
         if settings.job.synced:
             synced, connection = settings.job.synced, settings.connection
@@ -161,23 +191,26 @@ class Delivery:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that send, of which some may have ended."""
-        return [process.pid for process in (self._syncer, self._uploader) if process is not None]
+        """The processes that check and send, of which some may have ended."""
+        return [process.pid for process in self._processes]
 
     @property
     def is_ready(self) -> bool:
-        return self._syncer is None or self._syncer.is_ready
+        is_checked = self._checker is None or self._checker.exit_code == 0
+        return is_checked and (self._syncer is None or self._syncer.is_ready)
 
     @property
     def failure(self) -> FastfuseError | None:
-        """The reason why checkpoints are not there, or are no longer sent."""
-        return None if self._syncer is None else self._syncer.failure
+        """The reason why outputs cannot be written, or why checkpoints are not there or are no longer sent."""
+        is_refused = self._checker is not None and self._checker.failure is not None
+        process = self._checker if is_refused else self._syncer
+        return None if process is None else process.failure
 
     def listen(self) -> None:
         """Take in what the processes have said, and start another one in the place of one that is lost."""
-        for process in filter(None, (self._syncer, self._uploader)):
+        for process in self._processes:
             process.listen(self._phases)
-        self._was_ready = self._was_ready or (self._syncer is not None and self._syncer.is_ready)
+        self._was_ready = self._was_ready or self.is_ready
         if self._was_ready and self.failure is not None and time.monotonic() >= self._again_at_s:
             self._begin_again()
 
@@ -185,15 +218,18 @@ class Delivery:
         self._again_at_s = time.monotonic() + _AGAIN_AFTER_S
         _log.error("%s; another process goes on with it", self.failure)
         with suppress(NoRoomError, OSError):  # later, perhaps
-            self.begin(is_again=True)
+            self._begin_syncing(is_again=True)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        for process in filter(None, (self._syncer, self._uploader)):
+        for process in self._processes:
             if process.pid == pid and process.exit_code is None:
                 process.ended(exit_code, self._phases)
 
-    def deliver(self) -> list[FastfuseError]:
-        """Send what is left, now that the command has ended, and return what is not in S3."""
+    def deliver(self, *, is_complete: bool) -> list[FastfuseError]:
+        """Send what is left, now that the command has ended, and return what is not in S3.
+
+        The archives of a job that is not complete replace none.
+        """
         output, cluster, paths = self._settings.job.output, self._settings.cluster, self._settings.paths
         if output is None and self._syncer is None:
             return []
@@ -209,8 +245,8 @@ class Delivery:
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
-            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster))
-            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster))
+            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster), may_replace=is_complete)
+            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster), may_replace=is_complete)
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
             failures += self._end(self._syncer)
@@ -229,9 +265,9 @@ class Delivery:
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start."""
-        if self._syncer is not None:
-            self._syncer.kill()
-            while self._syncer.exit_code is None:
+        for process in self._processes:
+            process.kill()
+            while process.exit_code is None:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import resource
 import signal
 import tarfile
@@ -219,12 +220,48 @@ def test_a_record_that_cannot_be_written_here_is_in_s3_alone_if_the_job_made_not
 def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "long")
     # Time for the command to make its model, on a busy machine, too.
-    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 4}
+    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 8}
     with stored.running(MAKE + "signal.pause()", code=128 + signal.SIGTERM) as job:
-        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 4: " in job.log
+        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 8: " in job.log
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert {"job-record.json", "model.tar.gz"} <= {*stored.names()}
+
+
+def test_a_run_that_fails_does_not_replace_the_model_of_one_that_was_completed(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "twice")
+    write = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('{}'); raise SystemExit({})"
+    with stored.running(write.format("failed", 3), code=3):
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"failed"}
+    with stored.running(write.format("good", 0)):
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
+    with stored.running(write.format("worse", 3), code=3) as job:
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
+        assert "/model.tar.gz is that of an earlier run and stays, for this run did not complete" in job.log
+        uri = record_of(job)["Artifacts"]["model"]["S3Uri"]
+        assert f"files, 5 B at {uri}\n" in job.log
+        name = uri.rpartition("/")[2]
+        assert in_archive(stored.read(name)) == {"weights": b"worse"}
+        assert re.fullmatch(r"model-\d{8}-\d{6}\.tar\.gz", name)
+
+
+@pytest.mark.parametrize("field", ["OutputDataConfig", "CheckpointConfig"])
+def test_a_bucket_that_is_not_there_ends_the_job_before_the_command(moto_server: S3Server, field: str) -> None:
+    stored = Stored(moto_server, "nowhere")
+    uris = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri"}
+    stored.description[field] = {uris[field]: "s3://absent/place"}
+    with stored.running("print('started')", code=4) as job:
+        assert job.output == ""
+        assert "fastfuse: error: There is no bucket 'absent'" in job.log
+
+
+def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, key="models/*"))
+    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=3) as job:
+        assert job.output == ""
+        key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
+        assert f"fastfuse: error: The service denies access to '{key}'" in job.log
+        assert "It takes s3:GetObject to read it, and s3:PutObject to write it" in job.log
 
 
 def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:
