@@ -141,6 +141,14 @@ class ObjectWriter:
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
 
+    async def exists(self) -> bool:
+        """Return whether there is an object now."""
+        try:
+            await self._request("head_object")
+        except MissingObjectError:
+            return False
+        return True
+
     async def check_access(self) -> None:
         """Begin an upload of the object and abort it: that takes the bucket, the rights and the key that a write takes.
 

@@ -251,7 +251,7 @@ class _Sending:
     async def _beside_earlier(self, writer: ObjectWriter) -> ObjectWriter:
         """Return a writer of another archive if one is there, or may be: the model of a run that was completed."""
         with suppress(AccessError):
-            if await writer.state() is None:
+            if not await writer.exists():
                 return writer
         begin = writer.key.removesuffix(_ARCHIVE)
         free = writer.beside(f"{begin}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_ARCHIVE}")

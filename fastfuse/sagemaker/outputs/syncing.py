@@ -123,7 +123,7 @@ class _Directory:
         kept = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         if is_again or (kept and not is_unfinished):
             missing = self._note_stored(kept, connection)
-            lacks = f", where {missing:,} files are that are not here" if missing else ""
+            lacks = f", where other files are: {missing:,}" if missing else ""
             if not is_again:
                 tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return

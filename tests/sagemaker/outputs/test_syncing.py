@@ -350,6 +350,7 @@ open(place + "second", "w").write("2")
             "checkpoints are no longer uploaded: the process that uploads was killed by signal 9; another "
         )
         assert job.stop() == 0, job.log
+        assert job.log.count("no longer uploaded") == 1
     stored = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]
     assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["first", "second"]
 
@@ -385,4 +386,4 @@ def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
         assert sync.process.artifacts["checkpoints"]["Files"] == 1
     log = capfd.readouterr().err + (directory.parent / "log").read_text()
     assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
-    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where 1 files are that are not here" in log
+    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
