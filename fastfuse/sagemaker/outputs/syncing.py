@@ -204,7 +204,7 @@ class _Directory:
                 unsent.add(found.path, as_failure(error))
         self._seen = seen
         if unsent.paths:
-            sent = max(0, len(seen) - len(unsent.paths))
+            sent = sum(self._sent.get(path) == version for path, version in seen.items())
             raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
 
     async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
@@ -230,7 +230,7 @@ class _Directory:
 
     async def _is_older(self, file: BinaryIO, version: _Version, path: str) -> bool:
         """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
-        noted, stored = self._stored.pop(path, (None, None))
+        noted, stored = self._stored.get(path, (None, None))
         if stored is None or noted != version:
             return False
         place = self._directory / path

@@ -15,8 +15,10 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.upload import md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.outputs import syncing as module
 from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
@@ -387,3 +389,25 @@ def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
     log = capfd.readouterr().err + (directory.parent / "log").read_text()
     assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
     assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
+
+
+def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([MemoryError()])
+
+    async def fail_once(piece: bytes) -> bytes:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return await md5_of(piece)
+
+    monkeypatch.setattr(module, "md5_of", fail_once)
+    (directory / "model").write_bytes(b"older")
+    os.utime(directory / "model", (0, 0))
+    moto_server.put(f"sync-{directory.parent.name}/model", b"newer")
+    with syncing(moto_server, directory) as sync:
+        put(directory / "z", b"sent after the failure")
+        sync.wait_for(model=b"newer", z=b"sent after the failure")
+        sync.finish()
+        assert sync.process.failures() == []
+        assert sync.objects()["model"] == b"newer"
