@@ -12,7 +12,7 @@ __all__ = [
     *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
     *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
     *("OutputError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
-    *("StaleInodeError", "UnavailableError", "WriteConflictError", "errno_for", "first_of"),
+    *("StaleInodeError", "UnavailableError", "UploadGoneError", "WriteConflictError", "errno_for", "first_of"),
 ]
 
 
@@ -65,6 +65,10 @@ class ServiceError(FastfuseError):
 
 class RefusedError(ServiceError):
     """The service refuses a request for an object for good, for a reason that is none of the other errors."""
+
+
+class UploadGoneError(RefusedError):
+    """An upload of parts is not there any more: it was completed, or something has aborted it."""
 
 
 class ConditionsUnsupportedError(ServiceError):

@@ -11,6 +11,7 @@ EXIT_CODES = {
     "FastfuseError": 1, "ConfigurationError": 2, "AccessError": 3, "SourceError": 4, "EmptySourceError": 4,
     "ServiceError": 1, "MountError": 5, "MissingObjectError": 4, "ForbiddenObjectError": 3,
     "DiskError": 5, "OutputError": 6, "ConditionsUnsupportedError": 1, "WriteConflictError": 1, "RefusedError": 1,
+    "UploadGoneError": 1,
 }  # fmt: skip
 ERRNOS = {
     "ReadError": errno.EIO, "ObjectChangedError": errno.ESTALE, "ObjectDeniedError": errno.EACCES,

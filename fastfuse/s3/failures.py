@@ -32,6 +32,7 @@ from fastfuse.errors import (
     ServiceError,
     SourceError,
     UnavailableError,
+    UploadGoneError,
 )
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.proxies import ProxyRefusalError
@@ -291,6 +292,11 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
     match failure.kind:
         case Kind.CHANGED if operation == "read":
             return MissingObjectError(f"There is no object {shown}.")
+        case Kind.CHANGED if failure.detail.endswith(" NoSuchUpload"):
+            return UploadGoneError(
+                f"The upload to {shown} is gone before its end ({failure.detail}).",
+                hint="Does something abort uploads, or a rule of the bucket's lifecycle?",
+            )
         case Kind.DENIED | Kind.ARCHIVED:
             return ForbiddenObjectError(
                 f"The service denies access to {shown} ({failure.detail}).",

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -19,8 +19,6 @@ from functools import partial
 from typing import Any
 
 import trio
-from aiobotocore.config import AioConfig
-from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import (
@@ -28,27 +26,33 @@ from fastfuse.errors import (
     ConditionsUnsupportedError,
     FastfuseError,
     MissingObjectError,
+    RefusedError,
     ServiceError,
+    UploadGoneError,
     WriteConflictError,
     first_of,
 )
-from fastfuse.s3.aws import DEFAULT_REGION, S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.credentials import Credentials, retry_if_passing
-from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error, safe_cause
+from fastfuse.s3.credentials import retry_if_passing
+from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
+from fastfuse.s3.retry_policy import UNTIL_DEADLINE
+from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
 
 __all__ = [
-    *("NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "load_writer", "refused_condition", "upload")
+    *("NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "etag_of", "load_writer", "md5_of"),
+    *("refused_condition", "upload"),
 ]
 
 _log = logging.getLogger(__name__)
 
 # The size of one part of a multipart upload. S3 takes at least 5 MiB a part, and 10,000 parts.
 _UPLOAD_PART_BYTES = 64 << 20
-_UPLOADS_IN_FLIGHT = 4
 # The deadline of one request, of a whole part too, retries included.
 UPLOAD_DEADLINE_S = 300.0
+# Shorter than what a caller gives a writer that was told to end: what is left behind must be told.
+_ABORT_DEADLINE_S = 8.0
 # Stands for the ETag of an object that must not exist yet.
 NO_OBJECT = "*"
 # 404: the version to replace was deleted. 409: another conditional write is under way.
@@ -71,7 +75,7 @@ async def load_writer(session: S3Session) -> None:
 
     Raises `ConfigurationError` where the certificates cannot be read.
     """
-    await _Clients(session, AsyncExitStack(), DEFAULT_REGION).make(session.aws.load_client, None)
+    await Clients(session, AsyncExitStack(), DEFAULT_REGION).make(session.aws.load_client, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +110,10 @@ class ObjectWriter:
         """Open no client yet; `exits` closes those that are opened later. `retries` may be shared.
 
         With a `kms_key_id` S3 encrypts what is written with that key of KMS. A writer that `outlives_outages` tries
-        to reach a service until the deadline, as a read does.
+        to reach a service until the deadline, as a read does, and waits for expired credentials to be renewed.
         """
         self._session = session
-        self._clients = _Clients(session, exits, region)
+        self._clients = Clients(session, exits, region)
         self._bucket = bucket
         self.key = key
         self._region = region
@@ -137,6 +141,24 @@ class ObjectWriter:
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
 
+    async def exists(self) -> bool:
+        """Return whether there is an object now."""
+        try:
+            await self._request("head_object")
+        except MissingObjectError:
+            return False
+        return True
+
+    async def check_access(self) -> None:
+        """Begin an upload of the object and abort it: that takes the bucket, the rights and the key that a write takes.
+
+        Raises:
+            FastfuseError: the object cannot be written.
+        """
+        deadline_s = self._session.config.deadline_s
+        begun = await self._request("create_multipart_upload", deadline_s=deadline_s, **self._encryption)
+        await self._abort(self._field(begun, "UploadId"))
+
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
         extra = self._encryption | self._condition(replaces)
@@ -147,7 +169,7 @@ class ObjectWriter:
         """Make the object hold what the file `fd` holds, all or nothing."""
         is_one_put = self.has_bare_etags and replaces != ""
         part_bytes = max(1, os.fstat(fd).st_size) if is_one_put else _UPLOAD_PART_BYTES
-        await self._send(_pieces_of(fd, part_bytes), self._condition(replaces))
+        await self._send(_pieces_of(fd, part_bytes), self._condition(replaces), is_checked=False)
 
     async def check_conditions(self, etag: str, make_body: Callable[[], bytes]) -> str:
         """Write the object anew, whose ETag is `etag`, and return the new one; each body that is made is another one.
@@ -194,62 +216,100 @@ class ObjectWriter:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        return await self._check_stored(*await self._send(pieces, {}))
+        return await self._send(pieces, {}, is_checked=True)
 
-    async def _check_stored(self, etag: str, size_bytes: int) -> str:
-        """Compare the object with what was sent, and return its ETag; an empty `etag` is not compared."""
+    async def _check_stored(self, etag: str, size_bytes: int) -> None:
+        """Compare the object with what was sent."""
         try:
             reply = await self._request("head_object")
         except AccessError as error:
             _log.info("what was stored in %s is not looked at again: %s", self._shown, error)
-            return etag
+            return
         found_bytes, found_etag = self._field(reply, "ContentLength"), self._field(reply, "ETag")
-        if found_bytes != size_bytes or (etag and found_etag != etag):
-            raise ServiceError(
+        if (found_bytes, found_etag) != (size_bytes, etag):
+            raise RefusedError(
                 f"{self._shown} is not what was written: {found_bytes:,} bytes with ETag {found_etag} are there, and "
-                f"{size_bytes:,} bytes with ETag {etag or 'unknown'} were sent",
+                f"{size_bytes:,} bytes with ETag {etag} were sent",
                 hint="Does something else write to this key?",
             )
-        return str(found_etag)
 
-    async def _send(self, pieces: AsyncIterator[bytes], condition: dict[str, Any]) -> tuple[str, int]:
-        """Make the object hold `pieces`, in an upload of parts if there are several; return its ETag and length.
+    async def _send(self, pieces: AsyncIterator[bytes], condition: dict[str, Any], *, is_checked: bool) -> str:
+        """Make the object hold `pieces`, in an upload of parts if there are several, and return its ETag.
 
-        The ETag is empty if the service does not tell it at the end of an upload of parts. The service refuses a piece
-        whose MD5 is another one.
+        The service refuses a piece whose MD5 is another one.
         """
         begun = await _beginning_of(pieces)
         if len(begun) < 2:
             body = begun.pop() if begun else b""
             made = self._encryption | condition
-            reply = await self._request("put_object", Body=body, ContentMD5=await _md5(body), **made)
-            return self._field(reply, "ETag"), len(body)
+            reply = await self._request("put_object", Body=body, ContentMD5=_base64(await md5_of(body)), **made)
+            etag = str(self._field(reply, "ETag"))
+            if is_checked:
+                await self._check_stored(etag, len(body))
+            return etag
         upload_id = self._field(await self._request("create_multipart_upload", **self._encryption), "UploadId")
         try:
-            parts, size_bytes = await self._send_parts(upload_id, begun, pieces)
-            reply = await self._request(
-                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts}, **condition
-            )
+            parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
+            etag = await self._complete(upload_id, parts, digests, condition)
+            if is_checked:
+                await self._check_stored(etag, size_bytes)
         except BaseException:
             await self._abort(upload_id)
             raise
-        # Ceph's gateway 16 completes an upload of parts with an empty ETag.
-        return reply.get("ETag", ""), size_bytes
+        return etag
+
+    async def _complete(
+        self, upload_id: str, parts: list[dict[str, Any]], digests: list[bytes], condition: dict[str, Any]
+    ) -> str:
+        """End the upload, and return the ETag of the object.
+
+        If the service does not tell it, it must be the one that follows from the `digests`: the MD5 of the MD5s. Ceph's
+        gateway 16 gives none. After a lost answer to an attempt that succeeded, the next one hears that there is no
+        such upload. Anything may answer 200 that is no S3 service.
+        """
+        try:
+            reply = await self._request(
+                "complete_multipart_upload", UploadId=upload_id, MultipartUpload={"Parts": parts}, **condition
+            )
+            if etag := reply.get("ETag"):
+                return str(etag)
+            failed: ServiceError = self._bad_reply("no ETag")
+        except WriteConflictError:
+            raise
+        except ServiceError as error:
+            failed = error
+        # What KMS encrypts has other ETags.
+        are_md5s = all(part["ETag"].strip('"') == digest.hex() for part, digest in zip(parts, digests, strict=True))
+        made = etag_of(digests)
+        if are_md5s and await self._has(made):
+            return made
+        raise failed
+
+    async def _has(self, etag: str) -> bool:
+        """Return whether the object is there with this ETag, and can be looked at."""
+        with suppress(FastfuseError):
+            reply = await self._request("head_object", deadline_s=self._session.config.deadline_s)
+            return bool(self._field(reply, "ETag") == etag)
+        return False
 
     async def _send_parts(
         self, upload_id: str, begun: deque[bytes], others: AsyncIterator[bytes]
-    ) -> tuple[list[dict[str, Any]], int]:
+    ) -> tuple[list[dict[str, Any]], list[bytes], int]:
         """Send the pieces that have `begun` and the `others`, a few at a time; take none before there is room for it.
 
-        Return the parts, as the request that completes them names them, and their length.
+        Return the parts, as the request that completes them names them, their MD5s, and their length.
         """
-        room = trio.Semaphore(_UPLOADS_IN_FLIGHT)
+        room = trio.Semaphore(UPLOADS_IN_FLIGHT)
         parts: list[dict[str, Any]] = []
+        digests: list[bytes] = []
         size_bytes = 0
 
         async def send(part: dict[str, Any], body: bytes) -> None:
-            sending = {"UploadId": upload_id, "PartNumber": part["PartNumber"], "ContentMD5": await _md5(body)}
-            part["ETag"] = self._field(await self._request("upload_part", Body=body, **sending), "ETag")
+            number: int = part["PartNumber"]
+            digests[number - 1] = digest = await md5_of(body)
+            md5 = _base64(digest)
+            reply = await self._request("upload_part", UploadId=upload_id, PartNumber=number, Body=body, ContentMD5=md5)
+            part["ETag"] = self._field(reply, "ETag")
             room.release()
 
         try:
@@ -260,20 +320,25 @@ class ObjectWriter:
                     if body is None:
                         break
                     parts.append({"PartNumber": len(parts) + 1})
+                    digests.append(b"")
                     size_bytes += len(body)
                     nursery.start_soon(send, parts[-1], body)
         except ExceptionGroup as group:
             raise first_of(group) from group
-        return parts, size_bytes
+        return parts, digests, size_bytes
 
     async def _abort(self, upload_id: str) -> None:
         """Abort the upload. A failure is only logged: the caller raises why the upload failed."""
-        deadline_s = self._session.config.deadline_s
         with trio.CancelScope(shield=True):
             try:
-                await self._request("abort_multipart_upload", deadline_s=deadline_s, UploadId=upload_id)
+                with suppress(UploadGoneError):
+                    await self._request("abort_multipart_upload", deadline_s=_ABORT_DEADLINE_S, UploadId=upload_id)
             except FastfuseError as error:
-                _log.warning("the parts of a failed upload to %s are still there: %s", self._shown, error)
+                _log.warning(
+                    "the parts of a failed upload to %s are still there, and cost money until you abort the upload %s, "
+                    "or a rule of the bucket's lifecycle does: %s",
+                    *(self._shown, upload_id, error),
+                )
 
     async def _request(
         self, operation: str, *, deadline_s: float = UPLOAD_DEADLINE_S, **arguments: object
@@ -301,9 +366,11 @@ class ObjectWriter:
             final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
-            raise RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended) from safe_cause(
-                error
-            )
+            failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
+            if self._outlives_outages and failure.kind is Kind.EXPIRED:
+                # Whatever renews the credentials may be late.
+                failed.attempts = UNTIL_DEADLINE
+            raise failed from safe_cause(error)
         except ValueError as error:  # botocore raises it for a malformed header
             raise self._bad_reply("a header that makes no sense") from error
         return reply
@@ -324,54 +391,6 @@ class ObjectWriter:
         return repr(f"s3://{self._bucket}/{self.key}")
 
 
-class _Clients:
-    """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
-
-    def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
-        self._session = session
-        self._exits = exits
-        self._region = region
-        self._opening = trio.Lock()
-        self._boto: Any = None
-        # Those that the client signs with.
-        self._credentials: Credentials | None = None
-
-    async def current(self) -> tuple[Any, Credentials | None]:
-        """Return a client that signs with the current credentials, and these."""
-        source = self._session.credentials
-        credentials = None if source is None else await source.current()
-        async with self._opening:
-            if self._boto is None or credentials is not self._credentials:
-                self._boto, self._credentials = await self.make(self._open, credentials), credentials
-            return self._boto, credentials
-
-    async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the class is made at run time
-        boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
-        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
-        return boto
-
-    async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
-        """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""
-        session = self._session
-        # botocore would look for keys itself, for a client that signs and is only loaded.
-        keys = credentials or Credentials(access_key="-", secret_key="-")  # noqa: S106
-        try:
-            return await make(
-                "s3",
-                region_name=self._region,
-                endpoint_url=session.endpoint_url,
-                verify=session.authorities or False,
-                config=_boto_config(session),
-                aws_access_key_id=keys.access_key,
-                aws_secret_access_key=keys.secret_key,
-                aws_session_token=keys.token,
-            )
-        except (BotoCoreError, ValueError) as error:
-            raise resolution_error(error) from error
-        except OSError as error:
-            raise bad_ca_bundle(session) from error
-
-
 async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
     """Return the first two pieces, or fewer where there are no more."""
     begun = deque[bytes]()
@@ -388,9 +407,20 @@ async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:
         yield os.pread(fd, part_bytes, start)
 
 
-async def _md5(body: bytes) -> str:
-    """Return the Content-MD5 of `body`, made in a thread: 20 ms for 16 MiB."""
-    digest = await trio.to_thread.run_sync(lambda: hashlib.md5(body, usedforsecurity=False).digest())
+def etag_of(digests: Sequence[bytes]) -> str:
+    """Return the ETag of the object that is sent in pieces with these MD5s, unless KMS encrypts it."""
+    if len(digests) < 2:
+        whole = digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()
+        return f'"{whole.hex()}"'
+    return f'"{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"'
+
+
+async def md5_of(body: bytes) -> bytes:
+    """Return the MD5 of `body`, made in a thread: 20 ms for 16 MiB."""
+    return await trio.to_thread.run_sync(lambda: hashlib.md5(body, usedforsecurity=False).digest())
+
+
+def _base64(digest: bytes) -> str:
     return base64.b64encode(digest).decode()
 
 
@@ -404,32 +434,3 @@ def _conditional_error(error: Exception, final: FastfuseError) -> FastfuseError:
     if status in _CONFLICTS and error.response["Error"].get("Code") != "NoSuchBucket":  # type: ignore[attr-defined]
         return WriteConflictError(str(final), hint=final.hint)
     return ConditionsUnsupportedError(str(final), hint=final.hint) if status == 501 else final
-
-
-def _boto_config(session: S3Session) -> AioConfig:
-    config = session.config
-    options: dict[str, Any] = {}
-    if not config.sign_request:
-        options["signature_version"] = UNSIGNED
-    if config.force_path_style:
-        options["s3"] = session.s3_settings | {"addressing_style": "path"}
-    return AioConfig(
-        connect_timeout=config.connect_timeout_s,
-        read_timeout=stall_timeout_s(config),
-        max_pool_connections=_UPLOADS_IN_FLIGHT,
-        retries={"mode": "standard", "total_max_attempts": 1},
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        **options,
-    )
-
-
-def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401
-    """Raise in place of following a bucket into its region, which `S3Client.region` has found."""
-    if response is None:
-        return
-    http, parsed = response
-    if http.status_code >= 300:
-        error = ClientError(parsed, "S3")
-        if failure_of_exception(error).kind is Kind.WRONG_REGION:
-            raise error

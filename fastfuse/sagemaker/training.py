@@ -263,14 +263,15 @@ class CommandProcess:
             for pid in (*_descendants(self.pid), self.pid):
                 _send(pid, signal.SIGKILL)
 
-    def press_leftovers(self, timeout_s: float) -> bool:
+    def press_leftovers(self, timeout_s: float, spared: Collection[int] = ()) -> bool:
         """Tell what the command left running to end, or kill it once its time is over.
 
-        The time is the command's, or else begins with the first call. Return False once nothing is left or helps.
+        Children that we have started since the command, which are `spared`, are not the command's. The time is the
+        command's, or else begins with the first call. Return False once nothing is left or helps.
         """
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + timeout_s
-        left = [pid for pid in _children(os.getpid()) if pid not in self._others]
+        left = [pid for pid in _children(os.getpid()) if pid not in self._others and pid not in spared]
         late_s = time.monotonic() - self._kill_at_s
         for pid in left:
             if late_s >= 0:

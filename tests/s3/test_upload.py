@@ -1,5 +1,6 @@
 """Whole objects, written to an independent server and under faults."""
 
+import errno
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import EndpointConnectionError, HTTPClientError
 
 from bench.s3server import (
     ACCESS_DENIED,
+    EXPIRED_TOKEN,
     SLOW_DOWN,
     FaultRule,
     LoopbackServer,
@@ -23,7 +26,7 @@ from bench.s3server import (
     WrongLength,
 )
 from bench.s3server.faults import Action
-from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError
+from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError, UploadGoneError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
 from fastfuse.s3.aws import S3Session
@@ -90,7 +93,8 @@ async def test_an_upload_that_cannot_be_given_up_tells_why_it_failed(
     async with opened("http://127.0.0.1:1") as client:
         with pytest.raises(ServiceError, match="The service's reply for 's3://bucket/key' has no ETag"):
             await upload(client, fd, "bucket", "key")
-    assert "the parts of a failed upload to 's3://bucket/key' are still there: unreachable" in caplog.text
+    assert "the parts of a failed upload to 's3://bucket/key' are still there, and cost money until " in caplog.text
+    assert "the upload u, or a rule of the bucket's lifecycle does: unreachable" in caplog.text
 
 
 async def test_a_bucket_that_is_not_there_is_named(moto_server: S3Server, fd: int) -> None:
@@ -214,7 +218,7 @@ async def test_another_object_in_the_place_of_the_written_one_is_an_error(action
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
+async def test_an_upload_that_ends_without_an_etag_is_known_by_those_of_its_parts(
     moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
 ) -> None:
     send = HttpxSession.send
@@ -231,10 +235,79 @@ async def test_an_upload_that_ends_without_an_etag_is_compared_by_its_length(
     async with writing(moto_server.endpoint_url, "untold") as (_, writer):
         uploading = writer.stream(pieces_of(bytes(5 << 20), b"end"))
         if is_replaced:
-            with pytest.raises(ServiceError, match="'s3://bucket/untold' is not what was written: 7 bytes"):
+            with pytest.raises(ServiceError, match="reply for 's3://bucket/untold' has no ETag"):
                 await uploading
         else:
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
+
+
+PARTS = (bytes(5 << 20), b"end")
+SAME_SIZE = bytes((5 << 20) + 3)
+GONE = b"<Error><Code>NoSuchUpload</Code></Error>"
+
+
+class Completing:
+    """Answers requests that complete an upload of parts with these replies, one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *replies: tuple[int, bytes], is_done: bool) -> None:
+        """With `is_done`, the first request does its work before its answer is lost, and the replies come after it."""
+        self._replies = [*replies]
+        self._is_done = is_done
+        self._send = HttpxSession.send
+        monkeypatch.setattr(HttpxSession, "send", lambda session, request: self._answer(session, request))
+
+    async def _answer(self, session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        if request.method != "POST" or "uploadId=" not in request.url:
+            return await self._send(session, request)
+        if self._is_done:
+            self._is_done = False
+            await self._send(session, request)
+            raise HTTPClientError(error=ConnectionResetError(errno.ECONNRESET, "reset"))
+        status, body = self._replies.pop(0)
+        reply = AioAWSResponse(request.url, status, {}, None)
+        reply._content = body
+        return reply
+
+
+async def test_an_upload_whose_last_answer_is_lost_is_whole_although_it_is_gone(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    moto_server.put("lost", SAME_SIZE)
+    Completing(monkeypatch, (404, GONE), is_done=True)
+    async with writing(moto_server.endpoint_url, "lost") as (_, writer):
+        etag = await writer.stream(pieces_of(*PARTS))
+    assert etag == moto_server.client.head_object(Bucket="bucket", Key="lost")["ETag"]
+    assert "are still there" not in caplog.text
+
+
+async def test_an_upload_that_something_has_aborted_is_an_error(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Completing(monkeypatch, (404, GONE), is_done=False)
+    send = module.ObjectWriter._request_once
+
+    async def once(writer: module.ObjectWriter, operation: str, arguments: dict[str, object]) -> Any:  # noqa: ANN401
+        if operation == "abort_multipart_upload":
+            raise UploadGoneError("")
+        return await send(writer, operation, arguments)
+
+    monkeypatch.setattr(module.ObjectWriter, "_request_once", once)
+    async with writing(moto_server.endpoint_url, "aborted") as (_, writer):
+        with pytest.raises(UploadGoneError, match="upload to 's3://bucket/aborted' is gone before its end"):
+            await writer.stream(pieces_of(*PARTS))
+    assert "are still there" not in caplog.text
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>welcome</html>"])
+async def test_an_answer_without_an_etag_does_not_make_an_older_object_of_the_same_size_the_new_one(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    moto_server.put("same-size", SAME_SIZE)
+    Completing(monkeypatch, (200, body), is_done=False)
+    async with writing(moto_server.endpoint_url, "same-size") as (_, writer):
+        with pytest.raises(ServiceError, match="reply for 's3://bucket/same-size' has no ETag"):
+            await writer.stream(pieces_of(*PARTS))
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket", Prefix="same-size").get("Uploads")
 
 
 async def check_put(server: S3Server, client: S3Client, key: str, refusal: str, *, outlives_outages: bool) -> None:
@@ -270,6 +343,23 @@ async def test_a_writer_outlives_an_outage_if_it_is_to(
     monkeypatch.setattr(HttpxSession, "send", send_later)
     async with opened(moto_server.endpoint_url) as client:
         await check_put(moto_server, client, "after", "cannot be reached", outlives_outages=outlives_outages)
+
+
+@pytest.mark.parametrize("outlives_outages", [False, True])
+async def test_a_writer_that_outlives_outages_waits_until_expired_credentials_are_renewed(
+    failures: Iterator[int], *, outlives_outages: bool
+) -> None:
+    times = len(list(failures))
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="PutObject", times=times))
+        async with opened(server.endpoint_url) as client, AsyncExitStack() as exits:
+            place = (client.session, exits, "bucket", "renewed", "us-east-1")
+            putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+            if outlives_outages:
+                await putting
+            else:
+                with pytest.raises(AccessError, match="have expired"):
+                    await putting
 
 
 @pytest.mark.parametrize("outlives_outages", [False, True])

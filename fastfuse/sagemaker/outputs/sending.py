@@ -1,8 +1,7 @@
 """Writes what a job has made to S3, in a process of its own, each object whole or not at all.
 
-`walk` finds the files, in the same order each time. One thread reads the disk and hands pieces to the S3 client, at
-most as fast as S3 takes them. An archive ends only after its last file was read: whatever fails before aborts the
-upload.
+One thread reads the disk and hands pieces to the S3 client, at most as fast as S3 takes them. An archive ends only
+after its last file was read: whatever fails before aborts the upload.
 
 An archive is a gzipped tar as a stream, which takes little memory and no disk: a model may be larger than what is free.
 It is one gzip member (RFC 1952), for not every reader takes several. Its deflate blocks are made side by side, one
@@ -10,126 +9,47 @@ thread for each processor, and joined at byte boundaries as pigz does: one threa
 """
 
 import logging
-import math
 import os
 import signal
-import stat
 import struct
 import tarfile
+import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import trio
 
-from fastfuse.errors import FastfuseError, OutputError, ServiceError, first_of
+from fastfuse.errors import (
+    AccessError,
+    FastfuseError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    OutputError,
+    RefusedError,
+    ServiceError,
+    first_of,
+)
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import UPLOAD_DEADLINE_S, ObjectWriter
-from fastfuse.sagemaker.files import directory_at, path_of
+from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, piece_bytes_of, unreadable, walk
 from fastfuse.sizes import format_size
 
 __all__ = [
-    *("Found", "Outgoing", "Tell", "key_of", "open_found", "piece_bytes_of", "send_outputs"),
-    *("unreadable", "walk", "write_archive", "writer_to"),
+    *("Outgoing", "Tell", "Unsent", "as_failure", "key_of", "send_outputs", "write_archive", "writer_to"),
 ]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A file, a directory or a symbolic link."""
-
-    # The directory that holds it, open until the next one is asked for.
-    parent_fd: int
-    name: str
-    # The path below the directory where the walk began.
-    path: str
-    status: os.stat_result
-
-    @property
-    def is_file(self) -> bool:
-        return stat.S_ISREG(self.status.st_mode)
-
-    @property
-    def is_directory(self) -> bool:
-        return stat.S_ISDIR(self.status.st_mode)
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.status.st_mode)
-
-    @property
-    def place(self) -> Path:
-        return path_of(self.parent_fd) / self.name
-
-
-def walk(directory: Path, base: Path, warn: Callable[[str], object] = lambda _: None) -> Iterator[Found]:
-    """Yield everything below `directory`, which lies below `base`: by name, each directory before what it holds.
-
-    FIFOs, sockets and devices are left out; `warn` is told of each. So is what vanishes meanwhile, without a word.
-
-    Raises:
-        OutputError: something cannot be read; the message names it.
-    """
-    try:
-        with directory_at(directory, base) as fd:
-            yield from _walk(fd, directory, "", warn)
-    except OSError as error:
-        raise unreadable(directory, error) from error
-
-
-def _walk(fd: int, directory: Path, above: str, warn: Callable[[str], object]) -> Iterator[Found]:
-    try:
-        for name in sorted(os.listdir(fd)):
-            path = above + name
-            try:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            found = Found(fd, name, path, status)
-            if not (found.is_file or found.is_directory or found.is_link):
-                warn(f"{str(directory / path)!r} is neither a file, a directory nor a link, and is left out")
-                continue
-            yield found
-            if found.is_directory:
-                try:
-                    below_fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-                except FileNotFoundError:
-                    continue
-                try:
-                    yield from _walk(below_fd, directory, f"{path}/", warn)
-                finally:
-                    os.close(below_fd)
-    except OSError as error:
-        raise unreadable(directory / above / str(error.filename or ""), error) from error
-
-
-def open_found(found: Found) -> BinaryIO:
-    """Open a file for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is no file any more.
-    """
-    # A FIFO in its place must not make us wait.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(os.open(found.name, flags, dir_fd=found.parent_fd), "rb")
-
-
-def unreadable(path: Path, error: OSError) -> OutputError:
-    """Return the error for something that cannot be read; `error` has the reason."""
-    return OutputError(f"{str(path)!r} cannot be read: {error.strerror or error}")
-
 
 _BLOCK_BYTES = 1 << 20
 # Weights hardly get smaller at any level; see docs/MEASUREMENTS.md, "Model archive".
@@ -233,11 +153,12 @@ def _deflate(block: bytes) -> bytes:
     return packer.compress(block) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-# The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
-_PIECE_BYTES = 16 << 20
-_MOST_PIECES = 9_000
 # The files that an error names of those that were not sent.
 _SHOWN = 3
+# The service may take the next file.
+_OF_ONE = (OutputError, ForbiddenObjectError, MissingObjectError, RefusedError)
+_MOST_KEY_BYTES = 1024
+_ARCHIVE = ".tar.gz"
 # The header of a file in the archive takes less.
 _HEAD_BYTES = 2048
 
@@ -253,6 +174,8 @@ class Outgoing:
     # The object; ending in "/", the prefix of the files of the directory.
     uri: S3Uri
     data: bytes | None = None
+    # An archive that is there already may be replaced; else this one gets a name with the time.
+    may_replace: bool = True
 
 
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
@@ -275,8 +198,8 @@ async def send_outputs(
                 try:
                     sent = await _Sending(one, base, kms_key_id, client, exits, tell).run()
                     tell(one.name, sent=sent, **_said(one, sent))
-                except FastfuseError as error:
-                    tell(one.name, error=error)
+                except Exception as error:  # noqa: BLE001 - told
+                    tell(one.name, error=as_failure(error))
             nursery.cancel_scope.cancel()
 
 
@@ -285,7 +208,7 @@ def _said(outgoing: Outgoing, sent: Mapping[str, Any]) -> dict[str, str]:
         return {}
     if not sent["Files"]:
         return {"said": f"{outgoing.place} is empty, and nothing is uploaded"}
-    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {outgoing.uri}"}
+    return {"said": f"{sent['Files']:,} files, {format_size(sent['Bytes'])} at {sent['S3Uri']}"}
 
 
 async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -315,16 +238,25 @@ class _Sending:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
         writer = await writer_to(uri, self._client, self._exits, self._kms_key_id)
-        try:
-            if self._outgoing.data is not None:
-                etag = await writer.stream(_once(self._outgoing.data))
-            else:
-                etag = await (self._send_files(writer) if uri.path.endswith("/") else self._send_archive(writer))
-        except ExceptionGroup as group:
-            error = first_of(group)
-            raise error from error.__cause__
+        if not self._outgoing.may_replace and not uri.path.endswith("/"):
+            writer = await self._beside_earlier(writer)
+            uri = S3Uri(uri.bucket, writer.key)
+        if self._outgoing.data is not None:
+            etag = await writer.stream(_once(self._outgoing.data))
+        else:
+            etag = await (self._send_files(writer) if uri.path.endswith("/") else self._send_archive(writer))
         sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
         return sent | ({"ETag": etag} if etag else {})
+
+    async def _beside_earlier(self, writer: ObjectWriter) -> ObjectWriter:
+        """Return a writer of another archive if one is there, or may be: the model of a run that was completed."""
+        with suppress(AccessError):
+            if not await writer.exists():
+                return writer
+        begin = writer.key.removesuffix(_ARCHIVE)
+        free = writer.beside(f"{begin}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_ARCHIVE}")
+        _log.warning("%s is that of an earlier run and stays, for this run did not complete", self._outgoing.uri)
+        return free
 
     def _survey(self) -> None:
         """Count the files, and warn of what is left out; it is walked through again to be sent."""
@@ -359,32 +291,27 @@ class _Sending:
 
     async def _send_files(self, writer: ObjectWriter) -> str:
         """Send all files that can be sent; after that, raise which were not, and why."""
-        done_bytes, unsent, errors = 0, list[str](), list[FastfuseError]()
+        done_bytes, unsent = 0, Unsent()
 
         def send_each() -> None:
             nonlocal done_bytes
-            for found in walk(self._outgoing.place, self._base):
+            for found in walk(self._outgoing.place, self._base, fail=unsent.add):
                 if found.is_directory:
                     continue
-                # What the service has refused of one file, it would refuse of the next.
-                if not errors or isinstance(errors[-1], OutputError):
+                if unsent.is_service_lost:
+                    unsent.add(found.path)
+                else:
                     try:
                         trio.from_thread.run(self._send_file, writer, found)
-                    except FastfuseError as error:
-                        errors.append(error)
-                        unsent.append(found.path)
-                else:
-                    unsent.append(found.path)
+                    except Exception as error:  # noqa: BLE001 - raised in the end
+                        unsent.add(found.path, as_failure(error))
                 done_bytes += found.status.st_size if found.is_file else 0
                 self._report(done_bytes)
 
         await trio.to_thread.run_sync(send_each)
-        if errors:
-            more = f" and {len(unsent) - _SHOWN:,} more" if unsent[_SHOWN:] else ""
-            sent = f"{max(0, self._files - len(unsent)):,} of {self._files:,} files were sent"
-            names = ", ".join(map(repr, unsent[:_SHOWN]))
-            reason = errors[0] if isinstance(errors[-1], OutputError) else errors[-1]
-            raise OutputError(f"{sent}, not {names}{more}: {reason}", hint=reason.hint)
+        if unsent.paths:
+            sent = max(0, self._files - len(unsent.paths))
+            raise unsent.error(f"{sent:,} of {self._files:,} files were sent")
         return ""
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:
@@ -396,10 +323,50 @@ class _Sending:
             )
         key = key_of(self._outgoing.uri, found.path, path)
         try:
-            with open_found(found) as file:
-                await writer.beside(key).stream(_read(file, piece_bytes_of(found.status.st_size)))
+            file = open_found(found)
         except OSError as error:
             raise unreadable(path, error) from error
+        with file:
+            await writer.beside(key).stream(content_of(file, os.fstat(file.fileno()).st_size, path))
+
+
+class Unsent:
+    """The files that were not sent, and why."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self._first: FastfuseError | None = None
+        # The error that the next file would meet, too.
+        self._of_all: FastfuseError | None = None
+
+    @property
+    def is_service_lost(self) -> bool:
+        return self._of_all is not None
+
+    def add(self, path: str, error: FastfuseError | None = None) -> None:
+        """Note that a file, or a whole directory, was not sent; without an error, it was not tried."""
+        self.paths.append(path)
+        # A reason of the service's is told before one of a file.
+        if self._first is None or (isinstance(self._first, OutputError) and not isinstance(error, OutputError | None)):
+            self._first = error
+        if error is not None and not isinstance(error, _OF_ONE):
+            self._of_all = error
+
+    def error(self, sent: str) -> OutputError:
+        """Return the error that names the files; `sent` tells how many were sent."""
+        reason = self._of_all or self._first
+        assert reason is not None
+        more = f" and {len(self.paths) - _SHOWN:,} more" if self.paths[_SHOWN:] else ""
+        return OutputError(f"{sent}, not {', '.join(map(repr, self.paths[:_SHOWN]))}{more}: {reason}", hint=reason.hint)
+
+
+def as_failure(error: Exception) -> FastfuseError:
+    """Return the reason why something was not sent; the log tells one that is unforeseen."""
+    first = first_of(error)
+    if isinstance(first, FastfuseError):
+        return first
+    _log.error("something was not sent for an unforeseen reason", exc_info=first)
+    return OutputError(f"unforeseen: {first!r}", hint="report it with the log")
 
 
 async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key_id: str = "") -> ObjectWriter:
@@ -427,21 +394,16 @@ def key_of(prefix: S3Uri, below: str, path: Path) -> str:
     Raises:
         OutputError: its name cannot be a key.
     """
+    key = prefix.path + below
     try:
-        return (prefix.path + below).encode().decode()
+        size_bytes = len(key.encode())
     except UnicodeEncodeError as error:
         raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
-
-
-def piece_bytes_of(total_bytes: int) -> int:
-    """Return a size of which S3 takes as many pieces as there may be."""
-    return max(_PIECE_BYTES, math.ceil(total_bytes / _MOST_PIECES))
+    if size_bytes > _MOST_KEY_BYTES:
+        text = f"the key of {str(path)!r} would have {size_bytes:,} bytes, and S3 takes {_MOST_KEY_BYTES:,}"
+        raise OutputError(text, hint="give the file a shorter name")
+    return key
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
-
-
-async def _read(file: BinaryIO, piece_bytes: int) -> AsyncIterator[bytes]:
-    while piece := await trio.to_thread.run_sync(file.read, piece_bytes):
-        yield piece

@@ -9,34 +9,27 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import FastfuseError, OutputError, first_of
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import open_snapshot
+from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.upload import ObjectWriter
+from fastfuse.s3.upload import ObjectWriter, etag_of, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
-from fastfuse.sagemaker.outputs.sending import (
-    Found,
-    Tell,
-    key_of,
-    open_found,
-    piece_bytes_of,
-    unreadable,
-    walk,
-    writer_to,
-)
+from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unreadable, walk, written_to
+from fastfuse.sagemaker.outputs.sending import Tell, Unsent, as_failure, key_of, writer_to
 from fastfuse.sizes import format_size
 
 __all__ = ["sync_directories"]
@@ -56,10 +49,12 @@ def sync_directories(
     tell: Tell,
     *,
     look_every_s: float = 5.0,
+    is_again: bool = False,
 ) -> None:
     """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
 
-    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket.
+    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket. A process that
+    does it `is_again`, for one that was killed meanwhile, brings nothing back.
 
     Raises:
         FastfuseError: checkpoints cannot be brought back.
@@ -69,7 +64,7 @@ def sync_directories(
     directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
-            directory.bring_back(connection, part_size_bytes, tell)
+            directory.bring_back(connection, part_size_bytes, tell, is_again=is_again)
     trio.run(_sync_all, directories, connection, look_every_s, tell)
 
 
@@ -112,20 +107,25 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
+        # Files that were here before, with what S3 has stored of their names since they were written.
+        self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = 0
         self._writer: ObjectWriter | None = None
         # The warnings that were logged already.
         self._told: set[str] = set()
-        self._error: FastfuseError | None = None
 
-    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell) -> None:
+    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell, *, is_again: bool) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
-        if not is_unfinished and any(found.is_file for found in walk(directory, self._base)):
-            tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}")
+        kept = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
+        if is_again or (kept and not is_unfinished):
+            missing = self._note_stored(kept, connection)
+            lacks = f", where other files are: {missing:,}" if missing else ""
+            if not is_again:
+                tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return
         snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(connection))
 
@@ -143,44 +143,69 @@ class _Directory:
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")
 
-    async def look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool = False) -> None:
+    def _note_stored(self, kept: Mapping[str, _Version], connection: ConnectionConfig) -> int:
+        """Note what S3 has stored since the files were written that are here; return how many others it has.
+
+        A file that is older than its object must not replace it: another host may have gone on from there.
+        """
+        snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
+        table, missing = open_snapshot(snapshot_fd).table, 0
+        for row in range(len(table)):
+            if (file := table.file_at(row)) is not None:
+                ref = table.ref(file[0])
+                path = ref.key.removeprefix(self.synced.place.path)
+                version = kept.get(path)
+                missing += version is None
+                if version is not None and ref.modified_ns > version[2]:
+                    self._stored[path] = version, ref
+        return missing
+
+    async def look(self, client: S3Client, exits: AsyncExitStack) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
-        self._error = None
         try:
-            if self._writer is None:
-                self._writer = await writer_to(self.synced.place, client, exits)
-            await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
-        except FastfuseError as error:
-            self._fail(error)
+            await self._look(client, exits, is_last=False)
+        except Exception as error:  # noqa: BLE001 - told
+            self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
 
     async def finish(self, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
-        await self.look(client, exits, is_last=True)
-        if self._error is not None:
-            tell(self.synced.name, error=self._error)
+        try:
+            await self._look(client, exits, is_last=True)
+        except Exception as error:  # noqa: BLE001 - told
+            tell(self.synced.name, error=as_failure(error))
             return
         files, size_bytes = len(self._sent_paths), self._sent_bytes
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
         tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
 
+    async def _look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool) -> None:
+        if self._writer is None:
+            self._writer = await writer_to(self.synced.place, client, exits)
+        await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
+
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
-        seen = {}
-        for found in walk(self._directory, self._base, self._warn):
+        """Send all that can be sent; after that, raise what was not, and why."""
+        seen, unsent = {}, Unsent()
+        for found in walk(self._directory, self._base, self._warn, unsent.add):
             if found.is_link:
-                self._warn(f"{self._directory / found.path} is a symbolic link, and S3 has none: it is left out")
+                self._warn(f"{str(self._directory / found.path)!r} is a symbolic link, and S3 has none: it is left out")
             if not found.is_file:
                 continue
             version = seen[found.path] = _version(found.status)
             is_settled = is_last or not self.synced.are_checkpoints or self._seen.get(found.path) == version
-            if is_settled and self._sent.get(found.path) != version:
-                try:
-                    trio.from_thread.run(self._send, writer, found, is_last)
-                except (FastfuseError, ExceptionGroup) as error:
-                    first = first_of(error)
-                    if not isinstance(first, OutputError):  # which the next file would meet, too
-                        raise first from error.__cause__
-                    self._fail(first)
+            if not is_settled or self._sent.get(found.path) == version:
+                continue
+            if unsent.is_service_lost:
+                unsent.add(found.path)
+                continue
+            try:
+                trio.from_thread.run(self._send, writer, found, is_last)
+            except Exception as error:  # noqa: BLE001 - raised in the end
+                unsent.add(found.path, as_failure(error))
         self._seen = seen
+        if unsent.paths:
+            sent = sum(self._sent.get(path) == version for path, version in seen.items())
+            raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
 
     async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
         path = self._directory / found.path
@@ -195,14 +220,27 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
+            if await self._is_older(file, version, found.path):
+                self._sent[found.path] = version
+                return
             await writer.beside(key).stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
 
-    def _fail(self, error: FastfuseError) -> None:
-        self._error = error
-        self._warn(f"{self.synced.name}: {error}; it is tried again")
+    async def _is_older(self, file: BinaryIO, version: _Version, path: str) -> bool:
+        """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
+        noted, stored = self._stored.get(path, (None, None))
+        if stored is None or noted != version:
+            return False
+        place = self._directory / path
+        digests = [await md5_of(piece) async for piece in content_of(file, version[1], place)]
+        if etag_of(digests) != stored.etag:
+            self._warn(
+                f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
+                "another host may have gone on from there. Run without --keep to begin with what is in S3"
+            )
+        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._told:
@@ -228,13 +266,7 @@ def _is_being_written(fd: int) -> bool:
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:
     """Yield what the file had when `version` was seen."""
-    left_bytes = version[1]
-    piece_bytes = piece_bytes_of(left_bytes)
-    try:
-        while left_bytes and (piece := await trio.to_thread.run_sync(file.read, min(piece_bytes, left_bytes))):
-            left_bytes -= len(piece)
-            yield piece
-    except OSError as error:
-        raise unreadable(path, error) from error
-    if left_bytes or (must_stay and _version(os.fstat(file.fileno())) != version):
-        raise OutputError(f"{str(path)!r} was written to while it was sent")
+    async for piece in content_of(file, version[1], path):
+        yield piece
+    if must_stay and _version(os.fstat(file.fileno())) != version:
+        raise written_to(path)

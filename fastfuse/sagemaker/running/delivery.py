@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import trio
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import sync_directories
@@ -29,10 +31,25 @@ _log = logging.getLogger(__name__)
 _REPORT_EVERY_S = 0.2
 # The time between two looks where no signal comes.
 _LOOK_EVERY_S = 1.0
+# The time between two processes that send checkpoints, after the first that was lost.
+_AGAIN_AFTER_S = 60.0
 # The time that aborting an upload may take.
 _END_S = 10.0
 # The time that the record has after a second signal: it is small, and tells what was not uploaded.
 _RECORD_S = 5.0
+
+
+class _Checker(ChildProcess):
+    """A process that checks whether what the job will make can be written."""
+
+    @property
+    def failure(self) -> FastfuseError | None:
+        if self.exit_code in {None, 0}:
+            return None
+        return self.errors.get("") or OutputError(f"the process that checks the job's outputs {self.how_it_ended}")
+
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        """It says nothing but its error."""
 
 
 class Sender(ChildProcess):
@@ -82,7 +99,8 @@ class Sender(ChildProcess):
         """Return why something is not in S3, and where it still lies. Call it after the end."""
         missing = {name: lack for name, lack in self._lacks.items() if name not in self.artifacts}
         return [
-            _not_sent(name, lack, self.errors.get(name) or OutputError(self._end)) for name, lack in missing.items()
+            _not_sent(name, lack, self.errors.get(name) or self.errors.get("") or OutputError(self._end))
+            for name, lack in missing.items()
         ]
 
     def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
@@ -114,10 +132,14 @@ class Delivery:
         self._settings = settings
         self._phases = phases
         self._take_signal = take_signal
-        # The first sends checkpoints and logs while the job runs, the second model and output at its end.
+        # The second sends checkpoints and logs while the job runs, the third model and output at its end.
+        self._checker: _Checker | None = None
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
-        self._is_lost_told = False
+        # The checkpoints that S3 had were in place.
+        self._was_ready = False
+        # When another process may be started for one that is lost.
+        self._again_at_s = 0.0
         # Those that came while something was uploaded at the end.
         self._signals = 0
         # The content of S3, by name.
@@ -132,12 +154,30 @@ class Delivery:
 
     def not_done(self) -> str:
         """Return the end of a message about what keeps the job's files from S3."""
-        paths = self._settings.paths
-        lie = f": what the job has made may not be in S3, and lies in {paths.model} and {paths.output_data}"
-        return "" if self._settings.job.output is None else lie
+        job, paths = self._settings.job, self._settings.paths
+        places = [] if job.output is None else [paths.model, paths.output_data]
+        places += [paths.of(one.local_path) for one in job.synced]
+        if not places:
+            return ""
+        *most, last = map(str, places)
+        shown = f"{', '.join(most)} and {last}" if most else last
+        return f": what the job has made may not be in S3, and lies in {shown}"
+
+    @property
+    def _processes(self) -> list[_Checker | Sender]:
+        return [process for process in (self._checker, self._syncer, self._uploader) if process is not None]
 
     def begin(self) -> None:
-        """Bring checkpoints back, and send new ones from then on."""
+        """Check that outputs can be written, bring checkpoints back, and send new ones from then on."""
+        job, connection = self._settings.job, self._settings.connection
+        places = [(one.place, "") for one in job.synced]
+        if job.output is not None:
+            places.append((job.output.model(self._settings.cluster), job.output.kms_key_id))
+        if places:
+            self._checker = _Checker(lambda: trio.run(check_places, places, connection))
+        self._begin_syncing(is_again=False)
+
+    def _begin_syncing(self, *, is_again: bool) -> None:
         settings, paths = self._settings, self._settings.paths
         if settings.job.synced:
             synced, connection = settings.job.synced, settings.connection
@@ -145,45 +185,68 @@ class Delivery:
                 one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
                 for one in synced
             }
-            work = partial(sync_directories, synced, paths, connection, settings.part_size_bytes)
+            part_bytes = settings.part_size_bytes
+            work = partial(sync_directories, synced, paths, connection, part_bytes, is_again=is_again)
             self._syncer = Sender(work, lacks)
 
     @property
+    def pids(self) -> list[int]:
+        """The processes that check and send, of which some may have ended."""
+        return [process.pid for process in self._processes]
+
+    @property
     def is_ready(self) -> bool:
-        return self._syncer is None or self._syncer.is_ready
+        is_checked = self._checker is None or self._checker.exit_code == 0
+        return is_checked and (self._syncer is None or self._syncer.is_ready)
 
     @property
     def failure(self) -> FastfuseError | None:
-        """The reason why checkpoints are not there, or are no longer sent."""
-        return None if self._syncer is None else self._syncer.failure
+        """The reason why outputs cannot be written, or why checkpoints are not there or are no longer sent."""
+        is_refused = self._checker is not None and self._checker.failure is not None
+        process = self._checker if is_refused else self._syncer
+        return None if process is None else process.failure
 
     def listen(self) -> None:
-        """Take in what the processes have said, and tell the loss of one."""
-        for process in filter(None, (self._syncer, self._uploader)):
+        """Take in what the processes have said, and start another one in the place of one that is lost."""
+        for process in self._processes:
             process.listen(self._phases)
-        if self.is_ready and self.failure is not None and not self._is_lost_told:
-            self._is_lost_told = True
-            _log.error("%s", self.failure)
+        self._was_ready = self._was_ready or self.is_ready
+        if self._was_ready and self.failure is not None and time.monotonic() >= self._again_at_s:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._again_at_s = time.monotonic() + _AGAIN_AFTER_S
+        _log.error("%s; another process goes on with it", self.failure)
+        with suppress(NoRoomError, OSError):  # later, perhaps
+            self._begin_syncing(is_again=True)
 
     def ended(self, pid: int, exit_code: int) -> None:
-        for process in filter(None, (self._syncer, self._uploader)):
+        for process in self._processes:
             if process.pid == pid and process.exit_code is None:
                 process.ended(exit_code, self._phases)
 
-    def deliver(self) -> list[FastfuseError]:
-        """Send what is left, now that the command has ended, and return what is not in S3."""
+    def deliver(self, *, is_complete: bool) -> list[FastfuseError]:
+        """Send what is left, now that the command has ended, and return what is not in S3.
+
+        The archives of a job that is not complete replace none.
+        """
         output, cluster, paths = self._settings.job.output, self._settings.cluster, self._settings.paths
         if output is None and self._syncer is None:
             return []
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
+        if self.failure is not None:
+            self._begin_again()
         if self._syncer is not None:
+            # A signal would end one that has just begun again.
+            while not self.is_ready and self._syncer.exit_code is None and self._signals < 2:
+                self._heed_signal()
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
-            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster))
-            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster))
+            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster), may_replace=is_complete)
+            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster), may_replace=is_complete)
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
             failures += self._end(self._syncer)
@@ -202,9 +265,9 @@ class Delivery:
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start."""
-        if self._syncer is not None:
-            self._syncer.kill()
-            while self._syncer.exit_code is None:
+        for process in self._processes:
+            process.kill()
+            while process.exit_code is None:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
@@ -219,6 +282,12 @@ class Delivery:
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
         return self._end(self._uploader, patience_s=patience_s)
 
+    def _heed_signal(self) -> None:
+        if self._take_signal(_LOOK_EVERY_S):
+            self._signals += 1
+            if self._signals == 1:
+                self._phases.say("The upload goes on; another signal ends it")
+
     def _end(self, process: Sender, *, patience_s: float = 0.0) -> list[FastfuseError]:
         """Wait for the end of a process, and return what it could not send.
 
@@ -226,10 +295,7 @@ class Delivery:
         """
         stop_at_s = kill_at_s = math.inf
         while process.exit_code is None:
-            if self._take_signal(_LOOK_EVERY_S):
-                self._signals += 1
-                if self._signals == 1:
-                    self._phases.say("The upload goes on; another signal ends it")
+            self._heed_signal()
             now_s = time.monotonic()
             if self._signals > 1:
                 stop_at_s = min(stop_at_s, now_s + patience_s)

@@ -315,7 +315,7 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        while command.press_leftovers(settings.stop_timeout_s):
+        while command.press_leftovers(settings.stop_timeout_s, self._delivery.pids):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
         if broken:
@@ -435,7 +435,7 @@ class _Run:
     def _deliver(self, outcome: _Outcome) -> _Outcome:
         """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
         try:
-            failures = self._delivery.deliver()
+            failures = self._delivery.deliver(is_complete=outcome.phase is Phase.COMPLETED)
         except Exception as error:  # noqa: BLE001 - logged
             _log.exception("the upload failed")
             failures = [OutputError(f"unforeseen: {error!r}{self._delivery.not_done()}")]

@@ -15,8 +15,10 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.upload import md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
+from fastfuse.sagemaker.outputs import syncing as module
 from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
@@ -92,6 +94,17 @@ def syncing(
             os.waitpid(sync.process.pid, 0)
 
 
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    handler = logging.FileHandler(path)
+    logging.getLogger("fastfuse").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("fastfuse").removeHandler(handler)
+        handler.close()
+
+
 @pytest.fixture(autouse=True)
 def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Credentials, and no end by the signal that a child has said something."""
@@ -136,17 +149,11 @@ def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Serve
 
 
 def test_what_is_no_file_is_left_out_with_one_warning(moto_server: S3Server, directory: Path, tmp_path: Path) -> None:
-    handler = logging.FileHandler(tmp_path / "log")
-    logging.getLogger("fastfuse").addHandler(handler)
-    try:
-        os.mkfifo(directory / "pipe")
-        with syncing(moto_server, directory) as sync:
-            put(directory / "a", b"first")
-            sync.wait_for(a=b"first")
-            sync.finish()
-    finally:
-        logging.getLogger("fastfuse").removeHandler(handler)
-        handler.close()
+    os.mkfifo(directory / "pipe")
+    with logging_to(tmp_path / "log"), syncing(moto_server, directory) as sync:
+        put(directory / "a", b"first")
+        sync.wait_for(a=b"first")
+        sync.finish()
     assert (tmp_path / "log").read_text().count(
         "/pipe' is neither a file, a directory nor a link, and is left out"
     ) == 1
@@ -181,6 +188,19 @@ def test_a_log_is_sent_as_it_grows(moto_server: S3Server, directory: Path) -> No
             file.write(text[-3:])
             file.flush()
             sync.wait_for(events=text)
+
+
+def test_files_that_s3_cannot_have_keep_no_other_from_it(moto_server: S3Server, directory: Path) -> None:
+    long = "/".join(["n" * 200] * 6)
+    (directory / long).parent.mkdir(parents=True)
+    (directory / long).touch()
+    (directory / os.fsdecode(b"b\xff")).touch()
+    with syncing(moto_server, directory) as sync:
+        put(directory / "z", b"last")
+        sync.wait_for(z=b"last")
+        sync.finish()
+        (failure,) = sync.process.failures()
+    assert f"1 of 3 files are there, not 'b\\udcff', '{long}': the name " in str(failure)
 
 
 def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
@@ -281,9 +301,11 @@ def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(serve
 WAIT = "import signal; print('made', flush=True); signal.pause()"
 
 
-def checkpointed(uri: str) -> dict[str, Any]:
+def checkpointed(uri: str, bucket: str = BUCKET) -> dict[str, Any]:
     """Return a job with checkpoints and no other output."""
-    description = request_of(source(), CheckpointConfig={"S3Uri": uri})
+    train = source("train", InputMode="File")
+    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/train/"}}
+    description = request_of(train, CheckpointConfig={"S3Uri": uri})
     del description["OutputDataConfig"]
     return description
 
@@ -309,13 +331,83 @@ def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> Non
             assert told in job.log
 
 
-def test_the_loss_of_the_process_is_told_at_once_and_in_the_end() -> None:
-    with (
-        LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}) as server,
-        running(server.endpoint_url, checkpointed(f"s3://{BUCKET}/checkpoints"), command=WAIT) as job,
-    ):
+def test_another_process_goes_on_in_the_place_of_one_that_is_lost(moto_server: S3Server, tmp_path: Path) -> None:
+    server, prefix = moto_server, f"lost-{tmp_path.name}/"
+    server.put("train/x", b"data")
+    text = f"""
+import os, signal
+place = "{tmp_path}/checkpoints/"
+open(place + "first", "w").write("1")
+print("made", flush=True)
+signal.sigwait([signal.SIGTERM])
+open(place + "second", "w").write("2")
+"""
+    mask = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+    description = checkpointed(f"s3://{server.bucket}/{prefix}", server.bucket)
+    with running(server.endpoint_url, description, base=tmp_path, command=mask + text) as job:
         job.wait_for_output("made")
         # The last child before the command.
         os.kill(newest_children(job)[1], signal.SIGKILL)
-        job.wait_for_log("checkpoints are no longer uploaded: the process that uploads was killed by signal 9")
-        assert job.stop() == 6, job.log
+        job.wait_for_log(
+            "checkpoints are no longer uploaded: the process that uploads was killed by signal 9; another "
+        )
+        assert job.stop() == 0, job.log
+        assert job.log.count("no longer uploaded") == 1
+    stored = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]
+    assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["first", "second"]
+
+
+def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_path: Path) -> None:
+    moto_server.put("train/x", b"data")
+    description = checkpointed(f"s3://{moto_server.bucket}/killed-{tmp_path.name}", moto_server.bucket)
+    with running(moto_server.endpoint_url, description, base=tmp_path, command=WAIT) as job:
+        job.wait_for_output("made")
+        job.kill()
+        assert f"killed: what the job has made may not be in S3, and lies in {tmp_path}/checkpoints" in job.log
+
+
+@pytest.mark.parametrize("size_bytes", [5, 17 << 20])
+@pytest.mark.parametrize("is_equal", [False, True])
+def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
+    moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str], size_bytes: int, is_equal: bool
+) -> None:
+    here, newer = b"a" * size_bytes, b"b" * size_bytes
+    prefix = f"sync-{directory.parent.name}/"
+    (directory / "model").write_bytes(here)
+    if is_equal:
+        with syncing(moto_server, directory) as sync:
+            sync.finish()
+    else:
+        moto_server.put(prefix + "model", newer)
+    moto_server.put(prefix + "other", b"other")
+    (directory / "new").write_bytes(b"new")
+    os.utime(directory / "model", (0, 0))
+    with logging_to(directory.parent / "log"), syncing(moto_server, directory) as sync:
+        sync.finish()
+        assert sync.objects() == {"model": here if is_equal else newer, "other": b"other", "new": b"new"}
+        assert sync.process.artifacts["checkpoints"]["Files"] == 1
+    log = capfd.readouterr().err + (directory.parent / "log").read_text()
+    assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
+    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
+
+
+def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([MemoryError()])
+
+    async def fail_once(piece: bytes) -> bytes:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return await md5_of(piece)
+
+    monkeypatch.setattr(module, "md5_of", fail_once)
+    (directory / "model").write_bytes(b"older")
+    os.utime(directory / "model", (0, 0))
+    moto_server.put(f"sync-{directory.parent.name}/model", b"newer")
+    with syncing(moto_server, directory) as sync:
+        put(directory / "z", b"sent after the failure")
+        sync.wait_for(model=b"newer", z=b"sent after the failure")
+        sync.finish()
+        assert sync.process.failures() == []
+        assert sync.objects()["model"] == b"newer"

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import resource
 import signal
 import tarfile
@@ -27,6 +28,7 @@ from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
+from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.sending import writer_to
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
@@ -163,17 +165,37 @@ def test_uncompressed_outputs_are_encrypted_objects_whatever_links_are_there(mot
     assert (weights["ServerSideEncryption"], weights["SSEKMSKeyId"]) == ("aws:kms", "alias/k")
 
 
-def test_an_upload_that_the_service_refuses_midway_says_what_was_sent(server: LoopbackServer) -> None:
+def test_files_that_the_service_refuses_keep_no_other_from_s3(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", key="*/model/c*"))
     config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": "NONE"}
     text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
     with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
         assert job.wait() == 6, job.log
-        told = "/model: 2 of 10 files were sent, not 'a-link', 'c', 'code/infer.py' and 5 more: The service denies "
+        told = "/model: 7 of 10 files were sent, not 'a-link', 'c', 'code/infer.py': The service denies "
         assert told in job.log, job.log
     stored = server.buckets[BUCKET].view()
     sent = [name for name in "abcdefg" if stored.lookup(f"models/a-job/output/model/{name}".encode())]
-    assert sent == ["a", "b"]
+    assert sent == ["a", "b", "d", "e", "f", "g"]
+
+
+async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_s3(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(sending, "write_archive", fail)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"weights")
+    outgoing = [
+        sending.Outgoing(name="model", place=tmp_path / "model", uri=S3Uri(moto_server.bucket, "unforeseen/model")),
+        sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(moto_server.bucket, "unforeseen/note"), data=b"note"),
+    ]
+    told: dict[str, Any] = {}
+    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
+    await sending.send_outputs(outgoing, tmp_path, connection, "", lambda name, **more: told.update({name: more}))
+    assert str(told["model"]["error"]) == "unforeseen: MemoryError()"
+    assert told["note"]["sent"]["S3Uri"] == f"s3://{moto_server.bucket}/unforeseen/note"
 
 
 @pytest.mark.parametrize("kind", ["GZIP", "NONE"])
@@ -198,12 +220,48 @@ def test_a_record_that_cannot_be_written_here_is_in_s3_alone_if_the_job_made_not
 def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
     stored = Stored(moto_server, "long")
     # Time for the command to make its model, on a busy machine, too.
-    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 4}
+    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 8}
     with stored.running(MAKE + "signal.pause()", code=128 + signal.SIGTERM) as job:
-        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 4: " in job.log
+        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 8: " in job.log
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert {"job-record.json", "model.tar.gz"} <= {*stored.names()}
+
+
+def test_a_run_that_fails_does_not_replace_the_model_of_one_that_was_completed(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "twice")
+    write = "import os; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('{}'); raise SystemExit({})"
+    with stored.running(write.format("failed", 3), code=3):
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"failed"}
+    with stored.running(write.format("good", 0)):
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
+    with stored.running(write.format("worse", 3), code=3) as job:
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
+        assert "/model.tar.gz is that of an earlier run and stays, for this run did not complete" in job.log
+        uri = record_of(job)["Artifacts"]["model"]["S3Uri"]
+        assert f"files, 5 B at {uri}\n" in job.log
+        name = uri.rpartition("/")[2]
+        assert in_archive(stored.read(name)) == {"weights": b"worse"}
+        assert re.fullmatch(r"model-\d{8}-\d{6}\.tar\.gz", name)
+
+
+@pytest.mark.parametrize("field", ["OutputDataConfig", "CheckpointConfig"])
+def test_a_bucket_that_is_not_there_ends_the_job_before_the_command(moto_server: S3Server, field: str) -> None:
+    stored = Stored(moto_server, "nowhere")
+    uris = {"OutputDataConfig": "S3OutputPath", "CheckpointConfig": "S3Uri"}
+    stored.description[field] = {uris[field]: "s3://absent/place"}
+    with stored.running("print('started')", code=4) as job:
+        assert job.output == ""
+        assert "fastfuse: error: There is no bucket 'absent'" in job.log
+
+
+def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, key="models/*"))
+    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=3) as job:
+        assert job.output == ""
+        key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
+        assert f"fastfuse: error: The service denies access to '{key}'" in job.log
+        assert "It takes s3:GetObject to read it, and s3:PutObject to write it" in job.log
 
 
 def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:

@@ -1,0 +1,95 @@
+"""botocore's clients, which sign and send the requests of uploads."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import trio
+from aiobotocore.config import AioConfig
+from botocore import UNSIGNED
+from botocore.exceptions import BotoCoreError, ClientError
+
+from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.credentials import Credentials
+from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
+
+__all__ = ["UPLOADS_IN_FLIGHT", "Clients"]
+
+UPLOADS_IN_FLIGHT: Final = 4
+
+
+class Clients:
+    """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
+
+    def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
+        self._session = session
+        self._exits = exits
+        self._region = region
+        self._opening = trio.Lock()
+        self._boto: Any = None
+        # Those that the client signs with.
+        self._credentials: Credentials | None = None
+
+    async def current(self) -> tuple[Any, Credentials | None]:
+        """Return a client that signs with the current credentials, and these."""
+        source = self._session.credentials
+        credentials = None if source is None else await source.current()
+        async with self._opening:
+            if self._boto is None or credentials is not self._credentials:
+                self._boto, self._credentials = await self.make(self._open, credentials), credentials
+            return self._boto, credentials
+
+    async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the class is made at run time
+        boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
+        boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+        return boto
+
+    async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
+        """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""
+        session = self._session
+        # botocore would look for keys itself, for a client that signs and is only loaded.
+        keys = credentials or Credentials(access_key="-", secret_key="-")  # noqa: S106
+        try:
+            return await make(
+                "s3",
+                region_name=self._region,
+                endpoint_url=session.endpoint_url,
+                verify=session.authorities or False,
+                config=_boto_config(session),
+                aws_access_key_id=keys.access_key,
+                aws_secret_access_key=keys.secret_key,
+                aws_session_token=keys.token,
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise resolution_error(error) from error
+        except OSError as error:
+            raise bad_ca_bundle(session) from error
+
+
+def _boto_config(session: S3Session) -> AioConfig:
+    config = session.config
+    options: dict[str, Any] = {}
+    if not config.sign_request:
+        options["signature_version"] = UNSIGNED
+    if config.force_path_style:
+        options["s3"] = session.s3_settings | {"addressing_style": "path"}
+    return AioConfig(
+        connect_timeout=config.connect_timeout_s,
+        read_timeout=stall_timeout_s(config),
+        max_pool_connections=UPLOADS_IN_FLIGHT,
+        retries={"mode": "standard", "total_max_attempts": 1},
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        **options,
+    )
+
+
+def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401
+    """Raise in place of following a bucket into its region, which `S3Client.region` has found."""
+    if response is None:
+        return
+    http, parsed = response
+    if http.status_code >= 300:
+        error = ClientError(parsed, "S3")
+        if failure_of_exception(error).kind is Kind.WRONG_REGION:
+            raise error

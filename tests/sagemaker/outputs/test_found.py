@@ -1,0 +1,55 @@
+"""What changes while it is found and read is an error, never less than was there."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import FastfuseError, OutputError
+from fastfuse.sagemaker.outputs.found import content_of, open_found, walk
+
+
+async def test_a_file_that_gets_shorter_meanwhile_is_an_error(tmp_path: Path) -> None:
+    path, size_bytes = tmp_path / "weights", 17 << 20
+    path.touch()
+    os.truncate(path, size_bytes)
+    with path.open("rb") as file:
+        pieces = content_of(file, size_bytes, path)
+        assert len(await anext(pieces)) == 16 << 20
+        os.truncate(path, 16 << 20)
+        with pytest.raises(OutputError, match="weights' was written to while it was sent"):
+            await anext(pieces)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_took_the_place_of_a_file_is_not_an_empty_one(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    (tmp_path / "weights").write_bytes(b"weights")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for found in walk(tmp_path, tmp_path):
+        (tmp_path / "weights").unlink()
+        make(tmp_path / "weights")
+        with pytest.raises(OSError, match="no file any more"):
+            open_found(found)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "closed", "z"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    opening = os.open
+
+    def refuse(path: str, *arguments: int, dir_fd: int | None = None) -> int:
+        if path == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opening(path, *arguments, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refuse)
+    failed: dict[str, FastfuseError] = {}
+    found = [one.path for one in walk(tmp_path, tmp_path, fail=failed.setdefault)]
+    assert found == ["a", "a/file", "closed", "z", "z/file"]
+    assert str(failed["closed"]).endswith("/closed' cannot be read: Permission denied")
+    with pytest.raises(OutputError, match="closed' cannot be read"):
+        list(walk(tmp_path, tmp_path))
