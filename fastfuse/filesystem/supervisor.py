@@ -9,6 +9,7 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
+import errno
 import gc
 import logging
 import os
@@ -398,6 +399,9 @@ class Supervisor:
         poisoned = self._in_hand.worker_died(was_killed=was_killed)
         if poisoned:
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
+        if not was_killed and self._session is not None and (refused := self._session.refuse_deadly_request()):
+            _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
+            self._operations.outcomes.count(errno.EIO)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
         # Its successor counts again what it goes on with.
         self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)

@@ -158,6 +158,30 @@ def test_a_mount_whose_workers_cannot_start_any_more_ends_and_blames_no_request(
         assert find_mount(mount.path) is None
 
 
+def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3"""
+    change = """
+    import os, signal
+    from fastfuse.filesystem.operations import MountOperations
+    async def statfs(self, context):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    MountOperations.statfs = statfs
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        for count in (1, 2, 3):  # more deaths than end a mount
+            with pytest.raises(OSError, match="Input/output"):
+                os.statvfs(mount.path)
+            assert readable(mount.path / "b", b"b")
+            assert mount.log.count("starting another") == 2 * count
+            told = re.findall(r"workers die of request \d+, operation 17 of FUSE, of inode 1: it fails", mount.log)
+            assert len(told) == count
+        assert Scrape(mount.metrics_port())["errors_total", "EIO"] == 3
+        assert mount.stop() == 0
+
+
 @pytest.mark.parametrize("how", ["closed", "stopped"])
 def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
     """L4"""
