@@ -16,10 +16,12 @@ HANGS_AFTER_S = 6.0
 # A longer time between two looks was not the worker's: the machine slept, or this process did not run.
 _LONGEST_LOOK_S = 2.0
 
-# Crash loop: this many deaths within this time, and no request answered between the first and the last.
+# Crash loop: this many deaths within this time, and no request answered between the first and the last. Kills from
+# outside count only once nothing was answered for as long: on a busy machine, a worker may be killed before it serves.
 _MAX_DEATHS = 5
 _DEATHS_WITHIN_S = 60.0
-# The pause after each further death in the last minute: none after the first, then 50 ms, doubling.
+# The pause after each further death in the last minute: none after the first, then 50 ms, doubling while nothing is
+# served.
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 2.0
 
@@ -59,27 +61,33 @@ class DeathRecord:
     """The deaths of the last minute."""
 
     def __init__(self) -> None:
-        # (when, requests answered until then)
-        self._deaths: deque[tuple[float, int]] = deque()
+        # (when, requests answered until then, whether it was killed from outside)
+        self._deaths: deque[tuple[float, int, bool]] = deque()
+        # When the first one died after the last answer.
+        self._unserved_since_s = 0.0
 
-    def note(self, how: str, *, now_s: float, answered: int) -> float:
+    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
-        self._deaths.append((now_s, answered))
-        while self._deaths[0][0] < now_s - _DEATHS_WITHIN_S:
+        while self._deaths and self._deaths[0][0] < now_s - _DEATHS_WITHIN_S:
             self._deaths.popleft()
-        if len(self._deaths) >= _MAX_DEATHS and answered == self._deaths[-_MAX_DEATHS][1]:
+        if not self._deaths or answered != self._deaths[-1][1]:
+            self._unserved_since_s = now_s
+        self._deaths.append((now_s, answered, was_killed))
+        unserved = [killed for _, until_then, killed in self._deaths if until_then == answered]
+        is_long = now_s - self._unserved_since_s >= _DEATHS_WITHIN_S
+        if (len(unserved) if is_long else unserved.count(False)) >= _MAX_DEATHS:
             raise ServiceError(
-                f"the worker died {_MAX_DEATHS} times in a minute without serving anything; last, {how}",
+                f"the worker died {len(unserved)} times in a minute without serving anything; last, {how}",
                 hint="the log has the reason; the mount is taken down",
             )
         if len(self._deaths) == 1:
             return 0.0
         # The exponent is bounded by the deaths of a minute, each of which took its pause.
-        return min(_FIRST_PAUSE_S * 2.0 ** (len(self._deaths) - 2), _MAX_PAUSE_S)
+        return min(_FIRST_PAUSE_S * 2.0 ** max(0, len(unserved) - 2), _MAX_PAUSE_S)
 
 
 class FailingReads:

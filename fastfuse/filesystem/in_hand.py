@@ -17,10 +17,8 @@ _THREAD_SLOTS = 256
 # Inode, offset and size, and a number that grows with each read. A slot whose inode is 0 is free.
 _NUMBERS = 4
 
-# Workers that die of one read before it is poisoned. Those that were killed may have been so for another reason: with a
-# kill every 0.4 s, reads of 0.25 s were in hand at three kills by chance. After five deaths the mount ends.
+# Workers that die of one read before it is poisoned. After five deaths the mount ends.
 _DEATHS = 2
-_KILLS = 4
 
 
 class Read(NamedTuple):
@@ -90,12 +88,11 @@ class ReadsInHand:
     def worker_died(self, *, was_killed: bool) -> Read | None:
         """Take stock after a death, before the next worker is forked.
 
-        It `was_killed` if no read need be to blame: by SIGKILL from outside, or it exited with 0, for its memory.
+        If it `was_killed` from outside, no read is to blame: those in hand become no suspects.
 
         Return the read that is poisoned from now on, because workers died of it, if there is one.
         """
-        most_deaths = _KILLS if was_killed else _DEATHS
-        in_hand = sorted(_reads(self._in_hand))
+        in_hand = [] if was_killed else sorted(_reads(self._in_hand))
         unproven = {read for _, read in _reads(self._unproven)}
         deaths = {read: self._deaths[read] for read in unproven}
         again = list(dict.fromkeys(read for _, read in in_hand if read in unproven))
@@ -103,7 +100,7 @@ class ReadsInHand:
             deaths[read] += 1
         for _, read in in_hand:
             deaths.setdefault(read, 1)
-        poisoned = again[0] if len(again) == 1 and deaths[again[0]] >= most_deaths else None
+        poisoned = again[0] if len(again) == 1 and deaths[again[0]] >= _DEATHS else None
         if poisoned is not None:
             del deaths[poisoned]
             self.poisoned.append(poisoned)

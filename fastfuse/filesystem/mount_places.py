@@ -187,10 +187,12 @@ class GivenPlace(Place):
         return is_connected
 
     def unmount(self, device: str, *, lazy: bool) -> None:
-        """Leave it to who mounted; readers get an error, for nobody serves it."""
+        """Leave it to who mounted, and may hold the descriptor: end the connection, for nobody serves it any more."""
+        self.abort(device)
 
     def abort(self, device: str) -> None:
-        """Leave it, too: the connection ends with the processes that hold the descriptor."""
+        if device:  # it is seen from here
+            abort(self.mountpoint, device)
 
 
 def place_for(settings: MountSettings) -> Place:

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def abort(path: Path, device: str) -> None:
     """End the connection of the mount with this ``major:minor`` for every process; readers that wait get an error.
 
     A connection may outlive its daemon: the process that sends notices may wait for a reader, the reader for an answer,
-    and neither can be killed.
+    and neither can be killed. The mount stays.
     """
     try:
         (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
@@ -112,7 +113,10 @@ def abort(path: Path, device: str) -> None:
         # Fusectl is not mounted in most containers, or is read-only. A forced umount aborts even a busy mount.
         entry = find_mount(path)
         if os.geteuid() == 0 and entry is not None and entry.device == device:
-            ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
+            with suppress(OSError):  # it is unmounted now
+                place_fd = os.open(path, os.O_PATH)  # so it is busy, and only its connection ends
+                ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
+                os.close(place_fd)
         else:
             _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, error)
 

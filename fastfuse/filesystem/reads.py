@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 # requests (filesystem/session.py) and a thread for each reader of any sane data loader.
 _MOST_TASKS = 2048
 
-# How long a suspect is in hand alone at most, after the first death; ten times as long after each further one, because
-# workers die of its bytes, and these come from the service.
-_SUSPECT_ALONE_S = 0.1
+# The time in which all suspects begin, one by one, after the first death; ten times as long after each further one,
+# because workers die of their bytes, and these come from the service.
+_SUSPECTS_BEGIN_S = 1.0
 
 # Reads that failed, kept for `fastfuse status`.
 _LAST_ERRORS = 8
@@ -129,25 +129,30 @@ class Reads:
     async def answer(self, request: Request, *, is_begun: bool = False) -> None:
         """Answer a request; if it `is_begun`, by a thread of `direct_reads`, it waits already, and ends in a drain."""
         number, inode, offset, size_bytes, process = request
+        is_refused = not is_begun and bool(self._counters.read(self._draining_slot))
+        if not is_begun and not is_refused:
+            direct_reads.begin_wait()
         try:
             if self.watched is None:
-                data = await self.read(inode, offset, size_bytes, is_begun=is_begun)
+                data = await self.read(inode, offset, size_bytes, is_refused=is_refused)
             else:
-                read = partial(self.read, is_begun=is_begun)
+                read = partial(self.read, is_refused=is_refused)
                 data = await self.watched.read(Read(inode, offset, size_bytes), process, read)
         except pyfuse3.FUSEError as refusal:
             replies.refuse(number, refusal.errno)
         else:
             replies.answer(number, data)
+        finally:
+            # Not before the answer is written: a drain ends once no read waits.
+            if not is_refused:
+                direct_reads.end_wait()
 
     @answered
-    async def read(self, inode: int, offset: int, size_bytes: int, *, is_begun: bool = False) -> Buffer:
-        """Return what is answered, or raise `FUSEError`."""
+    async def read(self, inode: int, offset: int, size_bytes: int, *, is_refused: bool = False) -> Buffer:
+        """Return what is answered, or raise `FUSEError`: at once if it `is_refused`, because the mount stops."""
         counters = self._counters
-        if not is_begun:
-            if counters.read(self._draining_slot):
-                raise pyfuse3.FUSEError(errno.ESHUTDOWN)
-            direct_reads.begin_wait()
+        if is_refused:
+            raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
         read, in_hand, slot = Read(inode, offset, size_bytes), self.in_hand, -1
         try:
@@ -171,7 +176,6 @@ class Reads:
                 if (begun := self._suspects_begun.pop(read, None)) is not None:
                     begun.set()
             self._count_time(perf_counter() - began_s)
-            direct_reads.end_wait()
         counters.add(self._served_slot, len(buffer))
         return buffer
 
@@ -229,7 +233,8 @@ class Reads:
         if read in self.in_hand.suspects:
             async with self._suspects_turn:
                 # One that takes long may wait for the service, which may not answer: then the next one begins.
-                with trio.move_on_after(_SUSPECT_ALONE_S * 10.0 ** (self.in_hand.most_deaths - 1)):
+                begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
+                with trio.move_on_after(begin_s / len(self.in_hand.suspects)):
                     while self._suspects_begun:
                         await next(iter(self._suspects_begun.values())).wait()
                 self._suspects_begun[read] = trio.Event()

@@ -23,8 +23,8 @@ from fastfuse.filesystem.threads cimport (
 )
 
 __all__ = [
-    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "finish", "keep", "not_taken", "refuse", "start",
-    "threads_for",
+    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "drop_under_way", "finish", "keep", "not_taken",
+    "refuse", "start", "threads_for", "under_way",
 ]
 
 cdef extern from "Python.h":
@@ -45,9 +45,11 @@ cdef extern from *:
     /* Another thread sets them, or a death may come between two of them. */
     #define LOADED(number) __atomic_load_n(&(number), __ATOMIC_ACQUIRE)
     #define STORE(number, value) __atomic_store_n(&(number), value, __ATOMIC_RELEASE)
+    #define ADD(number, value) __atomic_add_fetch(&(number), value, __ATOMIC_ACQ_REL)
     """
     uint64_t LOADED(uint64_t) nogil
     void STORE(uint64_t, uint64_t) nogil
+    void ADD(uint64_t, int) nogil
 
 cdef extern from "<linux/fuse.h>" nogil:
     struct fuse_out_header:
@@ -55,8 +57,8 @@ cdef extern from "<linux/fuse.h>" nogil:
         int error
         uint64_t unique
     struct fuse_in_header:
-        uint32_t len
-        uint64_t unique
+        uint32_t len, opcode
+        uint64_t unique, nodeid
     struct fuse_read_in:
         pass
 
@@ -82,8 +84,10 @@ cdef struct Kept:
 cdef struct Requests:
     # What was read last, or copied from `reads`. It is under way if its number is neither 0 nor that of one of these.
     char message[_MESSAGE_BYTES]
-    # READs for which there was no room.
+    # READs for which there was no room, and which are not answered.
     uint64_t lost_count
+    # The number of the request that this worker began last.
+    uint64_t begun
     Kept reads[_MOST_KEPT]
 
 REQUESTS_BYTES = sizeof(Requests)
@@ -144,7 +148,7 @@ def keep(memory):
             last = 0  # it is kept, and the worker may have died while it copied that to `message`
     for place, (_, at) in enumerate(sorted(found)):
         left[<int> place] = at
-    left_begun, left_count, is_last_left = 0, len(found), last != 0
+    left_begun, left_count, is_last_left, requests.begun = 0, len(found), last != 0, 0
 
 
 def are_left():
@@ -158,6 +162,30 @@ def are_all_kept(memory):
     """Return whether `memory` has every request that was read and not answered."""
     cdef const uint8_t[::1] view = memory
     return not (<const Requests *> &view[0]).lost_count
+
+
+def under_way(memory):
+    """Return number, operation and inode of the request that a dead worker was at; None if there is none but READs.
+
+    Ask once after a death: the next worker may die before it begins one.
+    """
+    cdef uint8_t[::1] view = memory
+    cdef Requests *left_behind = <Requests *> &view[0]
+    cdef fuse_in_header *head = <fuse_in_header *> left_behind.message
+    cdef uint64_t begun = left_behind.begun
+    left_behind.begun = 0
+    if not head.unique or head.unique != begun:
+        return None
+    for at in range(_MOST_KEPT):
+        if left_behind.reads[<int> at].head.unique == head.unique:
+            return None
+    return head.unique, head.opcode, head.nodeid
+
+
+def drop_under_way(memory):
+    """Forget the request of `under_way`: it is answered."""
+    cdef uint8_t[::1] view = memory
+    (<fuse_in_header *> &view[0]).unique = 0
 
 
 cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
@@ -186,6 +214,7 @@ cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
         if size_bytes[0] < 0:
             # ENOENT: the caller was killed. ENODEV: the mount is gone.
             size_bytes[0] = 0 if errno == ENODEV else -EINTR if errno in (EAGAIN, ENOENT) else -errno
+    STORE(requests.begun, head.unique)
     return requests.message
 
 
@@ -202,11 +231,11 @@ cdef void keep_read(const char *message) noexcept nogil:
             requests.reads[place] = one
             STORE(requests.reads[place].head.unique, unique)
             return
-    requests.lost_count += 1
+    ADD(requests.lost_count, 1)
 
 
 cdef void forget_read(uint64_t unique) noexcept nogil:
-    """Keep a READ no longer, if it is kept: it is answered."""
+    """Keep a READ no longer: it is answered."""
     cdef uint64_t at, place
     if requests == NULL:
         return
@@ -215,6 +244,8 @@ cdef void forget_read(uint64_t unique) noexcept nogil:
         if LOADED(requests.reads[place].head.unique) == unique:
             STORE(requests.reads[place].head.unique, 0)
             return
+    if LOADED(requests.lost_count):
+        ADD(requests.lost_count, -1)
 
 
 cdef inline uint64_t _place(uint64_t unique) noexcept nogil:

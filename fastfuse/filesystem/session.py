@@ -7,6 +7,7 @@ for the session's descriptor: INIT is passed to libfuse through it, and the answ
 to the kernel.
 """
 
+import errno
 import mmap
 import os
 import select
@@ -79,6 +80,8 @@ class Session:
         # Every worker keeps there what it has not answered. Written to, so that no page of it is missing later.
         self.requests = mmap.mmap(-1, replies.REQUESTS_BYTES)
         self.requests[:] = bytes(replies.REQUESTS_BYTES)
+        # The number of the request that the last worker crashed under; 0 if there was none.
+        self._crashed_under = 0
 
     @classmethod
     def mount(
@@ -154,6 +157,20 @@ class Session:
     def can_go_on(self) -> bool:
         """Return whether another worker can go on: not if the connection is gone, or a request was not kept."""
         return self.is_connected and replies.are_all_kept(self.requests)
+
+    def refuse_deadly_request(self) -> tuple[int, int, int] | None:
+        """Fail the request that the last two workers crashed under, if it is the same one; call it after each crash.
+
+        Return its number, operation and inode. A READ is none: reads are under way together (`filesystem.in_hand`).
+        """
+        request = replies.under_way(self.requests)
+        number, self._crashed_under = self._crashed_under, request[0] if request else 0
+        if request is None or request[0] != number:
+            return None
+        with suppress(OSError):  # the caller was killed, or waits for no answer
+            os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, number))
+        replies.drop_under_way(self.requests)
+        return request
 
     def abort(self) -> None:
         """End the connection for every process that holds it; every request of the mount fails from now on."""

@@ -5,10 +5,11 @@ client and no trio run is alive in it when it forks. Its signals are blocked and
 ``sigtimedwait``, so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
 
 States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
-`draining`; the supervisor gives up only after five deaths in a minute without an answered request in between.
+`draining`; the supervisor gives up only if they die without an answered request in between (`health`).
 Refreshes run beside `serving`, in processes of their own.
 """
 
+import errno
 import gc
 import logging
 import os
@@ -392,11 +393,15 @@ class Supervisor:
 
     def _note_death(self, how: str) -> None:
         """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
-        pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=self._counters.get("fastfuse_requests"))
+        answered, was_killed = self._counters.get("fastfuse_requests"), self._worker.was_killed
+        pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=answered, was_killed=was_killed)
         _log.warning("the worker died: %s; starting another", how)
-        poisoned = self._in_hand.worker_died(was_killed=how.endswith((f" signal {signal.SIGKILL:d}", " with 0")))
+        poisoned = self._in_hand.worker_died(was_killed=was_killed)
         if poisoned:
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
+        if not was_killed and self._session is not None and (refused := self._session.refuse_deadly_request()):
+            _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
+            self._operations.outcomes.count(errno.EIO)
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
         # Its successor counts again what it goes on with.
         self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)

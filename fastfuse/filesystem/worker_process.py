@@ -43,9 +43,11 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # The end of the last one, in words, and whether it hung in something.
+        # The end of the last one, in words; whether it hung in something; and whether it ended through no fault of what
+        # it did: killed or stopped from outside, or for its memory.
         self.end = ""
         self.has_hung = False
+        self.was_killed = False
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
         # The worker writes the stacks of its threads into it (`faulthandler`).
@@ -123,6 +125,7 @@ class WorkerProcess:
             return False
         self.pid = 0
         self.end = f"it was killed by signal {-exit_code}" if exit_code < 0 else f"it exited with {exit_code}"
+        self.was_killed = exit_code in {-signal.SIGKILL, 0}
         return True
 
     def kill(self) -> None:
@@ -165,6 +168,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.has_hung = 0, state != "T"
+        self.pid, self.has_hung, self.was_killed = 0, state != "T", state == "T"
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

@@ -24,11 +24,20 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
+from fastfuse.filesystem import mountpoint
 from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
 from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
-from fastfuse.filesystem.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
 from tests.filesystem.waiting import PATIENCE_S, wait_until
-from tests.mounting import ENVIRONMENT, Mount, abort_connection, mount_command, mounted, run_fastfuse
+from tests.mounting import (
+    ENVIRONMENT,
+    Mount,
+    abort_connection,
+    fuse_connections,
+    mount_command,
+    mounted,
+    run_fastfuse,
+)
 
 pytestmark = pytest.mark.fuse
 
@@ -360,6 +369,23 @@ def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, 
             assert run_fastfuse("status", str(place)).returncode == 0
             assert mount.stop() == 0
             assert find_mount(place) is not None
+
+
+@pytest.mark.parametrize("has_fusectl", [False, True])
+def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_still_holds(
+    server: LoopbackServer, tmp_path: Path, has_fusectl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fuse_connections() as connections:
+        monkeypatch.setattr(mountpoint, "_CONNECTIONS", connections if has_fusectl else connections / "nothing")
+        with _given(tmp_path) as (fd, place):
+            given = GivenPlace(os.dup(fd), place)
+            device = given.mount("s3://bucket").device
+            os.read(fd, 1 << 20)  # INIT
+            given.unmount(device, lazy=True)
+            assert is_dead(place)
+            entry = find_mount(place)
+            assert entry is not None
+            assert entry.device == device
 
 
 def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(server: LoopbackServer, tmp_path: Path) -> None:

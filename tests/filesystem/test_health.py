@@ -44,31 +44,60 @@ def test_the_next_worker_has_its_own_time() -> None:
     assert answers == [number >= HANGS_AFTER_S for number in range(8)]
 
 
-def test_the_pauses_double_up_to_two_seconds() -> None:
+def pauses(answered: Iterable[int]) -> list[float]:
+    """Return the pauses after kills, a second apart, until each of which so many requests were answered."""
     deaths = DeathRecord()
-    pauses = [deaths.note("x", now_s=float(number), answered=number) for number in range(9)]
-    assert pauses == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    return [
+        deaths.note("x", now_s=float(second), answered=count, was_killed=True) for second, count in enumerate(answered)
+    ]
 
 
-def test_a_minute_later_all_is_forgotten() -> None:
+def test_the_pauses_double_up_to_two_seconds_while_nothing_is_served() -> None:
+    assert pauses([7] * 9) == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert pauses(range(9)) == [0, *[0.05] * 8]
+    assert pauses([7, 7, 7, 8, 8, 8, 9]) == [0, 0.05, 0.1, 0.05, 0.05, 0.1, 0.05]
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
     deaths = DeathRecord()
     for minute in range(50):
-        assert deaths.note("x", now_s=minute * 61.0, answered=0) == 0
+        assert deaths.note("x", now_s=minute * 61.0, answered=0, was_killed=was_killed) == 0
 
 
-def test_five_deaths_in_a_minute_without_an_answer_are_the_end() -> None:
+def test_five_crashes_in_a_minute_without_an_answer_are_the_end() -> None:
     deaths = DeathRecord()
     for second in range(4):
-        deaths.note("x", now_s=second, answered=7)
+        deaths.note("x", now_s=second, answered=7, was_killed=False)
     with pytest.raises(ServiceError, match="died 5 times in a minute without serving anything; last, it was killed"):
-        deaths.note("it was killed by signal 11", now_s=59, answered=7)
+        deaths.note("it was killed by signal 11", now_s=59, answered=7, was_killed=False)
+
+
+def test_kills_from_outside_are_the_end_only_once_nothing_was_answered_for_a_minute() -> None:
+    deaths = DeathRecord()
+    for second in range(0, 80, 2):
+        deaths.note("x", now_s=second, answered=7 + (second >= 20), was_killed=True)
+    with pytest.raises(ServiceError, match="died 31 times in a minute without serving anything; last, x"):
+        deaths.note("x", now_s=80, answered=8, was_killed=True)
+
+
+def test_kills_from_outside_are_not_counted_with_crashes() -> None:
+    deaths = DeathRecord()
+    for second in range(20):
+        deaths.note("x", now_s=second, answered=7, was_killed=second % 5 != 0)
+
+
+def test_kills_of_an_idle_mounts_worker_now_and_then_are_no_end() -> None:
+    deaths = DeathRecord()
+    for second in range(0, 3600, 16):
+        deaths.note("x", now_s=second, answered=7, was_killed=True)
 
 
 @pytest.mark.parametrize("answered_at", [1, 2, 3, 4])
 def test_one_answer_in_between_is_enough_to_go_on(answered_at: int) -> None:
     deaths = DeathRecord()
     for second in range(5):
-        deaths.note("x", now_s=second, answered=int(second >= answered_at))
+        deaths.note("x", now_s=second, answered=int(second >= answered_at), was_killed=False)
 
 
 def fails(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:

@@ -57,14 +57,19 @@ def test_a_suspect_that_was_answered_is_none_any_more() -> None:
     assert hand.worker_died(was_killed=False) is None
 
 
-def test_kills_from_outside_may_be_chance_so_it_takes_four() -> None:
-    hand, read = ReadsInHand(), Read(2, 0, 10)
-    poisoned = []
-    for _ in range(4):
-        begin(hand, read)
-        poisoned.append(hand.worker_died(was_killed=True))
+def test_kills_from_outside_are_held_against_no_read_and_suspects_stay_what_they_are() -> None:
+    hand, suspect, read = ReadsInHand(), Read(2, 0, 10), Read(3, 0, 10)
+    begin(hand, suspect)
+    hand.worker_died(was_killed=False)
+    for _ in range(10):
         next_worker(hand)
-    assert poisoned == [None, None, None, read]
+        begin(hand, suspect, read)
+        assert hand.worker_died(was_killed=True) is None
+        assert set(hand.suspects) == {suspect}
+        assert hand.most_deaths == 1
+    next_worker(hand)
+    begin(hand, suspect, read)
+    assert hand.worker_died(was_killed=False) == suspect
 
 
 def test_a_new_table_forgets_everything() -> None:

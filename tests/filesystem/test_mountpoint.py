@@ -29,7 +29,7 @@ from fastfuse.filesystem.mountpoint import (
 )
 from fastfuse.filesystem.sockets import control_prefix, listen
 from tests.forked import run_forked
-from tests.mounting import ENVIRONMENT, fuse_connections, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH = 2  # <sys/mount.h>
@@ -226,6 +226,19 @@ def test_a_mount_of_another_kind_or_user_is_left_alone_l4(
         assert find_mount(tmp_path) is not None
 
 
+@contextmanager
+def stopped(mount: Mount) -> Iterator[None]:
+    """A mount that does not answer. Its supervisor is stopped, too: it would replace the worker after 6 s."""
+    pids = mount.process.pid, mount.worker()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+
+
 @pytest.mark.fuse
 def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path: Path) -> None:
     """L4"""
@@ -233,24 +246,22 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
         LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
         mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
     ):
-        worker = mount.worker()
-        os.kill(worker, signal.SIGSTOP)
-        with pytest.raises(MountError, match=r"is mounted already, with s3://bucket/, and does not answer") as caught:
-            prepare_mountpoint(tmp_path, create_parents=False)
-        assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
-        program = (
-            "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
-            "from fastfuse.cli.main import main; sys.exit(main())"
-        )
-        done = run_forked([sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)], ENVIRONMENT)
-        assert done.returncode == 5
-        assert "and does not answer" in done.stderr
-        os.kill(worker, signal.SIGCONT)
+        with stopped(mount):
+            error = r"is mounted already, with s3://bucket/, and does not answer"
+            with pytest.raises(MountError, match=error) as caught:
+                prepare_mountpoint(tmp_path, create_parents=False)
+            assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
+            program = (
+                "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
+                "from fastfuse.cli.main import main; sys.exit(main())"
+            )
+            done = run_forked([sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)], ENVIRONMENT)
+            assert done.returncode == 5
+            assert "and does not answer" in done.stderr
         assert (mount.path / "a").read_bytes() == b"a"
-        os.kill(worker, signal.SIGSTOP)
-        assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
-        assert find_mount(tmp_path) is None
-        os.kill(worker, signal.SIGCONT)
+        with stopped(mount):
+            assert run_fastfuse("unmount", str(tmp_path)).returncode == 0
+            assert find_mount(tmp_path) is None
         assert mount.wait() == 0
 
 

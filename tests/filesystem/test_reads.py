@@ -181,6 +181,40 @@ async def test_a_read_that_workers_die_of_is_refused_even_if_it_is_here(connecti
         assert place.answered() == {7: errno.EIO}
 
 
+@pytest.mark.parametrize(("deaths", "within_s"), [(1, 2), (2, 20)])
+async def test_however_many_suspects_there_are_all_begin_soon_though_none_is_answered(
+    connection: socket.socket, deaths: int, within_s: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    suspects = [Read(FETCHED, 8 * number, 3) for number in range(500)]
+    async with place_at(connection) as place:
+        for _ in range(deaths):
+            for read in suspects:
+                place.in_hand.take(*read)
+            place.in_hand.worker_died(was_killed=False)
+        place.in_hand._free = list(range(2048))  # as a new worker has them
+        for number, read in enumerate(suspects):
+            place.reads.take(number, *read, 4711, False)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(place.engine.asked) == 1
+        await trio.sleep(within_s)
+        assert place.engine.asked == [read.offset for read in suspects]
+
+
+async def test_a_read_waits_until_its_answer_is_written(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with place_at(connection) as place:
+        waiting = []
+        for name in ("answer", "refuse"):
+            monkeypatch.setattr(replies, name, lambda *_: waiting.append(place.count("fastfuse_waiting_reads")))
+        place.engine.may_fetch.set()
+        for inode in (FETCHED, FAILING):
+            place.reads.take(7, inode, 0, 3, 4711, False)
+            await trio.testing.wait_all_tasks_blocked()
+            assert place.count("fastfuse_waiting_reads") == 0
+        assert waiting == [1, 1]
+
+
 async def test_those_that_find_no_task_are_answered_by_the_others_in_order(
     connection: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,63 @@ def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int,
     assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
 
 
+_LOSE_READS = """
+import os, socket, struct
+from pathlib import Path
+import trio
+from fastfuse.filesystem.fuse import interposed, replies
+from fastfuse.filesystem.loop import serve
+from fastfuse.filesystem.mount_places import Place, Ready
+from fastfuse.filesystem.operations import MountOperations
+from fastfuse.filesystem.session import Session
+from fastfuse.metrics import Counters
+
+READ, INIT = 15, 26
+KEPT = 8192
+kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+class Given(Place):
+    def mount(self, name):
+        return Ready(device.fileno(), "")
+
+def ask(opcode, number, body):
+    head = struct.pack("=IIQQIIIHH", 40 + len(body), opcode, number, 2, os.geteuid(), os.getegid(), os.getpid(), 0, 0)
+    kernel.send(head + body)
+
+async def read_more_than_are_kept():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        for number in range(1, KEPT + 3):
+            ask(READ, 2 * number, bytes(40))
+            while len(taken) < number:
+                await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+
+ask(INIT, 1, struct.pack("=IIIII44x", 7, 38, 1 << 20, 1 << 13, 0))
+operations = MountOperations(Counters(), uid=0, gid=0)
+session = Session.mount(operations, Given(Path("/nowhere")), source="s", allow_other=False)
+kernel.recv(4096)
+taken = []
+interposed.take_reads(lambda number, *_: taken.append(number))
+replies.keep(session.requests)
+replies.start(session.fd, 0)
+trio.run(read_more_than_are_kept)
+for number in reversed(taken[-3:]):
+    print(session.can_go_on)
+    replies.answer(number, b"")
+    kernel.recv(4096)
+"""
+
+
+def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered() -> None:
+    """L3"""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOSE_READS],
+        env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
+
+
 def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:
     entry = find_mount(mount.path)
     assert entry is not None

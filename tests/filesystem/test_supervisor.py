@@ -59,9 +59,9 @@ def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str)
     monkeypatch.setattr(mounting, "mount_command", command)
 
 
-def kill(pid: int) -> None:
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
 
 
 def readable(path: Path, data: bytes) -> bool:
@@ -93,14 +93,14 @@ def reading_what_does_not_come(server: LoopbackServer, path: Path) -> Iterator[F
         server.faults.remove(rule)
 
 
-def test_five_deaths_without_a_request_between_them_end_the_mount(server: LoopbackServer) -> None:
+def test_five_crashes_without_a_request_between_them_end_the_mount(server: LoopbackServer) -> None:
     with (
         mounted("s3://bucket/data", server.endpoint_url) as mount,
         reading_what_does_not_come(server, mount.path / "a") as reader,
     ):
         while mount.process.poll() is None:
             with contextlib.suppress(IndexError, FileNotFoundError):
-                kill(mount.worker())
+                kill(mount.worker(), signal.SIGSEGV)
         assert mount.wait() == 1
         assert find_mount(mount.path) is None
         with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
@@ -110,6 +110,76 @@ def test_five_deaths_without_a_request_between_them_end_the_mount(server: Loopba
         assert len(errors) == 1
         assert errors[0].startswith("fastfuse: error: the worker died 5 times in a minute without serving anything")
         assert "Traceback" not in mount.log
+
+
+def test_kills_from_outside_without_a_request_between_them_do_not_end_the_mount(server: LoopbackServer) -> None:
+    """L3"""
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        reader = threads.submit((mount.path / "a").read_bytes)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        killed: set[int] = set()
+        for _ in range(7):
+            wait_until(lambda: bool(set(mount.children()) - killed))
+            (worker,) = set(mount.children()) - killed
+            killed.add(worker)
+            kill(worker)
+        server.faults.remove(rule)
+        assert reader.result(60) == _DATA
+        assert mount.log.count("starting another") == len(killed) == 7
+        assert mount.stop() == 0
+
+
+def test_a_mount_whose_workers_cannot_start_any_more_ends_and_blames_no_request(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = """
+    import mmap, os, signal
+    from fastfuse.filesystem import worker
+    from fastfuse.filesystem.operations import MountOperations
+    async def statfs(self, context):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    MountOperations.statfs = statfs
+    become_nobody, starts = worker.become_nobody, mmap.mmap(-1, 1)
+    def fail_but_once():
+        starts[0] += 1
+        if starts[0] > 1:
+            os._exit(3)
+        become_nobody()
+    worker.become_nobody = fail_but_once
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        with pytest.raises(OSError, match=r"not connected|abort|Input/output"):
+            os.statvfs(mount.path)
+        assert mount.wait() == 1
+        assert "workers die of" not in mount.log
+        assert "died 5 times in a minute without serving anything; last, it exited with 3" in mount.log
+        assert find_mount(mount.path) is None
+
+
+def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L3"""
+    change = """
+    import os, signal
+    from fastfuse.filesystem.operations import MountOperations
+    async def statfs(self, context):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    MountOperations.statfs = statfs
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+        for count in (1, 2, 3):  # more deaths than end a mount
+            with pytest.raises(OSError, match="Input/output"):
+                os.statvfs(mount.path)
+            assert readable(mount.path / "b", b"b")
+            assert mount.log.count("starting another") == 2 * count
+            told = re.findall(r"workers die of request \d+, operation 17 of FUSE, of inode 1: it fails", mount.log)
+            assert len(told) == count
+        assert Scrape(mount.metrics_port())["errors_total", "EIO"] == 3
+        assert mount.stop() == 0
 
 
 @pytest.mark.parametrize("how", ["closed", "stopped"])

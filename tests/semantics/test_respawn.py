@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +69,6 @@ def test_four_readers_finish_although_the_worker_is_killed_three_times() -> None
         progress = Progress()
         readers = [threads.submit(digest, here.path / name, progress) for name in data]
         killed: set[int] = set()
-        # A fourth kill before a read is answered would be held against it (L3).
         for quarter in range(1, 4):
             progress.wait_for(quarter * size - 4 * MIB)
             killed.add(kill_worker(here.mount, killed))
@@ -198,12 +198,14 @@ def has_hits(here: Place, rule: int, count: int) -> bool:
     return here.server.faults.hits(rule) >= count
 
 
-@pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 4)], ids=["crash", "killed"])
-def test_a_read_that_kills_workers_fails_and_the_mount_goes_on(number: signal.Signals, deaths: int) -> None:
-    """L3"""
-    data = {"good": block_bytes(1, 8 * MIB), "poison": block_bytes(2, 1000)}
-    with place(data, "--part-size", "1MiB") as here, ThreadPoolExecutor(2) as threads:
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="poison"))
+POISON = {"good": block_bytes(1, 8 * MIB), "poison": block_bytes(2, 1000)}
+
+
+@contextmanager
+def reading_poison(here: Place, deaths: int, number: signal.Signals) -> Iterator[tuple[Future[bytes], int]]:
+    """A read, and the rule that stalls it, at which so many workers were killed; another file was read each time."""
+    rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="poison"))
+    with ThreadPoolExecutor(2) as threads:
         poisoned = threads.submit((here.path / "poison").read_bytes)
         killed: set[int] = set()
         for death in range(1, deaths + 1):
@@ -211,11 +213,27 @@ def test_a_read_that_kills_workers_fails_and_the_mount_goes_on(number: signal.Si
             wait_until(partial(has_hits, here, rule, death))
             good = threads.submit((here.path / "good").read_bytes)
             killed.add(kill_worker(here.mount, killed, number))
-            assert good.result(PATIENCE_S) == data["good"]
-        error = poisoned.exception(PATIENCE_S)
+            assert good.result(PATIENCE_S) == POISON["good"]
+        yield poisoned, rule
+
+
+def test_a_read_that_is_under_way_whenever_workers_are_killed_from_outside_is_answered() -> None:
+    """L3"""
+    with place(POISON, "--part-size", "1MiB") as here, reading_poison(here, 7, signal.SIGKILL) as (read, rule):
+        wait_until(partial(has_hits, here, rule, 8))
+        here.server.faults.clear()
+        assert read.result(PATIENCE_S) == POISON["poison"]
+        assert "workers die of" not in here.mount.log
+
+
+def test_a_read_that_kills_workers_fails_and_the_mount_goes_on() -> None:
+    """L3"""
+    data = POISON
+    with place(data, "--part-size", "1MiB") as here, reading_poison(here, 2, signal.SIGSEGV) as (read, rule):
+        error = read.exception(PATIENCE_S)
         assert isinstance(error, OSError)
         assert error.errno == errno.EIO
-        assert here.server.faults.hits(rule) == here.mount.log.count("; starting another") == deaths
+        assert here.server.faults.hits(rule) == here.mount.log.count("; starting another") == 2
         assert "workers die of the read of inode " in here.mount.log
         assert "failed with EIO after 0.0 s: 'poison' is not read: workers died of it." in here.mount.log
         # The part of the file that it asked for stays unread; nothing else does.
