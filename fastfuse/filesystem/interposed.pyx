@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Operations that are put between libfuse and pyfuse3.
 
-Requests are read here, into memory that outlives the worker (`replies.keep`). READ is taken before libfuse knows of it: a
-small file is read by a thread (`direct_reads`), everything else goes to `filesystem.reads`. So no task of pyfuse3 is woken
-for a read, and none of its coroutines made.
+Requests are read here, into memory that outlives the worker (`replies.keep`). READ is taken before libfuse knows of it:
+a small file is read by a thread (`direct_reads`), everything else goes to `filesystem.reads`. So no task of pyfuse3 is
+woken for a read, and none of its coroutines made.
 
 READDIRPLUS: the kernel asks for no OPENDIR once one was answered with ENOSYS, and then it comes with the handle 0.
 libfuse still knows the inode, but pyfuse3 (3.5) passes its handler only the handle. So the inode, and the process that
@@ -11,18 +11,18 @@ reads, are written into the handle.
 
 LOOKUP and GETATTR are answered here from the columns of the inode table (`index.inodes.columns`), which takes 3 µs
 where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on, so that
-the handler answers it, or raises.
+the handler answers it, or raises. GETXATTR of names that cannot be ours is answered here, too.
 
 This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
 libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it
 (RTLD_GLOBAL), as `filesystem.fuse` does. `filesystem.session` proves at each mount that it works.
 """
 
-from libc.errno cimport ENOTTY
+from libc.errno cimport ENODATA, ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.unicode cimport PyUnicode_1BYTE_DATA
 from libc.stdio cimport snprintf
-from libc.string cimport memcmp, memcpy, memmove, memset, strlen
+from libc.string cimport memcmp, memcpy, memmove, memset, strlen, strncmp
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
 
@@ -153,6 +153,7 @@ cdef extern from *:
         void (*lookup)(fuse_req_t, fuse_ino_t, const char *) noexcept
         void (*getattr)(fuse_req_t, fuse_ino_t, fuse_file_info *) noexcept
         void (*readdirplus)(fuse_req_t, fuse_ino_t, size_t, off_t, fuse_file_info *) noexcept
+        void (*getxattr)(fuse_req_t, fuse_ino_t, const char *, size_t) noexcept
         void (*ioctl)(fuse_req_t, fuse_ino_t, unsigned int, void *, fuse_file_info *, unsigned int, const void *, size_t,
                       size_t) noexcept
 
@@ -169,7 +170,9 @@ cdef extern from *:
     char *(*next_request)(int, ssize_t *) noexcept
 
     # The kernel's own: <linux/fuse.h>
-    int FUSE_LOOKUP, FUSE_GETATTR, FUSE_READ, FUSE_INTERRUPT
+    int FUSE_LOOKUP, FUSE_GETATTR, FUSE_GETXATTR, FUSE_READ, FUSE_INTERRUPT
+    struct fuse_getxattr_in:
+        uint32_t size
     struct fuse_in_header:
         uint32_t len, opcode, pid
         uint64_t unique, nodeid
@@ -422,6 +425,20 @@ cdef void _readdirplus(fuse_req_t request, fuse_ino_t inode, size_t size, off_t 
     theirs.readdirplus(request, inode, size, offset, file)
 
 
+cdef void _getxattr(fuse_req_t request, fuse_ino_t inode, const char *name, size_t size) noexcept:
+    cdef uint64_t row = 0
+    if _is_ours(name) or not _row(inode, &row):
+        theirs.getxattr(request, inode, name, size)
+        return
+    _answered[0] += 1
+    fuse_reply_err(request, ENODATA)
+
+
+cdef inline bint _is_ours(const char *name) noexcept:
+    """Return whether an attribute could be one of ours. `ls -l` asks each file for those of ACLs and SELinux."""
+    return strncmp(name, b"user.", 5) == 0
+
+
 cdef void _ioctl(fuse_req_t request, fuse_ino_t inode, unsigned int command, void *argument, fuse_file_info *file,
                  unsigned int flags, const void *data, size_t in_bytes, size_t out_bytes) noexcept:
     # Before Linux 5.13 callers would get the ENOSYS of libfuse.
@@ -443,6 +460,11 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         if size_bytes == sizeof(fuse_in_header) or message[size_bytes - 1]:
             return LEFT
         return ANSWERED if _child(head.nodeid, message + sizeof(fuse_in_header), &row) >= 0 else LEFT
+    if head.opcode == FUSE_GETXATTR:
+        if size_bytes <= sizeof(fuse_in_header) + sizeof(fuse_getxattr_in) or message[size_bytes - 1]:
+            return LEFT
+        is_ours = _is_ours(message + sizeof(fuse_in_header) + sizeof(fuse_getxattr_in))
+        return LEFT if is_ours or not _row(head.nodeid, &row) else ANSWERED
     if head.opcode == FUSE_INTERRUPT:
         return BEGUN  # no handler ends early, and libfuse does not know the reads of threads
     if head.opcode == FUSE_GETATTR:
@@ -534,7 +556,7 @@ cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
 
 cdef void _interpose(fuse_lowlevel_ops *operations) noexcept:
     operations.lookup, operations.getattr = _lookup, _getattr
-    operations.readdirplus, operations.ioctl = _readdirplus, _ioctl
+    operations.readdirplus, operations.getxattr, operations.ioctl = _readdirplus, _getxattr, _ioctl
 
 interpose = _interpose
 taken = _taken
