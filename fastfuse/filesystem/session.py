@@ -34,6 +34,8 @@ __all__ = ["InitialisedOperations", "Session"]
 _INIT_IN = struct.Struct("=IIII")  # major, minor, max_readahead, flags
 _LIMITS_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags
 _LIMITS = struct.Struct("=HHI")  # max_background, congestion_threshold, max_write
+_MAX_PAGES_OFFSET = _LIMITS_OFFSET + _LIMITS.size + 4  # after time_gran
+_MAX_PAGES = struct.Struct("=H")
 _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
 _READ, _READDIRPLUS = 15, 44
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
@@ -50,6 +52,8 @@ _MAX_BACKGROUND_REQUESTS = 256
 _CONGESTION_THRESHOLD = 192  # three quarters, as the kernel's own default
 # The least, and no write is served. The kernel wants more room than this for every request (`replies`).
 _MAX_WRITE_BYTES = 4096
+# libfuse offers 256 pages, 16 MiB where a page has 64 KiB: a read past the page cache could ask for more than a part.
+_MAX_READ_BYTES = 1 << 20
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
 _PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
@@ -199,10 +203,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
-        limits = _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES
-        _LIMITS.pack_into(reply, _LIMITS_OFFSET, *limits)
-        (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)
-        _FLAGS.pack_into(reply, _FLAGS_OFFSET, agreed & ~_ATOMIC_O_TRUNC)
+        _complete(reply)
         _prove_inodes(operations, ours)
         operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
@@ -212,6 +213,14 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         for end in (ours, theirs):
             end.close()
         os.close(device)
+
+
+def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE) -> None:
+    """Put our limits into libfuse's `reply` to INIT."""
+    _LIMITS.pack_into(reply, _LIMITS_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES)
+    _MAX_PAGES.pack_into(reply, _MAX_PAGES_OFFSET, _MAX_READ_BYTES // page_bytes)
+    (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)
+    _FLAGS.pack_into(reply, _FLAGS_OFFSET, agreed & ~_ATOMIC_O_TRUNC)
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:

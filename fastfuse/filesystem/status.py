@@ -5,6 +5,7 @@ import logging
 import mmap
 import struct
 import time
+import zlib
 from collections import deque
 from collections.abc import Mapping
 from math import inf
@@ -33,7 +34,7 @@ _BLOCKED: Final = _RATED.index("fastfuse_blocked_seconds")
 _RATED_FOR_S: Final = 10.0
 # A training step, or a pass of validation from memory, lies between two reads that belong together; not a night.
 _PAUSE_S: Final = 30.0
-# What a `Board` holds: a version, the length of a text, and the text.
+# What a `Board` holds: the length of a text, its CRC, and the text.
 _HEAD = struct.Struct("=II")
 _MOST_SHOWN_BYTES = 64 << 10
 _TRIES = 20
@@ -126,8 +127,8 @@ class Recent:
 class Board:
     """What a worker shows of itself: one JSON object in memory that the supervisor made and can read at any time.
 
-    One process writes at a time. A reader never waits for it: the version is odd while it writes, and a writer that
-    died then leaves it odd until the next one writes.
+    One process writes at a time. A reader never waits for it: a text without its CRC is being written, or a writer died
+    halfway. That holds in whatever order the processor lets the reader see what was written.
     """
 
     def __init__(self) -> None:
@@ -140,17 +141,14 @@ class Board:
         if text == self._shown or len(text) > _MOST_SHOWN_BYTES:
             return
         self._shown = text
-        version = _HEAD.unpack_from(self._memory)[0] | 1
-        _HEAD.pack_into(self._memory, 0, version, 0)
-        self._memory[_HEAD.size : _HEAD.size + len(text)] = text
-        _HEAD.pack_into(self._memory, 0, (version + 1) & 0xFFFFFFFF, len(text))
+        self._memory[: _HEAD.size + len(text)] = _HEAD.pack(len(text), zlib.crc32(text)) + text
 
     def read(self) -> dict[str, Any]:
         """Return what is shown, or nothing if it is being written or was never written."""
         for _ in range(_TRIES):
-            version, length = _HEAD.unpack_from(self._memory)
+            length, crc = _HEAD.unpack_from(self._memory)
             text = self._memory[_HEAD.size : _HEAD.size + length]
-            if length and not version & 1 and _HEAD.unpack_from(self._memory)[0] == version:
+            if length and zlib.crc32(text) == crc:
                 value: dict[str, Any] = json.loads(text)
                 return value
         return {}

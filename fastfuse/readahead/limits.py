@@ -3,6 +3,7 @@
 Pure: time is counted in bytes fetched.
 """
 
+import mmap
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,13 +12,24 @@ from typing import Generic, TypeVar
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["KERNEL_REQUEST_BYTES", "PAGE_BYTES", "FairShare", "ReadaheadConfig", "Share", "ahead_share"]
+__all__ = [
+    "KERNEL_PAGE_BYTES",
+    "KERNEL_REQUEST_BYTES",
+    "PAGE_BYTES",
+    "FairShare",
+    "ReadaheadConfig",
+    "Share",
+    "ahead_share",
+]
 
 _KIB = 1 << 10
 _MIB = 1 << 20
 
-# The kernel reads whole pages, so no range is cut finer (the end of a file apart).
+# The kernel reads whole pages, so no range is cut finer (the end of a file apart). A read past the page cache may begin
+# at any of these where the kernel's own pages are larger.
 PAGE_BYTES = 4 * _KIB
+# What the kernel asks for if it wants a single page: 64 KiB on some hosts of aarch64.
+KERNEL_PAGE_BYTES = mmap.PAGESIZE
 # What the kernel asks for at once, unless told otherwise.
 KERNEL_REQUEST_BYTES = 128 * _KIB
 

@@ -35,7 +35,7 @@ their size. After a while all readers of a file thus cut it at the same places, 
 """
 
 from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
-from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
+from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
 
@@ -416,7 +416,7 @@ class Window:
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
-        if self._around[0] <= start < self._around[1] and end - start <= PAGE_BYTES:
+        if self._around[0] <= start < self._around[1] and end - start <= KERNEL_PAGE_BYTES:
             # The page may be all that is wanted; whoever asks for the next one reads on, page by page.
             if self._around_reads == 1:
                 return start, min(start + KERNEL_REQUEST_BYTES, self._size), most_bytes
@@ -424,7 +424,7 @@ class Window:
                 return start, self._around[1], most_bytes
         before = self._before
         # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
-        if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= PAGE_BYTES):
+        if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= KERNEL_PAGE_BYTES):
             usual_bytes = self._lengths.usual_bytes
             usual = (end - usual_bytes, end) if before.descents else (start, start + usual_bytes)
             if end - start < usual_bytes <= self._first_bytes and usual[0] >= 0:

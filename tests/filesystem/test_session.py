@@ -2,6 +2,7 @@
 
 import errno
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -214,6 +215,15 @@ def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered(
         env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
     )  # fmt: skip
     assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
+
+
+@pytest.mark.parametrize(("page_bytes", "pages"), [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)])
+def test_the_kernel_may_read_a_mib_at_once_whatever_its_pages_are(page_bytes: int, pages: int) -> None:
+    # <linux/fuse.h>, fuse_init_out, behind the 16 bytes of fuse_out_header: libfuse offers 256 pages.
+    init = struct.Struct("=IIIIHHIIH")
+    reply = bytearray(16) + init.pack(7, 38, 1 << 20, 1 << 22, 12, 9, 256 * page_bytes, 1, 256)
+    session._complete(reply, page_bytes=page_bytes)
+    assert init.unpack_from(reply, 16)[6:] == (4096, 1, pages)
 
 
 def test_a_live_mount_is_not_taken_for_one_without_a_connection_that_had_its_number(mount: Mount) -> None:

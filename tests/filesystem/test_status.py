@@ -134,10 +134,12 @@ def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: s
     assert told["counters"]['fastfuse_errors{errno="EIO"}'] == 0
 
 
-def test_what_a_writer_left_half_is_nothing_until_the_next_one_writes() -> None:
-    board = Board()
-    board.show({"a": 1})
-    board._memory[0:4] = (7).to_bytes(4, "little")
+@pytest.mark.parametrize("seen", [slice(0, 4), slice(4, 8), slice(8, 40), slice(24, 72)])
+def test_what_a_writer_left_half_or_is_seen_in_another_order_is_nothing(seen: slice) -> None:
+    board, later = Board(), Board()
+    board.show({"a": "1" * 40})
+    later.show({"b": "2" * 50})
+    board._memory[seen] = later._memory[seen]
     assert board.read() == {}
     board.show({"a": 2})
     assert board.read() == {"a": 2}

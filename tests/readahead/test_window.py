@@ -527,14 +527,18 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
     assert not pool.window.puts_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
 
 
-def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page() -> None:
+@pytest.mark.parametrize("page_bytes", [4 * KIB, 16 * KIB, 64 * KIB])
+def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
+    monkeypatch: pytest.MonkeyPatch, page_bytes: int
+) -> None:
+    monkeypatch.setattr("fastfuse.readahead.window.KERNEL_PAGE_BYTES", page_bytes)
     pool = reading(GIB)
     for place in range(1, 4):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
-    start, before = 100 * MIB + 20 * KIB, len(pool.fetched)
+    start, before = 100 * MIB + 5 * page_bytes, len(pool.fetched)
     assert pool.window.puts_off(start, start + MIB)
-    for offset in range(start, start + MIB, 4 * KIB):
-        pool.read(offset, offset + 4 * KIB)
+    for offset in range(start, start + MIB, page_bytes):
+        pool.read(offset, offset + page_bytes)
     assert len(pool.fetched) - before <= 4
     for place in range(30, 34):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
