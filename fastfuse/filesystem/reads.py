@@ -234,7 +234,7 @@ class Reads:
             async with self._suspects_turn:
                 # One that takes long may wait for the service, which may not answer: then the next one begins.
                 begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
-                with trio.move_on_after(begin_s / len(self.in_hand.suspects)):
+                with trio.move_on_after(begin_s / max(1, len(self.in_hand.suspects))):
                     while self._suspects_begun:
                         await next(iter(self._suspects_begun.values())).wait()
                 self._suspects_begun[read] = trio.Event()

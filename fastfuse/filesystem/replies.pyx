@@ -52,6 +52,7 @@ cdef extern from *:
     void ADD(uint64_t, int) nogil
 
 cdef extern from "<linux/fuse.h>" nogil:
+    int FUSE_READ
     struct fuse_out_header:
         uint32_t len
         int error
@@ -174,7 +175,7 @@ def under_way(memory):
     cdef fuse_in_header *head = <fuse_in_header *> left_behind.message
     cdef uint64_t begun = left_behind.begun
     left_behind.begun = 0
-    if not head.unique or head.unique != begun:
+    if not head.unique or head.unique != begun or head.opcode == FUSE_READ:
         return None
     for at in range(_MOST_KEPT):
         if left_behind.reads[<int> at].head.unique == head.unique:

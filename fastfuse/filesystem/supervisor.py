@@ -9,7 +9,6 @@ States: listing -> mounting -> serving -> draining -> gone. A worker's death is 
 Refreshes run beside `serving`, in processes of their own.
 """
 
-import errno
 import gc
 import logging
 import os
@@ -370,9 +369,11 @@ class Supervisor:
                 self._mount_again()
             try:
                 self._in_time(self._start_worker)
+                return True
             except ServiceError:
-                continue
-            return True
+                self._notifier.is_alive()
+                if signal.sigpending() & _STOPPING:
+                    raise
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
         """Call `attempt` until there is room for the process that it needs, and return its result.
@@ -396,12 +397,11 @@ class Supervisor:
         answered, was_killed = self._counters.get("fastfuse_requests"), self._worker.was_killed
         pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=answered, was_killed=was_killed)
         _log.warning("the worker died: %s; starting another", how)
-        poisoned = self._in_hand.worker_died(was_killed=was_killed)
-        if poisoned:
+        if poisoned := self._in_hand.worker_died(was_killed=was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         if not was_killed and self._session is not None and (refused := self._session.refuse_deadly_request()):
             _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
-            self._operations.outcomes.count(errno.EIO)
+            self._counters.add(self._counters.slot("fastfuse_errors", "EIO"))  # not answered by a worker
         self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
         # Its successor counts again what it goes on with.
         self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)

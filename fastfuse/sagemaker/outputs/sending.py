@@ -27,7 +27,6 @@ from typing import Any
 import trio
 
 from fastfuse.errors import (
-    AccessError,
     FastfuseError,
     ForbiddenObjectError,
     MissingObjectError,
@@ -250,17 +249,20 @@ class _Sending:
 
     async def _beside_earlier(self, writer: ObjectWriter) -> ObjectWriter:
         """Return a writer of another archive if one is there, or may be: the model of a run that was completed."""
-        with suppress(AccessError):
+        with suppress(FastfuseError):
             if not await writer.exists():
                 return writer
         begin = writer.key.removesuffix(_ARCHIVE)
         free = writer.beside(f"{begin}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_ARCHIVE}")
-        _log.warning("%s is that of an earlier run and stays, for this run did not complete", self._outgoing.uri)
+        _log.warning("%s may be that of an earlier run and stays, for this run did not complete", self._outgoing.uri)
         return free
 
     def _survey(self) -> None:
         """Count the files, and warn of what is left out; it is walked through again to be sent."""
-        for found in walk(self._outgoing.place, self._base, partial(_log.warning, "%s")):
+        warn = partial(_log.warning, "%s")
+        # Of single files all that can be sent are sent (`_send_files`); an archive is whole, or not made.
+        fail = {"fail": lambda *_: None} if self._outgoing.uri.path.endswith("/") else {}
+        for found in walk(self._outgoing.place, self._base, warn, **fail):
             self._entries += 1
             if not found.is_directory:
                 self._files += 1

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import trio
 
+from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
@@ -48,13 +49,15 @@ def sync_directories(
     part_size_bytes: int,
     tell: Tell,
     *,
+    began_ns: int,
     look_every_s: float = 5.0,
     is_again: bool = False,
 ) -> None:
     """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
 
     A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket. A process that
-    does it `is_again`, for one that was killed meanwhile, brings nothing back.
+    does it `is_again`, for one that was killed meanwhile, brings nothing back. The job began at `began_ns` since 1970:
+    what changes from then on is its own, and always sent.
 
     Raises:
         FastfuseError: checkpoints cannot be brought back.
@@ -64,7 +67,7 @@ def sync_directories(
     directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
-            directory.bring_back(connection, part_size_bytes, tell, is_again=is_again)
+            directory.bring_back(connection, part_size_bytes, tell, is_again=is_again, began_ns=began_ns)
     trio.run(_sync_all, directories, connection, look_every_s, tell)
 
 
@@ -116,13 +119,18 @@ class _Directory:
         # The warnings that were logged already.
         self._told: set[str] = set()
 
-    def bring_back(self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell, *, is_again: bool) -> None:
+    def bring_back(
+        self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell, *, is_again: bool, began_ns: int
+    ) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
-        kept = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
+        # What cannot be read is told when it is to be sent.
+        kept = {
+            found.path: found.status for found in walk(directory, self._base, fail=lambda *_: None) if found.is_file
+        }
         if is_again or (kept and not is_unfinished):
-            missing = self._note_stored(kept, connection)
+            missing = self._note_stored(kept, connection, began_ns)
             lacks = f", where other files are: {missing:,}" if missing else ""
             if not is_again:
                 tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
@@ -143,21 +151,26 @@ class _Directory:
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")
 
-    def _note_stored(self, kept: Mapping[str, _Version], connection: ConnectionConfig) -> int:
+    def _note_stored(self, kept: Mapping[str, os.stat_result], connection: ConnectionConfig, began_ns: int) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.
 
-        A file that is older than its object must not replace it: another host may have gone on from there.
+        A file that is older than its object must not replace it: another host may have gone on from there. One that was
+        written, renamed or copied since the job began is newer, whatever the two clocks say.
         """
-        snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
+        try:
+            snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
+        except FastfuseError as error:
+            self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
+            return 0
         table, missing = open_snapshot(snapshot_fd).table, 0
         for row in range(len(table)):
             if (file := table.file_at(row)) is not None:
                 ref = table.ref(file[0])
                 path = ref.key.removeprefix(self.synced.place.path)
-                version = kept.get(path)
-                missing += version is None
-                if version is not None and ref.modified_ns > version[2]:
-                    self._stored[path] = version, ref
+                status = kept.get(path)
+                missing += status is None
+                if status is not None and ref.modified_ns > status.st_mtime_ns and status.st_ctime_ns < began_ns:
+                    self._stored[path] = _version(status), ref
         return missing
 
     async def look(self, client: S3Client, exits: AsyncExitStack) -> None:

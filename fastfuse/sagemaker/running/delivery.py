@@ -142,6 +142,9 @@ class Delivery:
         self._again_at_s = 0.0
         # Those that came while something was uploaded at the end.
         self._signals = 0
+        self._began_ns = time.time_ns()
+        # The command has ended; from then on a lost process has one more try.
+        self._is_delivering = False
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
 
@@ -173,7 +176,7 @@ class Delivery:
         places = [(one.place, "") for one in job.synced]
         if job.output is not None:
             places.append((job.output.model(self._settings.cluster), job.output.kms_key_id))
-        if places:
+        if places and self._settings.command:  # or nothing will be made
             self._checker = _Checker(lambda: trio.run(check_places, places, connection))
         self._begin_syncing(is_again=False)
 
@@ -186,7 +189,8 @@ class Delivery:
                 for one in synced
             }
             part_bytes = settings.part_size_bytes
-            work = partial(sync_directories, synced, paths, connection, part_bytes, is_again=is_again)
+            work = partial(sync_directories, synced, paths, connection, part_bytes, is_again=is_again,
+                           began_ns=self._began_ns)  # fmt: skip
             self._syncer = Sender(work, lacks)
 
     @property
@@ -211,7 +215,8 @@ class Delivery:
         for process in self._processes:
             process.listen(self._phases)
         self._was_ready = self._was_ready or self.is_ready
-        if self._was_ready and self.failure is not None and time.monotonic() >= self._again_at_s:
+        is_lost = self._was_ready and self.failure is not None and not self._is_delivering
+        if is_lost and time.monotonic() >= self._again_at_s:
             self._begin_again()
 
     def _begin_again(self) -> None:
@@ -236,6 +241,7 @@ class Delivery:
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
+        self._is_delivering = True
         if self.failure is not None:
             self._begin_again()
         if self._syncer is not None:

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -37,7 +38,9 @@ __all__ = ["nothing_is_left"]
 class Sync:
     """A process that looks often, and what it has told."""
 
-    def __init__(self, server: S3Server, directory: Path, prefix: str, base: Path, *, are_checkpoints: bool) -> None:
+    def __init__(
+        self, server: S3Server, directory: Path, prefix: str, base: Path, *, are_checkpoints: bool, began_ns: int
+    ) -> None:
         self.server = server
         self.directory = directory
         self.prefix = prefix
@@ -50,7 +53,8 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05)
+        times: dict[str, Any] = {"began_ns": began_ns, "look_every_s": 0.05}
+        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, **times)
         self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
@@ -81,11 +85,12 @@ class Sync:
 
 @contextmanager
 def syncing(
-    server: S3Server, directory: Path, base: Path | None = None, *, are_checkpoints: bool = True
+    server: S3Server, directory: Path, base: Path | None = None, *, are_checkpoints: bool = True, began_ns: int = 0
 ) -> Iterator[Sync]:
     # No key of another test begins with it.
     prefix = f"sync-{directory.parent.name}/"
-    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints)
+    began_ns = began_ns or time.time_ns()
+    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints, began_ns=began_ns)
     try:
         yield sync
     finally:
@@ -389,6 +394,18 @@ def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
     log = capfd.readouterr().err + (directory.parent / "log").read_text()
     assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
     assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
+
+
+def test_what_was_renamed_or_copied_since_the_job_began_is_newer_whatever_its_time_says(
+    moto_server: S3Server, directory: Path
+) -> None:
+    began_ns = time.time_ns()
+    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
+    (directory / "model").write_bytes(b"newer")
+    os.utime(directory / "model", (0, 0))
+    with syncing(moto_server, directory, began_ns=began_ns - 10**9) as sync:
+        sync.finish()
+        assert sync.objects() == {"model": b"newer"}
 
 
 def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
