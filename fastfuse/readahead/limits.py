@@ -3,11 +3,11 @@
 Pure: time is counted in bytes fetched.
 """
 
-import mmap
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
+from resource import getpagesize
 from typing import Generic, TypeVar
 
 from fastfuse.errors import ConfigurationError
@@ -29,7 +29,7 @@ _MIB = 1 << 20
 # at any of these where the kernel's own pages are larger.
 PAGE_BYTES = 4 * _KIB
 # What the kernel asks for if it wants a single page: 64 KiB on some hosts of aarch64.
-KERNEL_PAGE_BYTES = mmap.PAGESIZE
+KERNEL_PAGE_BYTES = getpagesize()
 # What the kernel asks for at once, unless told otherwise.
 KERNEL_REQUEST_BYTES = 128 * _KIB
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
+from fastfuse.errors import AccessError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.upload import md5_of
@@ -394,6 +395,20 @@ def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
     log = capfd.readouterr().err + (directory.parent / "log").read_text()
     assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
     assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
+
+
+def test_what_is_kept_is_sent_also_where_s3_may_not_be_listed(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> None:
+        raise AccessError("no list", hint="")
+
+    monkeypatch.setattr(module, "run_lister", denied)
+    (directory / "model").write_bytes(b"kept")
+    with syncing(moto_server, directory) as sync:
+        sync.finish()
+        assert sync.process.failures() == []
+        assert sync.objects() == {"model": b"kept"}
 
 
 def test_what_was_renamed_or_copied_since_the_job_began_is_newer_whatever_its_time_says(

@@ -19,7 +19,15 @@ from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import EndpointConnectionError
 
-from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from bench.s3server import (
+    ACCESS_DENIED,
+    EXPIRED_TOKEN,
+    FaultRule,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    Stall,
+)
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -243,6 +251,17 @@ def test_a_run_that_fails_does_not_replace_the_model_of_one_that_was_completed(m
         name = uri.rpartition("/")[2]
         assert in_archive(stored.read(name)) == {"weights": b"worse"}
         assert re.fullmatch(r"model-\d{8}-\d{6}\.tar\.gz", name)
+
+
+def test_the_model_of_a_failed_run_is_sent_though_nobody_says_whether_there_is_an_earlier_one(
+    server: LoopbackServer,
+) -> None:
+    # The answer to a HEAD has no body, and so no code.
+    server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="HeadObject", key="models/*/model.tar.gz"))
+    with running(server.endpoint_url, job_of(BUCKET), command=MAKE + "raise SystemExit(3)", ends_with=3) as job:
+        key = record_of(job)["Artifacts"]["model"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
+        assert "/model.tar.gz may be that of an earlier run and stays" in job.log
+    assert server.buckets[BUCKET].view().lookup(key.encode()) is not None
 
 
 @pytest.mark.parametrize("field", ["OutputDataConfig", "CheckpointConfig"])
