@@ -304,7 +304,7 @@ def _loss_record(count: int) -> logging.LogRecord:
 
 
 def _takes_a_line(output: object, *, timeout_s: float) -> bool:
-    """Whether a line can be written to `output`, a stream or a socket, without waiting, after `timeout_s` at most.
+    """Return whether `output`, a stream or a socket, takes a line without waiting, after `timeout_s` at most.
 
     A pipe says so while it has room for PIPE_BUF bytes, 4,096 here: only a longer traceback could still wait.
     """

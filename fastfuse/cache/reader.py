@@ -28,7 +28,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
-from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.buffers import PartBuffers, without_waste
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.threads import NoThreadError, in_thread
 
@@ -48,14 +48,12 @@ _OFF_S = 30.0
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
-# A range that fills less of the memory that it was read into is copied, so that no part holds more than it counts.
-_WHOLE = 0.75
 # The queue may take so long to be written after the last read.
 _CLOSES_WITHIN_S = 10.0
 
 
 class Place(NamedTuple):
-    """Where all of a small object lies: the offset in a segment, its digest, and the seed of that."""
+    """The place of all of a small object: the offset in a segment, its digest, and the seed of that."""
 
     segment: int
     offset: int
@@ -402,12 +400,7 @@ class CachedReader:
         if not is_read or not place.is_sound(extent, seed + extent.start, into):
             return None
         at = start - extent.start - place.first * BLOCK_BYTES + place.lead
-        data = into[at : at + end - start]
-        if len(data) >= _WHOLE * len(into):
-            return data
-        small = self._buffers.take(len(data))
-        small[:] = data
-        return small
+        return without_waste(into[at : at + end - start], len(into), self._buffers.take)
 
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""

@@ -30,6 +30,7 @@ from fastfuse.filesystem.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
+from fastfuse.s3.buffers import without_waste
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
 from fastfuse.s3.routes import quoted_key
@@ -52,8 +53,6 @@ _RENEW_EVERY_S = 20.0
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
-# Files that are not so many times as long as the head of a reply are copied out of the memory that both had.
-_MOST_WASTE = 3
 # An ETag that a header can carry as it is.
 _QUOTED = re.compile(r'"[\x20-\x7e]+"')
 _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
@@ -211,7 +210,7 @@ class DirectFiles:
         return quoted_key(ref.key[len(self._source[1]) :]).encode()
 
     def _begin_with_tier(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
-        # What is not large would be refused, after a look into the index.
+        # A range that is not large would be refused, after a look into the index.
         return (
             end - start > TASK_BYTES and self._tier is not None and self._tier.begin(self.begin, ref, start, end, done)
         )
@@ -327,9 +326,8 @@ class DirectFiles:
         """Give a file that a thread got to the tier."""
         data: memoryview | None = None
         try:
-            data = file.data[start : start + size_bytes].toreadonly()
-            if size_bytes < _MOST_WASTE * direct_reads.HEAD_BYTES:
-                data = memoryview(bytes(data))  # holds no more memory than it counts
+            body = file.data[start : start + size_bytes]
+            data = without_waste(body, len(file.data), self._take).toreadonly()
         finally:
             file.done(data)
 

@@ -443,7 +443,7 @@ cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
 def may_get_part():
     """Return whether a thread could begin on a part now. A quarter of the threads is left to small files."""
     has_room = parts_in_flight < most_threads - most_threads // 4
-    return has_room and route != NULL and (idle != NULL or thread_count < most_threads)
+    return has_room and may_get_file()
 
 
 def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):

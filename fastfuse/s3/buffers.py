@@ -24,7 +24,7 @@ import numpy as np
 from fastfuse.malloc import trim_malloc
 from fastfuse.s3.blocks import Blocks
 
-__all__ = ["PartBuffers", "Trimmer", "private_bytes"]
+__all__ = ["PartBuffers", "Trimmer", "private_bytes", "without_waste"]
 
 # The least that can be taken from the mapping: the smallest part of a large file. Smaller buffers come from malloc.
 _UNIT_BYTES = 128 << 10
@@ -42,6 +42,8 @@ _SLACK_BYTES = 8 << 20
 # The share of the limit to take before the next trim: until then there is little to gain.
 _PATIENCE_DIVISOR = 8
 _STATM = Path("/proc/self/statm")
+# Bytes that fill less of their buffer are copied out of it, so that nobody holds more than is counted.
+_FULL = 0.75
 
 
 def private_bytes() -> int:
@@ -79,6 +81,15 @@ class Trimmer:
                 self._left_bytes = self._patience_bytes
                 # Memory that could not be given back is in use, but not by parts.
                 self._most_bytes = max(self._most_bytes, self._used_bytes() + _SLACK_BYTES)
+
+
+def without_waste(data: memoryview, whole_bytes: int, take: Callable[[int], memoryview]) -> memoryview:
+    """Return `data`, or a copy in memory of `take` if it fills too little of the `whole_bytes` that it keeps."""
+    if len(data) >= _FULL * whole_bytes:
+        return data
+    small = take(len(data))
+    small[:] = data
+    return small
 
 
 class PartBuffers:

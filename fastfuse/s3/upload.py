@@ -278,7 +278,7 @@ class ObjectWriter:
             raise
         except ServiceError as error:
             failed = error
-        # What KMS encrypts has other ETags.
+        # Objects that KMS encrypts have other ETags.
         are_md5s = all(part["ETag"].strip('"') == digest.hex() for part, digest in zip(parts, digests, strict=True))
         made = etag_of(digests)
         if are_md5s and await self._has(made):

@@ -260,7 +260,7 @@ class _Sending:
     def _survey(self) -> None:
         """Count the files, and warn of what is left out; it is walked through again to be sent."""
         warn = partial(_log.warning, "%s")
-        # Of single files all that can be sent are sent (`_send_files`); an archive is whole, or not made.
+        # Single files are sent as far as they can be (`_send_files`); an archive is whole, or not made.
         fail = {"fail": lambda *_: None} if self._outgoing.uri.path.endswith("/") else {}
         for found in walk(self._outgoing.place, self._base, warn, **fail):
             self._entries += 1

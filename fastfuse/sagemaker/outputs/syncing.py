@@ -125,7 +125,7 @@ class _Directory:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
-        # What cannot be read is told when it is to be sent.
+        # A file that cannot be read is told when it is to be sent.
         kept = {
             found.path: found.status for found in walk(directory, self._base, fail=lambda *_: None) if found.is_file
         }
