@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.cache.aio import KernelReads
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
-from fastfuse.cache.segments import ALIGNMENT, DamagedError, Segments, aligned_part
+from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
@@ -28,7 +27,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
-from fastfuse.s3.buffers import PartBuffers, without_waste
+from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.threads import NoThreadError, in_thread
 
@@ -121,7 +120,6 @@ class CachedReader:
         self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
         counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
-        self._reads = KernelReads(self._patience_s)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -345,38 +343,8 @@ class CachedReader:
         self, object_id: int, seed: int, extents: list[Extent], start: int, end: int, fetched: dict[int, memoryview]
     ) -> memoryview | None:
         """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
-        wanted = pieces(extents, start, end)
-        data: memoryview | None = None
+        wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
         failed: list[tuple[Extent, Exception]] = []
-        try:
-            if len(wanted) == 1 and not fetched:
-                data = await self._read_small(wanted[0][0], seed, start, end)
-            if data is None:
-                with trio.fail_after(self._patience_s):
-                    data = await self._read_pieces(wanted, seed, start, end, failed)
-        except (trio.TooSlowError, NoThreadError) as error:
-            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
-            return None
-        if failed:
-            self._lose(object_id, *failed[0])
-            return None
-        for extent, piece_start, piece_end in wanted:
-            self._writer.hit(extent.segment, piece_end - piece_start)
-            self._counters.add(self._events["served"], piece_end - piece_start)
-        for at, missing in fetched.items():
-            data[at - start : at - start + len(missing)] = missing
-        return data.toreadonly()
-
-    async def _read_pieces(
-        self,
-        wanted: list[tuple[Extent, int, int]],
-        seed: int,
-        start: int,
-        end: int,
-        failed: list[tuple[Extent, Exception]],
-    ) -> memoryview:
-        """Return memory for ``[start, end)`` with what is `wanted` of it, read by a thread; add what cannot be read."""
-        into = self._buffers.take(end - start)
 
         def read() -> None:
             for extent, piece_start, piece_end in wanted:
@@ -387,20 +355,21 @@ class CachedReader:
                     failed.append((extent, error))
                     break
 
-        await in_thread(read)
-        return into
-
-    async def _read_small(self, extent: Extent, seed: int, start: int, end: int) -> memoryview | None:
-        """Return a small range of one extent; None if a thread has to read it, or to find out what is wrong with it."""
-        place = self._segments.place(extent, start, end)
-        if place is None:
+        try:
+            with trio.fail_after(self._patience_s):
+                await in_thread(read)
+        except (trio.TooSlowError, NoThreadError) as error:
+            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
             return None
-        into = aligned_part(self._buffers.take(place.aligned_bytes + ALIGNMENT), place.aligned_bytes)
-        is_read = await self._reads.read(place.file.fd, place.offset, into)
-        if not is_read or not place.is_sound(extent, seed + extent.start, into):
+        if failed:
+            self._lose(object_id, *failed[0])
             return None
-        at = start - extent.start - place.first * BLOCK_BYTES + place.lead
-        return without_waste(into[at : at + end - start], len(into), self._buffers.take)
+        for extent, piece_start, piece_end in wanted:
+            self._writer.hit(extent.segment, piece_end - piece_start)
+            self._counters.add(self._events["served"], piece_end - piece_start)
+        for at, missing in fetched.items():
+            into[at - start : at - start + len(missing)] = missing
+        return into.toreadonly()
 
     def _lose(self, object_id: int, extent: Extent, error: Exception) -> None:
         """Have an extent forgotten that cannot be read; one that was evicted meanwhile is no failure."""

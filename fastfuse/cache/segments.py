@@ -15,7 +15,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -23,13 +22,10 @@ import xxhash
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
 
 __all__ = [
-    "ALIGNMENT",
     "DamagedError",
     "Filling",
     "Segments",
-    "address_of",
     "aligned",
-    "aligned_part",
     "digests_of",
     "evict",
     "give_to_owner",
@@ -46,11 +42,8 @@ _MAX_OPEN = 256
 ALIGNMENT = 4096
 # Ranges from this size on go straight from and to the memory of their part, so they begin at such a multiple.
 _DIRECT_BYTES = 64 << 10
-_SCRATCH_BYTES = BLOCK_BYTES + 2 * ALIGNMENT
 _STAGE_BYTES = _MIB
 _SUFFIX = ".segment"
-# Ranges of so many blocks are read without a thread; the digests of more would hold up the loop.
-_SMALL_BLOCKS = 2
 
 
 class DamagedError(Exception):
@@ -84,27 +77,6 @@ class _File:
             os.close(self.fd)
 
 
-class Place(NamedTuple):
-    """Aligned bytes of a file that hold whole blocks of an extent: from the block `first` on, behind `lead` bytes."""
-
-    file: _File
-    offset: int
-    aligned_bytes: int
-    lead: int
-    size_bytes: int
-    first: int
-
-    def is_sound(self, extent: Extent, seed: int, data: memoryview) -> bool:
-        """Return whether `data`, which was read there, has the blocks that were written."""
-        number, behind = self.first, self.lead + self.size_bytes
-        for at in range(self.lead, behind, BLOCK_BYTES):
-            block = data[at : min(at + BLOCK_BYTES, behind)]
-            if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
-                return False
-            number += 1
-        return True
-
-
 class Segments:
     """The segments below the directory `directory_fd`; for any thread. Every method may raise `OSError`."""
 
@@ -121,17 +93,16 @@ class Segments:
             raise DamagedError("its row in the index is damaged")
         # All places are counted from the begin of the extent from here on.
         start, end = start - extent.start, end - extent.start
-        whole_from = -(-start // BLOCK_BYTES) * BLOCK_BYTES
-        whole_to = end if end == size_bytes else end // BLOCK_BYTES * BLOCK_BYTES
-        if whole_from < whole_to:
-            self._fill(file, extent.offset + whole_from, into[whole_from - start : whole_to - start])
+        whole_to = start
+        if start % BLOCK_BYTES == 0:
+            whole_to += _aligned_bytes(extent.offset + start, into) // BLOCK_BYTES * BLOCK_BYTES
+            _read_all(file.fd, extent.offset + start, into[: whole_to - start])
         for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
-            if whole_from <= at and behind <= whole_to:
+            if behind <= whole_to:
                 block = into[at - start : behind - start]
-            else:  # only a piece of it is wanted
-                block = memoryview(bytearray(behind - at))
-                self._fill(file, extent.offset + at, block)
+            else:  # by aligned memory
+                block = self._read_block(file, extent.offset + at, behind - at)
                 first, last = max(start, at), min(end, behind)
                 into[first - start : last - start] = block[first - at : last - at]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
@@ -188,17 +159,6 @@ class Segments:
         os.close(fd)
         return None
 
-    def place(self, extent: Extent, start: int, end: int) -> "Place | None":
-        """Return the blocks of a small range of `extent`, if its segment is open, so that nothing waits for that."""
-        file = self._open.get(extent.segment)
-        first, last = (start - extent.start) // BLOCK_BYTES, -(-(end - extent.start) // BLOCK_BYTES)
-        if file is None or last - first > _SMALL_BLOCKS:
-            return None
-        at = extent.offset + first * BLOCK_BYTES
-        size_bytes = min(last * BLOCK_BYTES, extent.end - extent.start) - first * BLOCK_BYTES
-        lead = at % ALIGNMENT
-        return Place(file, at - lead, aligned(lead + size_bytes), lead, size_bytes, first)
-
     def _file(self, number: int) -> _File:
         with self._mutex:
             file = self._open.get(number)
@@ -210,24 +170,15 @@ class Segments:
                 self._open.move_to_end(number)
             return file
 
-    def _fill(self, file: _File, offset: int, into: memoryview) -> None:
-        """Fill `into` from `offset` on."""
-        done = _aligned_bytes(offset, into)
-        _read_all(file.fd, offset, into[:done])
-        while done < len(into):
-            done += self._read_by_scratch(file, offset + done, into[done:])
-
-    def _read_by_scratch(self, file: _File, offset: int, into: memoryview) -> int:
-        """Read the begin of `into` by aligned memory of this thread; return how much."""
+    def _read_block(self, file: _File, offset: int, size_bytes: int) -> memoryview:
+        """Return a block, until this thread reads another one."""
         if not hasattr(self._local, "scratch"):
-            self._local.scratch = memoryview(mmap.mmap(-1, _SCRATCH_BYTES))
+            self._local.scratch = memoryview(mmap.mmap(-1, BLOCK_BYTES + ALIGNMENT))
         lead = offset % ALIGNMENT
-        size_bytes = min(len(into), _SCRATCH_BYTES - ALIGNMENT - lead)
-        padded = self._local.scratch[: -(-(lead + size_bytes) // ALIGNMENT) * ALIGNMENT]
+        padded: memoryview = self._local.scratch[: aligned(lead + size_bytes)]
         if os.preadv(file.fd, [padded], offset - lead) < lead + size_bytes:
             raise DamagedError("its segment is too short")
-        into[:size_bytes] = padded[lead : lead + size_bytes]
-        return size_bytes
+        return padded[lead : lead + size_bytes]
 
 
 class Filling:
@@ -347,18 +298,6 @@ def _open_direct(directory_fd: int, name: str, flags: int) -> int:
 
 def _aligned_bytes(offset: int, data: memoryview) -> int:
     """Return how much from the begin of `data` can go straight to or from `offset` of a file."""
-    if len(data) < _DIRECT_BYTES or offset % ALIGNMENT or address_of(data) % ALIGNMENT:
+    if len(data) < _DIRECT_BYTES or offset % ALIGNMENT or np.frombuffer(data, np.uint8).ctypes.data % ALIGNMENT:
         return 0
     return len(data) - len(data) % ALIGNMENT
-
-
-def address_of(data: memoryview) -> int:
-    """Return where `data` lies in memory."""
-    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-    return address
-
-
-def aligned_part(data: memoryview, size_bytes: int) -> memoryview:
-    """Return an aligned piece of `data`, which has an alignment more than `size_bytes`."""
-    lead = -address_of(data) % ALIGNMENT
-    return data[lead : lead + size_bytes]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.cache import aio, writer
+from fastfuse.cache import writer
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.reader import CachedReader, identity
+from fastfuse.cache.segments import Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
@@ -34,36 +36,19 @@ async def test_a_later_process_fetches_nothing_again(tmp_path: Path) -> None:
     assert store.fetched_bytes == sum(ref.size_bytes for ref in refs) == counters.get("fastfuse_cache_bytes", "served")
 
 
-@pytest.mark.parametrize("calls", [aio._CALLS, {}], ids=["AIO", "threads"])
-async def test_small_ranges_take_no_thread_where_the_kernel_can_read_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: dict[str, tuple[int, ...]]
-) -> None:
-    monkeypatch.setattr(aio, "_CALLS", calls)
+async def test_every_cut_of_what_is_kept_comes_back(tmp_path: Path) -> None:
     data = {f"{n}": content(f"{n}", size) for n, size in enumerate((39_000, 1, 5000, 300_000, 260_001, 39_000, 39_001))}
     store = CountingStore(data | {"big": BIG})
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
         for key, whole in (data | {"big": BIG}).items():
             await reader.get(store.ref(key), 0, len(whole))
+    store.fetched.clear()
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
-        threads = 0
-
-        def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
-            nonlocal threads
-            threads += 1
-            return preadv_of_system(fd, buffers, offset)
-
-        preadv_of_system = os.preadv
-        for key in ("0", "big"):  # opens the segments
-            await reader.get(store.ref(key), 0, store.ref(key).size_bytes)
-        monkeypatch.setattr(os, "preadv", preadv)
         for key, whole in data.items():
             assert await reader.get(store.ref(key), 0, len(whole)) == whole
         for start, end in ((0, 1), (4095, 4097), (262_143, 262_145), (1_000_000, 1_262_145), (len(BIG) - 1, len(BIG))):
             assert await reader.get(store.ref("big"), start, end) == BIG[start:end]
-        assert isinstance(reader, CachedReader)
-        # The kernel may refuse a read now and then.
-        assert threads < len(data) if reader._reads._calls else threads >= len(data)
-    assert store.fetched_bytes == sum(map(len, data.values())) + len(BIG)
+    assert not store.fetched
 
 
 async def test_a_disk_that_does_not_answer_is_left_alone(
@@ -74,12 +59,12 @@ async def test_a_disk_that_does_not_answer_is_left_alone(
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
         await reader.get(ref, 0, 39_000)
     async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
-        # Opens the segment. The clock stands still: a thread may take as long as a busy machine lets it.
-        await reader.get(ref, 0, 39_000)
-        monkeypatch.setattr(aio.KernelReads, "_call", lambda *_: 1)  # is taken, and never done
+        is_over = threading.Event()
+        monkeypatch.setattr(Segments, "read", lambda *_: is_over.wait())
         mock_clock.autojump_threshold = 0
         for _ in range(2):
             assert await reader.get(ref, 0, 39_000) == content("a", 39_000)
+        is_over.set()
     assert len(store.fetched) == 3
     assert counters.get("fastfuse_cache_failures", "disk") == 1
 
@@ -217,7 +202,7 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
 
 HOLDER = """
 import os, sys
-from fastfuse.cache import aio, writer
+from fastfuse.cache import writer
 from fastfuse.cache.claims import Claims
 claims = Claims(os.open(sys.argv[1], os.O_RDWR))
 assert claims.take(int(sys.argv[2]), 0, 1 << 20)
