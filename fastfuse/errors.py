@@ -12,7 +12,7 @@ __all__ = [
     *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
     *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
     *("OutputError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
-    *("StaleInodeError", "UnavailableError", "UploadGoneError", "WriteConflictError", "errno_for", "first_of"),
+    *("StaleInodeError", "UnavailableError", "UploadGoneError", "WriteConflictError", "about", "errno_for", "first_of"),
 ]
 
 
@@ -139,6 +139,11 @@ class BadReplyError(ReadError):
 
 class IntegrityError(BadReplyError):
     """The bytes of an object have another checksum than the one that the service gives, after a second fetch too."""
+
+
+def about(what: str, error: FastfuseError) -> FastfuseError:
+    """Return the `error` with the name of what it is about."""
+    return type(error)(f"{what}: {error}", hint=error.hint)
 
 
 def first_of(error: Exception) -> Exception:

@@ -10,7 +10,7 @@ import hashlib
 import re
 from base64 import b64decode
 from bisect import bisect_left, insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 from fastfuse.objects import Buffer
 
 __all__ = [
-    *("Checksum", "CrcPieces", "digest_of", "given_checksum", "is_composite", "load_models", "md5_checksum"),
-    "md5_of_etag",
+    *("Checksum", "CrcPieces", "digest_of", "etag_of", "given_checksum", "is_composite", "load_models"),
+    *("md5_checksum", "md5_of_etag"),
 ]
 
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
@@ -65,6 +65,14 @@ def is_composite(headers: Mapping[str, str]) -> bool:
     if headers.get("x-amz-checksum-type", "") == "COMPOSITE":
         return True
     return any("-" in headers[header] for header in _HEADERS if header in headers)
+
+
+def etag_of(digests: Sequence[bytes]) -> str:
+    """Return the ETag of the object that is sent in pieces with these MD5s, unless KMS encrypts it."""
+    if len(digests) < 2:
+        whole = digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()
+        return f'"{whole.hex()}"'
+    return f'"{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"'
 
 
 def md5_of_etag(etag: str) -> str | None:

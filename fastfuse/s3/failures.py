@@ -300,7 +300,13 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
         case Kind.DENIED | Kind.ARCHIVED:
             return ForbiddenObjectError(
                 f"The service denies access to {shown} ({failure.detail}).",
-                hint="It takes s3:GetObject to read it, and s3:PutObject to write it.",
+                hint="It takes s3:GetObject to read it, and s3:PutObject to write it; with a key of KMS also "
+                "kms:Decrypt, and to write it kms:GenerateDataKey.",
+            )
+        case Kind.OTHER if " KMS." in failure.detail:
+            return ConfigurationError(
+                f"The service cannot {operation} {shown} with its key of KMS ({failure.detail}).",
+                hint="The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled.",
             )
         case Kind.THROTTLED | Kind.BUSY | Kind.BROKEN | Kind.OTHER | Kind.CHANGED:
             error = RefusedError if failure.kind is Kind.OTHER else ServiceError

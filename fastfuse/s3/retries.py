@@ -54,6 +54,8 @@ class Retries:
         self._waiting = 0
         # When the first request of this trouble was made, and when it failed.
         self._began_s = self._failed_s = 0.0
+        # When the first request failed that no answer has followed.
+        self._silent_since_s = inf
         # The failures of this trouble, all and by name, and the names of what was requested.
         self._failure_count = 0
         self._failures = Counter[str]()
@@ -75,6 +77,15 @@ class Retries:
         self._began_s, self._failed_s = trio.current_time() - (time.time() - trouble["since"]), -inf
         self._failures.update(trouble["failures"])
         self._failure_count = self._failures.total()
+
+    @property
+    def silent_s(self) -> float:
+        """The time in which requests have failed and none was answered; whoever goes on for others sets it."""
+        return max(0.0, trio.current_time() - self._silent_since_s)
+
+    @silent_s.setter
+    def silent_s(self, silent_s: float) -> None:
+        self._silent_since_s = trio.current_time() - silent_s if silent_s else inf
 
     def answered(self) -> None:
         """Note that a request was answered while there is trouble, which is over if none waits to be tried again."""
@@ -110,6 +121,7 @@ class Retries:
         surrounding cancel scope. If that is not answered either, the error is that of the one before.
         """
         result = await self._run(attempt, name, failed, trio.current_time() if began_s is None else began_s)
+        self._silent_since_s = inf
         if self.is_in_trouble:
             self.answered()
         return result
@@ -142,6 +154,7 @@ class Retries:
 
     def _failed(self, name: str, failure: Failure, *, attempt: int, waited_s: float) -> None:
         """Note that a request for `name` failed for the `attempt`-th time, and is tried again."""
+        self._silent_since_s = min(self._silent_since_s, trio.current_time())
         if not self.is_in_trouble:
             self.is_in_trouble, self._failed_s = True, trio.current_time()
             self._began_s = self._failed_s - waited_s

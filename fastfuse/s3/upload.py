@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -33,6 +33,7 @@ from fastfuse.errors import (
     first_of,
 )
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import retry_if_passing
 from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
@@ -41,18 +42,20 @@ from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
 
 __all__ = [
-    *("NO_OBJECT", "UPLOAD_DEADLINE_S", "ObjectState", "ObjectWriter", "etag_of", "load_writer", "md5_of"),
-    *("refused_condition", "upload"),
+    *("NO_OBJECT", "ObjectState", "ObjectWriter", "load_writer", "md5_of", "patience_s", "refused_condition"),
+    "upload",
 ]
 
 _log = logging.getLogger(__name__)
 
 # The size of one part of a multipart upload. S3 takes at least 5 MiB a part, and 10,000 parts.
 _UPLOAD_PART_BYTES = 64 << 20
-# The deadline of one request, of a whole part too, retries included.
-UPLOAD_DEADLINE_S = 300.0
+# The deadline of one request, of a whole part too, retries included. While none is answered, the time of those that
+# have failed counts; each has a few seconds all the same.
+_UPLOAD_DEADLINE_S = 300.0
+_LEAST_DEADLINE_S = 10.0
 # Shorter than what a caller gives a writer that was told to end: what is left behind must be told.
-_ABORT_DEADLINE_S = 8.0
+_HURRIED_ABORT_S = 8.0
 # Stands for the ETag of an object that must not exist yet.
 NO_OBJECT = "*"
 # 404: the version to replace was deleted. 409: another conditional write is under way.
@@ -85,6 +88,8 @@ class ObjectState:
     etag: str
     size_bytes: int
     age_s: float
+    # As `ObjectWriter.metadata` when it was written.
+    metadata: Mapping[str, str]
 
 
 class ObjectWriter:
@@ -120,6 +125,8 @@ class ObjectWriter:
         self._encryption: dict[str, Any] = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         )
+        # What the service keeps with each object that is written, for whoever looks at it later.
+        self.metadata: Mapping[str, str] = {}
         self._retries = retries or Retries()
         self._outlives_outages = outlives_outages
         # The service knows ETags only without their quotes, and conditions only of a PUT (Ceph's gateway 16).
@@ -139,29 +146,33 @@ class ObjectWriter:
             return None
         date = parsedate_to_datetime(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
-        return ObjectState(self._field(reply, "ETag"), self._field(reply, "ContentLength"), age_s)
-
-    async def exists(self) -> bool:
-        """Return whether there is an object now."""
-        try:
-            await self._request("head_object")
-        except MissingObjectError:
-            return False
-        return True
+        etag, size_bytes = self._field(reply, "ETag"), self._field(reply, "ContentLength")
+        return ObjectState(etag, size_bytes, age_s, reply.get("Metadata", {}))
 
     async def check_access(self) -> None:
         """Begin an upload of the object and abort it: that takes the bucket, the rights and the key that a write takes.
+
+        A part is sent, too: with a key of KMS that takes another right (kms:Decrypt) than the begin.
 
         Raises:
             FastfuseError: the object cannot be written.
         """
         deadline_s = self._session.config.deadline_s
-        begun = await self._request("create_multipart_upload", deadline_s=deadline_s, **self._encryption)
-        await self._abort(self._field(begun, "UploadId"))
+        begun = await self._request("create_multipart_upload", deadline_s=deadline_s, **self._made)
+        upload_id = self._field(begun, "UploadId")
+        try:
+            await self._request("upload_part", deadline_s=deadline_s, UploadId=upload_id, PartNumber=1, Body=b"-")
+        finally:
+            await self._abort(upload_id, deadline_s)
 
-    async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = UPLOAD_DEADLINE_S) -> str:
+    @property
+    def _made(self) -> dict[str, Any]:
+        """The arguments of each request that begins an object."""
+        return self._encryption | {"Metadata": self.metadata}
+
+    async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
         """Make the object hold `body`, and return its ETag."""
-        extra = self._encryption | self._condition(replaces)
+        extra = self._made | self._condition(replaces)
         reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
         return str(self._field(reply, "ETag"))
 
@@ -241,13 +252,13 @@ class ObjectWriter:
         begun = await _beginning_of(pieces)
         if len(begun) < 2:
             body = begun.pop() if begun else b""
-            made = self._encryption | condition
+            made = self._made | condition
             reply = await self._request("put_object", Body=body, ContentMD5=_base64(await md5_of(body)), **made)
             etag = str(self._field(reply, "ETag"))
             if is_checked:
                 await self._check_stored(etag, len(body))
             return etag
-        upload_id = self._field(await self._request("create_multipart_upload", **self._encryption), "UploadId")
+        upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
         try:
             parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
             etag = await self._complete(upload_id, parts, digests, condition)
@@ -327,28 +338,34 @@ class ObjectWriter:
             raise first_of(group) from group
         return parts, digests, size_bytes
 
-    async def _abort(self, upload_id: str) -> None:
-        """Abort the upload. A failure is only logged: the caller raises why the upload failed."""
-        with trio.CancelScope(shield=True):
-            try:
-                with suppress(UploadGoneError):
-                    await self._request("abort_multipart_upload", deadline_s=_ABORT_DEADLINE_S, UploadId=upload_id)
-            except FastfuseError as error:
-                _log.warning(
-                    "the parts of a failed upload to %s are still there, and cost money until you abort the upload %s, "
-                    "or a rule of the bucket's lifecycle does: %s",
-                    *(self._shown, upload_id, error),
-                )
+    async def _abort(self, upload_id: str, deadline_s: float = _UPLOAD_DEADLINE_S) -> None:
+        """Abort the upload, in a hurry once we are cancelled. A failure is only logged: the caller raises its own."""
+        abort = partial(self._request, "abort_multipart_upload", UploadId=upload_id)
+        try:
+            with suppress(UploadGoneError):
+                try:
+                    await abort(deadline_s=deadline_s)
+                except trio.Cancelled:
+                    with trio.CancelScope(shield=True):
+                        await abort(deadline_s=_HURRIED_ABORT_S)
+                    raise
+        except FastfuseError as error:
+            _log.warning(
+                "the parts of a failed upload to %s are still there, and cost money until you abort the upload %s "
+                "(s3:AbortMultipartUpload), or a rule of the bucket's lifecycle does: %s",
+                *(self._shown, upload_id, error),
+            )
 
     async def _request(
-        self, operation: str, *, deadline_s: float = UPLOAD_DEADLINE_S, **arguments: object
+        self, operation: str, *, deadline_s: float = _UPLOAD_DEADLINE_S, **arguments: object
     ) -> dict[str, Any]:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
         arguments |= {"Bucket": self._bucket, "Key": self.key}
+        deadline_s = min(deadline_s, patience_s(self._retries))
         with trio.move_on_after(deadline_s):
             return await self._retries.run(partial(self._request_once, operation, arguments), name=self._shown)
-        raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:g} s.")
+        raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:.3g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
         try:
@@ -391,6 +408,11 @@ class ObjectWriter:
         return repr(f"s3://{self._bucket}/{self.key}")
 
 
+def patience_s(retries: Retries) -> float:
+    """Return the deadline of the next request of those that share `retries`."""
+    return max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - retries.silent_s)
+
+
 async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
     """Return the first two pieces, or fewer where there are no more."""
     begun = deque[bytes]()
@@ -405,14 +427,6 @@ async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:
     """Yield what the file `fd` holds, in parts of an upload."""
     for start in range(0, os.fstat(fd).st_size, part_bytes):
         yield os.pread(fd, part_bytes, start)
-
-
-def etag_of(digests: Sequence[bytes]) -> str:
-    """Return the ETag of the object that is sent in pieces with these MD5s, unless KMS encrypts it."""
-    if len(digests) < 2:
-        whole = digests[0] if digests else hashlib.md5(usedforsecurity=False).digest()
-        return f'"{whole.hex()}"'
-    return f'"{hashlib.md5(b"".join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"'
 
 
 async def md5_of(body: bytes) -> bytes:

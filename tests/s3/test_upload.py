@@ -4,11 +4,13 @@ import errno
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpxsession import HttpxSession
 from botocore.awsrequest import AWSPreparedRequest
@@ -33,7 +35,8 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
-from fastfuse.s3.failures import Kind
+from fastfuse.s3.failures import Failure, Kind
+from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
 from fastfuse.s3.whole import read_into, read_small
@@ -94,7 +97,7 @@ async def test_an_upload_that_cannot_be_given_up_tells_why_it_failed(
         with pytest.raises(ServiceError, match="The service's reply for 's3://bucket/key' has no ETag"):
             await upload(client, fd, "bucket", "key")
     assert "the parts of a failed upload to 's3://bucket/key' are still there, and cost money until " in caplog.text
-    assert "the upload u, or a rule of the bucket's lifecycle does: unreachable" in caplog.text
+    assert "the upload u (s3:AbortMultipartUpload), or a rule of the bucket's lifecycle does: unre" in caplog.text
 
 
 async def test_a_bucket_that_is_not_there_is_named(moto_server: S3Server, fd: int) -> None:
@@ -206,6 +209,92 @@ async def test_a_key_of_kms_is_named_whenever_an_object_is_made(moto_server: S3S
         await writer.stream(pieces_of(*map(bytes, sizes)))
     stored = moto_server.client.head_object(Bucket="bucket", Key="secret")
     assert (stored["ServerSideEncryption"], stored["SSEKMSKeyId"]) == ("aws:kms", "alias/models")
+
+
+@pytest.mark.parametrize("is_denied", [False, True])
+async def test_the_check_of_a_place_sends_a_part_as_that_takes_a_right_of_its_own_and_leaves_nothing_behind(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, is_denied: bool
+) -> None:
+    """With a key of KMS, an upload is begun with kms:GenerateDataKey, and takes parts only with kms:Decrypt, too."""
+    send, parts = HttpxSession.send, 0
+
+    async def answer(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        nonlocal parts
+        parts += "partNumber=" in request.url
+        if not (is_denied and "partNumber=" in request.url):
+            return await send(session, request)
+        reply = AioAWSResponse(request.url, 403, {}, None)
+        reply._content = b"<Error><Code>AccessDenied</Code></Error>"
+        return reply
+
+    monkeypatch.setattr(HttpxSession, "send", answer)
+    async with writing(moto_server.endpoint_url, "checked", kms_key_id="alias/models") as (_, writer):
+        if is_denied:
+            with pytest.raises(AccessError, match="denies access to 's3://bucket/checked'") as caught:
+                await writer.check_access()
+            assert "kms:Decrypt" in caught.value.hint
+        else:
+            await writer.check_access()
+    assert parts == 1
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket", Prefix="checked").get("Uploads")
+    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="checked")
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "deadlines"), [("never", [300.0]), ("before", [8.0]), ("meanwhile", [300.0, 8.0])]
+)
+async def test_an_abort_hurries_only_once_somebody_hurries(
+    monkeypatch: pytest.MonkeyPatch, cancelled: str, deadlines: list[float]
+) -> None:
+    given_s: list[float] = []
+
+    async def request(_: object, operation: str, *, deadline_s: float = 0.0, **__: object) -> dict[str, object]:
+        await trio.lowlevel.checkpoint()
+        if operation == "create_multipart_upload":
+            return {"UploadId": "u"}
+        if operation == "upload_part":
+            if cancelled == "before":
+                scope.cancel()
+            await trio.lowlevel.checkpoint()
+            raise ServiceError("no answer")
+        given_s.append(deadline_s)
+        if cancelled == "meanwhile":
+            scope.cancel()
+            await trio.lowlevel.checkpoint()
+        return {}
+
+    monkeypatch.setattr(module.ObjectWriter, "_request", request)
+    with trio.CancelScope() as scope:
+        async with writing("http://127.0.0.1:1", "key") as (_, writer):
+            with pytest.raises(ServiceError) if cancelled == "never" else nullcontext():
+                await writer.stream(pieces_of(*PARTS))
+    assert given_s == deadlines
+
+
+async def test_requests_wait_for_a_service_or_for_keys_together(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    fails = True
+
+    async def once(*_: object) -> dict[str, object]:
+        await trio.lowlevel.checkpoint()
+        if fails:
+            error = AccessError("The AWS credentials have expired.")
+            raise RetryableError(error, Failure(kind=Kind.UNREACHABLE, detail="expired"), is_read=True)
+        return {"ETag": "e"}
+
+    monkeypatch.setattr(module.ObjectWriter, "_request_once", once)
+    session, retries = S3Session(ConnectionConfig()), Retries()
+    async with AsyncExitStack() as exits:
+        writers = [module.ObjectWriter(session, exits, "bucket", key, "", retries=retries) for key in ("a", "b", "c")]
+        for most_s in (350, 350):
+            fails, began_s = True, trio.current_time()
+            for writer in writers:
+                with pytest.raises(AccessError):
+                    await writer.put(b"")
+            assert 250 < trio.current_time() - began_s < most_s
+            fails = False
+            await writers[0].put(b"")
 
 
 @pytest.mark.parametrize("action", [WrongEtag('"another"'), WrongLength(1)])

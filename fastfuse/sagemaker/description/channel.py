@@ -214,6 +214,10 @@ class SyncedDirectory:
     # Checkpoints come back before the command starts, and go to S3 once they are complete. Logs go as they grow.
     are_checkpoints: bool
 
+    @property
+    def field(self) -> str:
+        return "CheckpointConfig" if self.are_checkpoints else "TensorBoardOutputConfig"
+
 
 class Handling(StrEnum):
     """The treatment of a field by `fastfuse run`, compared with SageMaker."""

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from fastfuse.errors import ServiceError
+from fastfuse.errors import FastfuseError, RefusedError, ServiceError, about
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -16,10 +16,12 @@ __all__ = ["check_places"]
 _log = logging.getLogger(__name__)
 
 
-async def check_places(places: Sequence[tuple[S3Uri, str]], connection: ConnectionConfig) -> None:
+async def check_places(places: Sequence[tuple[str, S3Uri, str]], connection: ConnectionConfig) -> None:
     """Check that an object can be written at each place, or below it, with its key of KMS; write none.
 
-    A service that cannot be reached now is only told: it may be there when it is needed.
+    Each place has the field of the job that names it, for messages. A service that cannot be reached now is only told:
+    it may be there when it is needed. So is one that refuses uploads in parts: small files do without them, but not
+    without the key.
 
     Raises:
         AccessError, ConfigurationError, SourceError: an object cannot be written.
@@ -27,11 +29,13 @@ async def check_places(places: Sequence[tuple[S3Uri, str]], connection: Connecti
     client = S3Client(S3Session(connection))
     async with AsyncExitStack() as exits:
         exits.push_async_callback(client.aclose)
-        for uri, kms_key_id in places:
+        for field, uri, kms_key_id in places:
             key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
             try:
                 region = await client.region(uri.bucket)
                 writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
                 await writer.check_access()
-            except ServiceError as error:
-                _log.warning("whether %s can be written to is not known: %s", uri, error)
+            except FastfuseError as error:
+                if not isinstance(error, ServiceError) or (kms_key_id and isinstance(error, RefusedError)):
+                    raise about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error) from error
+                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)

@@ -16,7 +16,7 @@ import tarfile
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.upload import UPLOAD_DEADLINE_S, ObjectWriter
+from fastfuse.s3.upload import ObjectWriter, patience_s
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, piece_bytes_of, unreadable, walk
 from fastfuse.sizes import format_size
 
@@ -173,32 +173,46 @@ class Outgoing:
     # The object; ending in "/", the prefix of the files of the directory.
     uri: S3Uri
     data: bytes | None = None
-    # An archive that is there already may be replaced; else this one gets a name with the time.
-    may_replace: bool = True
+    # The status of the job. An archive of a run that ended better is not replaced: this one gets a name with the time.
+    status: str = "Completed"
 
+
+# The metadata of an archive that has its job's status, and whose archives a run with each may replace. SageMaker, too,
+# takes what a stopped job has saved for a model.
+_STATUS = "fastfuse-job-status"
+_REPLACES = {"Failed": (), "Stopped": ("Failed", "Stopped")}
 
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
 
 
 async def send_outputs(
-    outgoing: Sequence[Outgoing], base: Path, connection: ConnectionConfig, kms_key_id: str, tell: Tell
+    outgoing: Sequence[Outgoing],
+    base: Path,
+    connection: ConnectionConfig,
+    kms_key_id: str,
+    tell: Tell,
+    *,
+    silent_s: float = 0.0,
 ) -> None:
     """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket.
 
-    What is sent lies below `base`.
+    What is sent lies below `base`. Another process has waited in vain for an answer for `silent_s`.
     """
-    client = S3Client(S3Session(connection))
+    client, retries = S3Client(S3Session(connection)), Retries()
+    retries.silent_s = silent_s
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(_end_at_signal, signals, nursery.cancel_scope)
             exits.push_async_callback(client.aclose)
+            open_writer = partial(writer_to, client=client, exits=exits, retries=retries, kms_key_id=kms_key_id)
             for one in outgoing:
                 try:
-                    sent = await _Sending(one, base, kms_key_id, client, exits, tell).run()
+                    sent = await _Sending(one, base, open_writer, tell).run()
                     tell(one.name, sent=sent, **_said(one, sent))
                 except Exception as error:  # noqa: BLE001 - told
                     tell(one.name, error=as_failure(error))
+            tell("", silent_s=retries.silent_s)
             nursery.cancel_scope.cancel()
 
 
@@ -219,13 +233,11 @@ class _Sending:
     """The way of one directory into S3."""
 
     def __init__(
-        self, outgoing: Outgoing, base: Path, kms_key_id: str, client: S3Client, exits: AsyncExitStack, tell: Tell
+        self, outgoing: Outgoing, base: Path, open_writer: Callable[[S3Uri], Awaitable[ObjectWriter]], tell: Tell
     ) -> None:
         self._outgoing = outgoing
         self._base = base
-        self._kms_key_id = kms_key_id
-        self._client = client
-        self._exits = exits
+        self._open_writer = open_writer
         self._tell = tell
         self._files = self._entries = self._total_bytes = 0
 
@@ -236,9 +248,10 @@ class _Sending:
             if not self._files:
                 return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
         uri = self._outgoing.uri
-        writer = await writer_to(uri, self._client, self._exits, self._kms_key_id)
-        if not self._outgoing.may_replace and not uri.path.endswith("/"):
-            writer = await self._beside_earlier(writer)
+        writer = await self._open_writer(uri)
+        if self._outgoing.data is None and not uri.path.endswith("/"):
+            writer = await self._beside_better(writer)
+            writer.metadata = {_STATUS: self._outgoing.status}
             uri = S3Uri(uri.bucket, writer.key)
         if self._outgoing.data is not None:
             etag = await writer.stream(_once(self._outgoing.data))
@@ -247,14 +260,23 @@ class _Sending:
         sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
         return sent | ({"ETag": etag} if etag else {})
 
-    async def _beside_earlier(self, writer: ObjectWriter) -> ObjectWriter:
-        """Return a writer of another archive if one is there, or may be: the model of a run that was completed."""
+    async def _beside_better(self, writer: ObjectWriter) -> ObjectWriter:
+        """Return a writer of another archive if that of a run that ended better is there, or may be."""
+        uri, status, name = self._outgoing.uri, self._outgoing.status, self._outgoing.name
+        if status not in _REPLACES:
+            return writer
         with suppress(FastfuseError):
-            if not await writer.exists():
+            if (found := await writer.state()) is None:
+                return writer
+            if (earlier := found.metadata.get(_STATUS, "")) in _REPLACES[status]:
+                self._tell(name, said=f"{uri} is of a run with the status {earlier}, and is replaced")
                 return writer
         begin = writer.key.removesuffix(_ARCHIVE)
         free = writer.beside(f"{begin}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}{_ARCHIVE}")
-        _log.warning("%s may be that of an earlier run and stays, for this run did not complete", self._outgoing.uri)
+        _log.warning(
+            "%s may be of a run that ended better, and stays: this run has the status %s, and its %s goes to %s",
+            *(uri, status, name, S3Uri(uri.bucket, free.key)),
+        )
         return free
 
     def _survey(self) -> None:
@@ -371,15 +393,17 @@ def as_failure(error: Exception) -> FastfuseError:
     return OutputError(f"unforeseen: {first!r}", hint="report it with the log")
 
 
-async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key_id: str = "") -> ObjectWriter:
+async def writer_to(
+    uri: S3Uri, client: S3Client, exits: AsyncExitStack, retries: Retries, kms_key_id: str = ""
+) -> ObjectWriter:
     """Return a writer that outlives an outage: a job is over, and what it has made may be lost with its host.
 
     Raises:
         FastfuseError: the bucket's region cannot be found out.
     """
-    retries = Retries()
     find = partial(client.region, uri.bucket, is_read=True)
-    with trio.move_on_after(UPLOAD_DEADLINE_S):
+    deadline_s = patience_s(retries)
+    with trio.move_on_after(deadline_s):
         region = await retries.run(find, name=f"the region of {uri.bucket!r}")
         return ObjectWriter(
             *(client.session, exits, uri.bucket, uri.path, region),
@@ -387,7 +411,7 @@ async def writer_to(uri: S3Uri, client: S3Client, exits: AsyncExitStack, kms_key
             retries=retries,
             outlives_outages=True,
         )
-    raise ServiceError(f"The S3 service did not tell the region of {uri.bucket!r} within {UPLOAD_DEADLINE_S:g} s.")
+    raise ServiceError(f"The S3 service did not tell the region of {uri.bucket!r} within {deadline_s:.3g} s.")
 
 
 def key_of(prefix: S3Uri, below: str, path: Path) -> str:

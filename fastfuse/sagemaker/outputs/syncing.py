@@ -10,21 +10,23 @@ import logging
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import AccessError, FastfuseError, about
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.upload import ObjectWriter, etag_of, md5_of
+from fastfuse.s3.retries import Retries
+from fastfuse.s3.upload import ObjectWriter, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
@@ -38,6 +40,8 @@ __all__ = ["sync_directories"]
 _log = logging.getLogger(__name__)
 
 _RESTORE_MEMORY_BYTES = 128 << 20
+# The metadata of an object that has the time of the last write of its file, in ns since 1970.
+_WRITTEN = "fastfuse-file-written"
 # Inode, size and time of the last write of a file.
 _Version = tuple[int, int, int]
 
@@ -67,18 +71,23 @@ def sync_directories(
     directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
-            directory.bring_back(connection, part_size_bytes, tell, is_again=is_again, began_ns=began_ns)
+            try:
+                directory.bring_back(connection, part_size_bytes, tell, is_again=is_again, began_ns=began_ns)
+            except FastfuseError as error:
+                raise about(directory.synced.field, error) from error
     trio.run(_sync_all, directories, connection, look_every_s, tell)
 
 
 async def _sync_all(
     directories: list["_Directory"], connection: ConnectionConfig, look_every_s: float, tell: Tell
 ) -> None:
-    is_over = trio.Event()
+    is_over, retries = trio.Event(), Retries()
 
     async def heed(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         await anext(signals)
         is_over.set()
+        # The last uploads share a time of their own, and so does each look.
+        retries.silent_s = 0.0
         await anext(signals)
         scope.cancel()
 
@@ -93,9 +102,10 @@ async def _sync_all(
                     await is_over.wait()
                 for directory in directories:
                     if not is_over.is_set():
-                        await directory.look(client, exits)
+                        retries.silent_s = 0.0
+                        await directory.look(client, exits, retries)
             for directory in directories:
-                await directory.finish(client, exits, tell)
+                await directory.finish(client, exits, retries, tell)
             nursery.cancel_scope.cancel()
 
 
@@ -168,22 +178,25 @@ class _Directory:
                 ref = table.ref(file[0])
                 path = ref.key.removeprefix(self.synced.place.path)
                 status = kept.get(path)
-                missing += status is None
-                if status is not None and ref.modified_ns > status.st_mtime_ns and status.st_ctime_ns < began_ns:
+                if status is None:
+                    missing += 1
+                elif (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns):
+                    self._sent[path] = _version(status)  # it was brought back
+                elif ref.modified_ns > status.st_mtime_ns and status.st_ctime_ns < began_ns:
                     self._stored[path] = _version(status), ref
         return missing
 
-    async def look(self, client: S3Client, exits: AsyncExitStack) -> None:
+    async def look(self, client: S3Client, exits: AsyncExitStack, retries: Retries) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
         try:
-            await self._look(client, exits, is_last=False)
+            await self._look(client, exits, retries, is_last=False)
         except Exception as error:  # noqa: BLE001 - told
             self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
 
-    async def finish(self, client: S3Client, exits: AsyncExitStack, tell: Tell) -> None:
+    async def finish(self, client: S3Client, exits: AsyncExitStack, retries: Retries, tell: Tell) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
         try:
-            await self._look(client, exits, is_last=True)
+            await self._look(client, exits, retries, is_last=True)
         except Exception as error:  # noqa: BLE001 - told
             tell(self.synced.name, error=as_failure(error))
             return
@@ -191,9 +204,9 @@ class _Directory:
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
         tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
 
-    async def _look(self, client: S3Client, exits: AsyncExitStack, *, is_last: bool) -> None:
+    async def _look(self, client: S3Client, exits: AsyncExitStack, retries: Retries, *, is_last: bool) -> None:
         if self._writer is None:
-            self._writer = await writer_to(self.synced.place, client, exits)
+            self._writer = await writer_to(self.synced.place, client, exits, retries)
         await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
@@ -233,22 +246,24 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
-            if await self._is_older(file, version, found.path):
+            made = writer.beside(key)
+            made.metadata = {_WRITTEN: str(version[2])}
+            if await self._is_older(made, file, version, found.path):
                 self._sent[found.path] = version
                 return
-            await writer.beside(key).stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
+            await made.stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sent[found.path] = version
 
-    async def _is_older(self, file: BinaryIO, version: _Version, path: str) -> bool:
+    async def _is_older(self, writer: ObjectWriter, file: BinaryIO, version: _Version, path: str) -> bool:
         """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
         noted, stored = self._stored.get(path, (None, None))
         if stored is None or noted != version:
             return False
         place = self._directory / path
-        digests = [await md5_of(piece) async for piece in content_of(file, version[1], place)]
-        if etag_of(digests) != stored.etag:
+        has_size = stored.size_bytes == version[1]
+        if not has_size or not (await _is_of(writer, version) or stored.etag == await _etag_of(file, version, place)):
             self._warn(
                 f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
                 "another host may have gone on from there. Run without --keep to begin with what is in S3"
@@ -275,6 +290,19 @@ def _is_being_written(fd: int) -> bool:
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
+
+
+async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
+    """Return whether the object says that it was made of this version of the file."""
+    with suppress(AccessError):
+        state = await writer.state()
+        return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
+    return False
+
+
+async def _etag_of(file: BinaryIO, version: _Version, path: Path) -> str:
+    """Return the ETag that the file would have, if KMS does not encrypt it and others cut it as we do."""
+    return etag_of([await md5_of(piece) async for piece in content_of(file, version[1], path)])
 
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:

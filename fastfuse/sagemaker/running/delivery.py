@@ -59,6 +59,8 @@ class Sender(ChildProcess):
         """Fork it. `lacks` says by name, for errors, what S3 lacks until it is sent, and where that still lies."""
         # The checkpoints that S3 had are in place.
         self.is_ready = False
+        # The time for which it has waited for an answer in vain.
+        self.silent_s = 0.0
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
         self._lacks = lacks
@@ -105,6 +107,7 @@ class Sender(ChildProcess):
 
     def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
         self.is_ready = self.is_ready or "ready" in message
+        self.silent_s = message.get("silent_s", self.silent_s)
         if "progress" in message:
             phases.progress(name, *message["progress"])
         if "said" in message:
@@ -173,9 +176,9 @@ class Delivery:
     def begin(self) -> None:
         """Check that outputs can be written, bring checkpoints back, and send new ones from then on."""
         job, connection = self._settings.job, self._settings.connection
-        places = [(one.place, "") for one in job.synced]
+        places = [(one.field, one.place, "") for one in job.synced]
         if job.output is not None:
-            places.append((job.output.model(self._settings.cluster), job.output.kms_key_id))
+            places.append(("OutputDataConfig", job.output.model(self._settings.cluster), job.output.kms_key_id))
         if places and self._settings.command:  # or nothing will be made
             self._checker = _Checker(lambda: trio.run(check_places, places, connection))
         self._begin_syncing(is_again=False)
@@ -230,10 +233,10 @@ class Delivery:
             if process.pid == pid and process.exit_code is None:
                 process.ended(exit_code, self._phases)
 
-    def deliver(self, *, is_complete: bool) -> list[FastfuseError]:
-        """Send what is left, now that the command has ended, and return what is not in S3.
+    def deliver(self, status: str) -> list[FastfuseError]:
+        """Send what is left, now that the command has ended with this status, and return what is not in S3.
 
-        The archives of a job that is not complete replace none.
+        Archives of runs that ended better are not replaced.
         """
         output, cluster, paths = self._settings.job.output, self._settings.cluster, self._settings.paths
         if output is None and self._syncer is None:
@@ -251,8 +254,8 @@ class Delivery:
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
-            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster), may_replace=is_complete)
-            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster), may_replace=is_complete)
+            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster), status=status)
+            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster), status=status)
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
             failures += self._end(self._syncer)
@@ -279,10 +282,11 @@ class Delivery:
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
         base, connection = self._settings.paths.base, self._settings.connection
         lacks = {one.name: f"{_is_not_at(one.uri)}, and still lies in {one.place}" for one in outgoing}
+        # The record does not wait once more for what the model has waited for in vain.
+        silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
+        send = partial(send_outputs, outgoing, base, connection, kms_key_id, silent_s=silent_s)
         try:
-            self._uploader = Sender(
-                lambda tell: trio.run(send_outputs, outgoing, base, connection, kms_key_id, tell), lacks
-            )
+            self._uploader = Sender(lambda tell: trio.run(send, tell), lacks)
         except (NoRoomError, OSError) as error:
             failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]

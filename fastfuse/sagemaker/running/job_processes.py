@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.errors import FastfuseError, ServiceError, about
 from fastfuse.filesystem.children import error_message, fork_child, heard, wait_child
 from fastfuse.filesystem.privileges import as_nobody
 from fastfuse.filesystem.recorder import Recorder
@@ -180,7 +180,7 @@ class ChannelProcess(ChildProcess):
         It is None while the channel serves, or if it was told to end, finished its work, or was unmounted from outside.
         """
         if (error := self.errors.get("")) is not None:
-            return type(error)(f"channel {self.channel.name}: {error}", hint=error.hint)
+            return about(f"channel {self.channel.name}", error)
         is_rightly_over = self.exit_code == 0 and self.is_ready and self.channel.input_mode is not InputMode.PIPE
         if self.exit_code is None or self.is_stopping or is_rightly_over:
             return None

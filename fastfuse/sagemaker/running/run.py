@@ -435,7 +435,7 @@ class _Run:
     def _deliver(self, outcome: _Outcome) -> _Outcome:
         """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
         try:
-            failures = self._delivery.deliver(is_complete=outcome.phase is Phase.COMPLETED)
+            failures = self._delivery.deliver(outcome.phase.status)
         except Exception as error:  # noqa: BLE001 - logged
             _log.exception("the upload failed")
             failures = [OutputError(f"unforeseen: {error!r}{self._delivery.not_done()}")]

@@ -1,6 +1,5 @@
 """What changes while it is found and read is an error, never less than was there."""
 
-import errno
 import os
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.sagemaker.outputs.found import content_of, open_found, walk
+from tests.sagemaker.outputs.closed import refuse_to_open
 
 
 async def test_a_file_that_gets_shorter_meanwhile_is_an_error(tmp_path: Path) -> None:
@@ -39,14 +39,7 @@ def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monk
     for name in ("a", "closed", "z"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    opening = os.open
-
-    def refuse(path: str, *arguments: int, dir_fd: int | None = None) -> int:
-        if path == "closed":
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return opening(path, *arguments, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_to_open("closed", monkeypatch)
     failed: dict[str, FastfuseError] = {}
     found = [one.path for one in walk(tmp_path, tmp_path, fail=failed.setdefault)]
     assert found == ["a", "a/file", "closed", "z", "z/file"]

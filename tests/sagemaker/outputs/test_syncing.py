@@ -27,6 +27,7 @@ from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source
+from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.outputs.test_uploads import newest_children
 from tests.sagemaker.running.jobs import BUCKET, running
@@ -209,6 +210,19 @@ def test_files_that_s3_cannot_have_keep_no_other_from_it(moto_server: S3Server, 
     assert f"1 of 3 files are there, not 'b\\udcff', '{long}': the name " in str(failure)
 
 
+def test_a_directory_that_cannot_be_read_keeps_no_other_checkpoint_from_s3(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_open("closed", monkeypatch)
+    put(directory / "closed/b", b"hidden")
+    put(directory / "z", b"last")
+    with syncing(moto_server, directory) as sync:
+        sync.wait_for(z=b"last")
+        sync.finish()
+        (failure,) = sync.process.failures()
+    assert f"1 of 1 files are there, not 'closed': '{directory}/closed' cannot be read: Permission " in str(failure)
+
+
 def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
     with syncing(moto_server, directory) as sync:
         large = os.urandom(17 << 20)
@@ -322,6 +336,7 @@ def test_checkpoints_that_cannot_be_listed_end_the_job_before_the_command() -> N
         description = checkpointed("s3://denied/checkpoints")
         with running(server.endpoint_url, description, command="print('started')", ends_with=3) as job:
             assert job.output == ""
+            assert "fastfuse: error: CheckpointConfig: The service denies " in job.log
 
 
 def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> None:
@@ -443,3 +458,36 @@ def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
         sync.finish()
         assert sync.process.failures() == []
         assert sync.objects()["model"] == b"newer"
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_what_was_brought_back_is_not_sent_again_after_a_restart(
+    moto_server: S3Server, directory: Path, *, is_again: bool
+) -> None:
+    """Of the job, or of the process that sends."""
+    moto_server.put(f"sync-{directory.parent.name}/state", b"older")
+    for files in (0, 1):
+        with syncing(moto_server, directory, began_ns=is_again) as sync:
+            if files:
+                put(directory / "new", b"new")
+            sync.finish()
+            assert sync.process.artifacts["checkpoints"]["Files"] == files
+
+
+def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with KMS, or where another version has cut the file into other parts."""
+    monkeypatch.setattr(module, "etag_of", lambda _: '"another"')
+    (directory / "model").write_bytes(b"kept")
+    os.utime(directory / "model", (10, 10))
+    with logging_to(directory.parent / "log"):
+        for files in (1, 0):
+            with syncing(moto_server, directory) as sync:
+                sync.finish()
+                assert sync.process.artifacts["checkpoints"]["Files"] == files
+        assert (directory.parent / "log").read_text() == ""
+        os.utime(directory / "model", (20, 20))
+        with syncing(moto_server, directory) as sync:
+            sync.finish()
+        assert "/model' does not replace " in (directory.parent / "log").read_text()

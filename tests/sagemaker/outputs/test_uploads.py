@@ -9,9 +9,10 @@ import re
 import resource
 import signal
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,24 +23,32 @@ from botocore.exceptions import EndpointConnectionError
 from bench.s3server import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
+    Answer,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
     ServerConfig,
     Stall,
 )
+from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
+from fastfuse.sagemaker.description.channel import OutputConfig
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.sending import writer_to
+from fastfuse.sagemaker.running import delivery
+from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
+from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, Job, running, script
 from tests.semantics.leftovers import nothing_is_left
@@ -104,7 +113,7 @@ async def test_what_a_job_has_made_waits_for_a_service_that_cannot_be_reached(
     monkeypatch.setattr(HttpxSession, "send", send_later)
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
     async with aclosing(S3Client(S3Session(connection))) as client, AsyncExitStack() as exits:
-        writer = await writer_to(S3Uri(moto_server.bucket, "waited"), client, exits)
+        writer = await writer_to(S3Uri(moto_server.bucket, "waited"), client, exits, Retries())
         assert await writer.put(b"model")
     assert max(refusals.values()) < 0
 
@@ -206,6 +215,73 @@ async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_
     assert told["note"]["sent"]["S3Uri"] == f"s3://{moto_server.bucket}/unforeseen/note"
 
 
+async def test_a_directory_that_cannot_be_read_keeps_no_other_file_of_a_model_from_s3(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
+) -> None:
+    refuse_to_open("closed", monkeypatch)
+    for name in ("a", "closed/b", "z"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    uri = S3Uri(moto_server.bucket, "partly/model/")
+    told: dict[str, Any] = {}
+    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
+    outgoing = [sending.Outgoing(name="model", place=tmp_path, uri=uri)]
+    await sending.send_outputs(outgoing, tmp_path, connection, "", lambda name, **more: told.update({name: more}))
+    assert re.search("not 'closed': '.*/closed' cannot be read: Permission denied", str(told["model"]["error"]))
+    listed = moto_server.client.list_objects_v2(Bucket=moto_server.bucket, Prefix=uri.path)["Contents"]
+    assert [entry["Key"].removeprefix(uri.path) for entry in listed] == ["a", "z"]
+
+
+async def test_what_was_waited_for_in_vain_is_told_for_what_is_sent_next(
+    monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
+) -> None:
+    """The record is sent by another process than the model."""
+    waited_s: list[float] = []
+
+    async def note(_: S3Uri, *, retries: Retries, **__: object) -> None:
+        waited_s.append(retries.silent_s)
+        raise ServiceError("no answer")
+
+    monkeypatch.setattr(sending, "writer_to", note)
+    told: dict[str, Any] = {}
+    outgoing = [sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(BUCKET, "note"), data=b"")]
+    arguments = (outgoing, tmp_path, ConnectionConfig(), "", lambda name, **more: told.update({name: more}))
+    for silent_s in (0.0, 250.0):
+        await sending.send_outputs(*arguments, silent_s=silent_s)
+        assert waited_s.pop() >= silent_s
+        assert told[""]["silent_s"] >= silent_s
+
+
+def test_the_record_does_not_wait_once_more_for_what_the_model_has_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Waiting:
+        exit_code, artifacts, silent_s = 0, MappingProxyType[str, Any]({}), 250.0
+
+        def __init__(self, work: Callable[[object], None], _: object) -> None:
+            work(None)
+
+        def failures(self) -> list[FastfuseError]:
+            return []
+
+    given_s: list[float] = []
+
+    async def note(*_: object, silent_s: float) -> None:
+        given_s.append(silent_s)
+
+    monkeypatch.setattr(delivery, "send_outputs", note)
+    monkeypatch.setattr(delivery, "Sender", Waiting)
+    job = SimpleNamespace(output=OutputConfig(place=S3Uri(BUCKET, "models/a-job/output/")), synced=())
+    cluster = SimpleNamespace(current_host="algo-1", hosts=["algo-1"])
+    settings: Any = SimpleNamespace(
+        job=job, cluster=cluster, paths=JobPaths(tmp_path), connection=ConnectionConfig(), records_etags=False
+    )
+    sender = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
+    assert sender.deliver("Completed") == []
+    sender.deliver_record(b"")
+    assert given_s == [0.0, 250.0]
+
+
 @pytest.mark.parametrize("kind", ["GZIP", "NONE"])
 def test_what_is_no_file_is_left_out_with_one_warning(server: LoopbackServer, kind: str) -> None:
     config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": kind}
@@ -245,12 +321,37 @@ def test_a_run_that_fails_does_not_replace_the_model_of_one_that_was_completed(m
         assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
     with stored.running(write.format("worse", 3), code=3) as job:
         assert in_archive(stored.read("model.tar.gz")) == {"weights": b"good"}
-        assert "/model.tar.gz may be that of an earlier run and stays, for this run did not complete" in job.log
+        told = (
+            "/model.tar.gz may be of a run that ended better, and stays: this run has the status Failed, and its model"
+        )
+        assert told in job.log
         uri = record_of(job)["Artifacts"]["model"]["S3Uri"]
         assert f"files, 5 B at {uri}\n" in job.log
         name = uri.rpartition("/")[2]
         assert in_archive(stored.read(name)) == {"weights": b"worse"}
         assert re.fullmatch(r"model-\d{8}-\d{6}\.tar\.gz", name)
+
+
+def test_a_stopped_run_replaces_the_model_of_a_stopped_one_and_of_none_that_completed(moto_server: S3Server) -> None:
+    stored = Stored(moto_server, "stopped")
+    write = "import os, signal; open(os.environ['SM_MODEL_DIR'] + '/weights', 'w').write('{}')"
+    wait = "; print('made', flush=True); signal.pause()"
+    for text, kept in (("first", "first"), ("longer", "longer"), ("whole", "whole"), ("last", "whole")):
+        is_stopped = text != "whole"
+        with running(
+            moto_server.endpoint_url, stored.description, command=write.format(text) + wait * is_stopped
+        ) as job:
+            if is_stopped:
+                job.wait_for_output("made")
+                job.process.send_signal(signal.SIGTERM)
+            assert job.wait() == (128 + signal.SIGTERM) * is_stopped, job.log
+            is_told = "/model.tar.gz is of a run with the status Stopped, and is replaced" in job.log
+            assert is_told == (text == "longer")
+            stays = (
+                "/model.tar.gz may be of a run that ended better, and stays: this run has the status Stopped" in job.log
+            )
+            assert stays == (text == "last")
+        assert in_archive(stored.read("model.tar.gz")) == {"weights": kept.encode()}
 
 
 def test_the_model_of_a_failed_run_is_sent_though_nobody_says_whether_there_is_an_earlier_one(
@@ -260,7 +361,7 @@ def test_the_model_of_a_failed_run_is_sent_though_nobody_says_whether_there_is_a
     server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="HeadObject", key="models/*/model.tar.gz"))
     with running(server.endpoint_url, job_of(BUCKET), command=MAKE + "raise SystemExit(3)", ends_with=3) as job:
         key = record_of(job)["Artifacts"]["model"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
-        assert "/model.tar.gz may be that of an earlier run and stays" in job.log
+        assert "/model.tar.gz may be of a run that ended better, and stays" in job.log
     assert server.buckets[BUCKET].view().lookup(key.encode()) is not None
 
 
@@ -271,7 +372,7 @@ def test_a_bucket_that_is_not_there_ends_the_job_before_the_command(moto_server:
     stored.description[field] = {uris[field]: "s3://absent/place"}
     with stored.running("print('started')", code=4) as job:
         assert job.output == ""
-        assert "fastfuse: error: There is no bucket 'absent'" in job.log
+        assert f"fastfuse: error: {field}: There is no bucket 'absent'" in job.log
 
 
 def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(server: LoopbackServer) -> None:
@@ -279,8 +380,40 @@ def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(serv
     with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=3) as job:
         assert job.output == ""
         key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
-        assert f"fastfuse: error: The service denies access to '{key}'" in job.log
-        assert "It takes s3:GetObject to read it, and s3:PutObject to write it" in job.log
+        assert f"fastfuse: error: OutputDataConfig: The service denies access to '{key}'" in job.log
+        assert "s3:PutObject to write it; with a key of KMS also kms:Decrypt, and to write it kms:Gen" in job.log
+
+
+@pytest.mark.parametrize("code", ["KMS.NotFoundException", "KMS.DisabledException"])
+def test_a_key_of_kms_that_cannot_be_used_ends_the_job_before_the_command(server: LoopbackServer, code: str) -> None:
+    """The key of the bucket, or of the job."""
+    server.faults.add(FaultRule(action=Answer(400, code, ""), key="models/*"))
+    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=2) as job:
+        assert job.output == ""
+        key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
+        assert f"error: OutputDataConfig: The service cannot write '{key}' with its key of KMS (400 {code})" in job.log
+        assert (
+            "The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled" in job.log
+        )
+
+
+def test_a_service_that_knows_no_key_of_kms_ends_the_job_before_the_command(server: LoopbackServer) -> None:
+    """The server has no uploads in parts, which a job without a key is only told."""
+    config = {"S3OutputPath": f"s3://{BUCKET}/models", "KmsKeyId": "alias/k"}
+    description = job_of(BUCKET, OutputDataConfig=config)
+    with running(server.endpoint_url, description, command="print('started')", ends_with=1) as job:
+        assert job.output == ""
+        assert "error: OutputDataConfig (KmsKeyId alias/k): The S3 service failed to write " in job.log
+    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=0) as job:
+        assert "of OutputDataConfig can be written to is not known: The S3 service failed to write " in job.log
+
+
+def test_no_place_is_checked_where_no_command_makes_anything(server: LoopbackServer) -> None:
+    rule = server.faults.add(FaultRule(action=ACCESS_DENIED, key="models/*"))
+    with running(server.endpoint_url, job_of(BUCKET)) as job:
+        job.wait_for_log("All channels are ready")
+        assert server.faults.hits(rule) == 0
+        assert job.stop() == 0, job.log
 
 
 def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:
