@@ -57,6 +57,8 @@ _MAX_WRITE_BYTES = 4096
 _MAX_READ_BYTES = 1 << 20
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
+# The errors of an answer that nobody waits for: the caller was killed, or the mount is gone.
+_NOBODY_WAITS = {errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED}
 _PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
 _TRIED_INODE = 1 << 41 | 7
 
@@ -163,17 +165,35 @@ class Session:
         """Return whether another worker can go on: not if the connection is gone, or a request was not kept."""
         return self.is_connected and replies.are_all_kept(self.requests)
 
-    def refuse_deadly_request(self) -> tuple[int, int, int] | None:
-        """Fail the request that the last two workers crashed under, if it is the same one; call it after each crash.
+    @property
+    def owed(self) -> set[int]:
+        """The numbers of the requests that workers have read and not answered."""
+        return replies.owed(self.requests)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Return whether a request waits: to be read, or for its answer."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(self.owed) or any(event & select.POLLIN for _, event in poll.poll(0))
+
+    def refuse_deadly_request(self, *, was_killed: bool) -> tuple[int, int, int] | None:
+        """Fail the request that the last two workers crashed under, if it is the same one; call it after each death.
 
         Return its number, operation and inode. A READ is none: reads are under way together (`filesystem.in_hand`).
+        Nor is a request to blame if the worker `was_killed` from outside.
         """
         request = replies.under_way(self.requests)
+        if was_killed:
+            return None
         number, self._crashed_under = self._crashed_under, request[0] if request else 0
         if request is None or request[0] != number:
             return None
-        with suppress(OSError):  # the caller was killed, or waits for no answer
+        try:
             os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, number))
+        except OSError as error:
+            if error.errno not in _NOBODY_WAITS:
+                return None  # it stays under way, for the next worker
         replies.drop_under_way(self.requests)
         return request
 
