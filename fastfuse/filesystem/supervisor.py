@@ -117,6 +117,7 @@ class Supervisor:
 
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
+        signal.signal(signal.SIGTERM, self._end_at_once)
         keep_memory_private()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
@@ -161,6 +162,12 @@ class Supervisor:
         with bind_metrics(host, port) as listener:
             _log.info("metrics are served at %s", endpoint_url(listener))
             self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
+
+    def _end_at_once(self, number: int, _: object) -> None:
+        """Handle a signal before the mount is made: remove what was created for it, and end by the signal."""
+        self._place.abandon()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _index(self) -> IndexReport:
         settings, origin = self._settings, replace(self._settings.origin, checks_reads=True)

@@ -534,6 +534,17 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     assert list(tmp_path.iterdir()) == [place]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_listing_takes_the_directories_away_that_were_made_for_the_mount(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path, number: signal.Signals
+) -> None:
+    with listing(server, tmp_path / "mount") as (process, _):
+        assert (tmp_path / "mount").exists()
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_mount_survives_its_metrics_endpoint_and_ends_with_a_forced_unmount(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         kill(mount.children()[0])
