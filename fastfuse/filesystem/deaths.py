@@ -27,6 +27,8 @@ class Deaths:
         self._in_hand = in_hand
         self._record = DeathRecord(read_deadline_s)
         self._memory = MemoryRecord(oom_kills())
+        # At the last death the request that was waited for was failed.
+        self._has_refused = False
 
     def note(self, session: Session) -> float:
         """Count the death of the last worker, and return the seconds to wait before the next one starts.
@@ -42,12 +44,14 @@ class Deaths:
             now_s=now_s,
             answered=counters.get("fastfuse_requests"),
             was_killed=worker.was_killed,
-            is_waited_for=not worker.has_served or session.is_waited_for,
+            is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
         )
         _log.warning("the worker died: %s; starting another", worker.end)
         if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
-        if refused := session.refuse_deadly_request(was_killed=worker.was_killed):
+        refused = session.refuse_deadly_request(was_killed=worker.was_killed)
+        self._has_refused = refused is not None
+        if refused:
             _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
             counters.add(counters.slot("fastfuse_errors", "EIO"))  # not answered by a worker
         counters.add(counters.slot("fastfuse_worker_respawns"))

@@ -115,8 +115,8 @@ class MemoryRecord:
         is_told, self._is_told = self._is_told and is_spell, is_counted or is_spell
         if is_told or not self._is_told:
             return None
-        how = "because memory ran out" if is_counted else "by SIGKILL, as the OOM killer does"
-        return f"workers are killed {how}: give a smaller --memory-target, or the container a larger memory limit"
+        how = ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does"
+        return f"workers are killed{how}: give a smaller --memory-target, or the container a larger memory limit"
 
 
 class FailingReads:

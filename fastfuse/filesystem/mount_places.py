@@ -204,7 +204,9 @@ class GivenPlace(Place):
         self.abort(device)
 
     def raise_readahead(self, device: str) -> None:
-        if not self._device and self._mark_kib and readahead_kib(device) == self._mark_kib:
+        if not self._device and self._mark_kib:
+            if readahead_kib(device) != self._mark_kib:
+                return  # another mount covers ours
             self._device = device
         super().raise_readahead(device)
 

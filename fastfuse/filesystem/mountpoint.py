@@ -199,13 +199,13 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
-    # First: its number may soon be another mount's.
-    bound = [other.path for other in _entries() if other.device == entry.device and other != entry]
+    bound = [other for other in _entries() if other.device == entry.device and other != entry]
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
-    return bound
+    # Where mounts propagate, others went with it. Its number may soon be another mount's.
+    return [other.path for other in _entries() if other in bound]
 
 
 def _create(path: Path, *, parents: bool) -> list[Path]:

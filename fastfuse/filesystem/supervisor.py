@@ -168,6 +168,7 @@ class Supervisor:
         self._place.abandon()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container does not end by it
 
     def _index(self) -> IndexReport:
         settings, origin = self._settings, replace(self._settings.origin, checks_reads=True)
@@ -376,10 +377,10 @@ class Supervisor:
             try:
                 self._in_time(self._start_worker)
                 return True
-            except ServiceError:
+            except (ServiceError, NoRoomError) as error:
                 if time.monotonic() >= self._stops_at_s:
                     return True  # too late for another one
-                if signal.sigpending() & _STOPPING:
+                if isinstance(error, NoRoomError) or signal.sigpending() & _STOPPING:
                     raise
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:

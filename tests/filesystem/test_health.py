@@ -134,7 +134,7 @@ def told_of_memory(*kills: tuple[float, int | None], before: int | None) -> list
 
 
 def test_that_memory_ran_out_is_told_once_in_a_spell() -> None:
-    ran_out = "because memory ran"
+    ran_out = "and memory ran"
     assert told_of_memory((0, 4), (30, 5), (80, 6), (139, 7), (199, 8), before=3) == [ran_out, "", "", "", ran_out]
     assert told_of_memory((0, 3), (30, 4), (31, 5), before=3) == ["", ran_out, ""]
 

@@ -33,7 +33,7 @@ from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_MNT_DETACH, _MS_BIND = 2, 4096  # <sys/mount.h>
+_MNT_DETACH, _MS_BIND, _MS_SHARED = 2, 4096, 1 << 20  # <sys/mount.h>
 
 
 @pytest.fixture(autouse=True)
@@ -381,6 +381,22 @@ def test_where_a_mount_is_bound_to_is_told_when_it_is_unmounted(place: Path) -> 
         assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still mounted at {bound}\n")
         done = run_fastfuse("unmount", str(bound))
         assert (done.returncode, done.stdout) == (0, f"unmounted {bound}\n")
+
+
+@pytest.mark.fuse
+def test_a_bound_place_that_loses_the_mount_with_it_is_not_named(tmp_path: Path) -> None:
+    whole, bound = tmp_path / "whole", tmp_path / "bound"
+    for directory in (whole, bound):
+        directory.mkdir()
+    with kernel_mount(whole, "tmpfs"):
+        _libc.mount(None, os.fsencode(whole), None, _MS_SHARED, None)
+        with kernel_mount(bound, "", source=str(whole), flags=_MS_BIND):
+            (whole / "mount").mkdir()
+            with fuse_mount(whole / "mount"):
+                assert find_mount(bound / "mount") is not None
+                done = run_fastfuse("unmount", str(whole / "mount"))
+                assert (done.returncode, done.stdout) == (0, f"unmounted {whole / 'mount'}\n")
+                assert find_mount(bound / "mount") is None
 
 
 @pytest.mark.fuse

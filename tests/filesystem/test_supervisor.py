@@ -142,7 +142,9 @@ def test_a_kill_for_want_of_memory_is_told_with_what_to_do(
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         kill(mount.worker())
         assert (mount.path / "b").read_bytes() == b"b"
-        assert "workers are killed because memory ran out: give a smaller --memory-target" in mount.log
+        assert (
+            "workers are killed, and memory ran out in their control group: give a smaller --memory-target" in mount.log
+        )
         assert mount.stop() == 0
 
 
@@ -542,6 +544,22 @@ def test_a_signal_during_the_listing_takes_the_directories_away_that_were_made_f
         assert (tmp_path / "mount").exists()
         process.send_signal(number)
         process.communicate(timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path
+) -> None:
+    asked = server.statistics().requests.get("ListObjectsV2", 0)
+    command = mount_command("s3://bucket/data", tmp_path / "mount", server.endpoint_url)
+    with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command], env=ENVIRONMENT) as outside:
+        try:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
+            (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+            os.kill(int(first), signal.SIGTERM)
+            assert outside.wait(60) == 128 + signal.SIGTERM
+        finally:
+            outside.kill()
     assert list(tmp_path.iterdir()) == []
 
 
