@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_memory_bytes", "cpu_limit", "memory_limit_bytes", "usable_cpus"]
+__all__ = ["available_memory_bytes", "cpu_limit", "memory_limit_bytes", "oom_kills", "usable_cpus"]
 
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
@@ -28,6 +28,15 @@ def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchi
     # "max" (v2) is no limit. Unlimited in v1 is a number beyond any RAM, and harmless.
     limits = [_number(_text(group / name)) for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def oom_kills(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> int | None:
+    """Return how many processes of our group were killed because memory ran out; None where nobody counts them."""
+    for group in _groups(memberships, hierarchies, "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if counted := re.search(r"^oom_kill (\d+)$", _text(group / name), re.MULTILINE):
+                return int(counted[1])
+    return None
 
 
 def cpu_limit(memberships: Path = _PROCESSES / "self/cgroup", hierarchies: Path = _HIERARCHIES) -> float | None:

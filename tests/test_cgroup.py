@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse import cgroup
-from fastfuse.cgroup import available_memory_bytes, cpu_limit, memory_limit_bytes
+from fastfuse.cgroup import available_memory_bytes, cpu_limit, memory_limit_bytes, oom_kills
 
 
 class Machine:
@@ -79,6 +79,25 @@ def test_a_group_may_have_any_name(tmp_path: Path) -> None:
 def test_the_limit_on_cpus(machine: Machine, memberships: str, files: dict[str, str], limit: float | None) -> None:
     machine.limit(memberships, files)
     assert cpu_limit(machine.memberships, machine.hierarchies) == limit
+
+
+@pytest.mark.parametrize(
+    ("memberships", "files", "kills"),
+    [
+        ("0::/jobs/a\n", {"jobs/a/memory.events": "low 0\noom 4\noom_kill 2\noom_group_kill 1\n"}, 2),
+        # A container sees its own group at the root.
+        ("0::/docker/0123abcd\n", {"memory.events": "oom_kill 3\n"}, 3),
+        ("4:memory:/a\n0::/\n", {"memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 5\n"}, 5),
+        # Before Linux 4.13.
+        ("4:memory:/a\n", {"memory/a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\n"}, None),
+        ("0::/\n", {"cgroup.controllers": "memory\n"}, None),
+    ],
+)
+def test_the_kills_for_want_of_memory(
+    machine: Machine, memberships: str, files: dict[str, str], kills: int | None
+) -> None:
+    machine.limit(memberships, files)
+    assert oom_kills(machine.memberships, machine.hierarchies) == kills
 
 
 def test_the_limit_of_memory_counts_where_it_is_less_than_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:

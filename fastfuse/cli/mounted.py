@@ -51,11 +51,11 @@ def unmount(
     kept: list[FastfuseError] = []
     for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
         try:
-            mounts.unmount(path, lazy=lazy)
+            bound = mounts.unmount(path, lazy=lazy)
         except FastfuseError as error:
             kept.append(error)  # a busy mount keeps none of the others
         else:
-            say(f"unmounted {path}")
+            say(f"unmounted {path}" + "".join(f"; it is still mounted at {other}" for other in bound))
     if len(kept) > 1:
         raise MountError("; ".join(map(str, kept)), hint=kept[0].hint)
     if kept:

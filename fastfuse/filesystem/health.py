@@ -1,12 +1,11 @@
-"""Decide whether a worker hangs, whether another may follow a dead one, and whether reads fail. Pure."""
+"""Decide whether a worker hangs, whether and when another follows a dead one, and whether reads fail. Pure."""
 
-from collections import deque
 from collections.abc import Mapping
 from math import inf
 
 from fastfuse.errors import ServiceError
 
-__all__ = ["BEAT_EVERY_S", "HANGS_AFTER_S", "DeathRecord", "FailingReads", "Heartbeat"]
+__all__ = ["BEAT_EVERY_S", "HANGS_AFTER_S", "DeathRecord", "FailingReads", "Heartbeat", "MemoryRecord"]
 
 # The worker's loop counts a beat so often.
 BEAT_EVERY_S = 1.0
@@ -20,10 +19,11 @@ _LONGEST_LOOK_S = 2.0
 # outside count only once nothing was answered for as long: on a busy machine, a worker may be killed before it serves.
 _MAX_DEATHS = 5
 _DEATHS_WITHIN_S = 60.0
-# The pause after each further death in the last minute: none after the first, then 50 ms, doubling while nothing is
-# served.
+# The pause after each further death in the last minute: none after the first, then 50 ms, doubling. Readers wait
+# meanwhile, so it is at most this, and this share of a read's deadline.
 _FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 2.0
+_MAX_PAUSE_S = 5.0
+_MAX_PAUSE_SHARE = 0.25
 
 # A request that is tried again is mostly answered sooner, and whoever probes a mount asks more than once.
 _LOOK_BACK_S = 10.0
@@ -58,36 +58,65 @@ class Heartbeat:
 
 
 class DeathRecord:
-    """The deaths of the last minute."""
+    """The deaths of the last minute, and those before it since which somebody waits for an answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_deadline_s: float = inf) -> None:
+        self._max_pause_s = min(_MAX_PAUSE_S, _MAX_PAUSE_SHARE * read_deadline_s)
         # (when, requests answered until then, whether it was killed from outside)
-        self._deaths: deque[tuple[float, int, bool]] = deque()
-        # When the first one died after the last answer.
+        self._deaths: list[tuple[float, int, bool]] = []
+        # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
 
-    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool) -> float:
+    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
+
+        An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
-        while self._deaths and self._deaths[0][0] < now_s - _DEATHS_WITHIN_S:
-            self._deaths.popleft()
-        if not self._deaths or answered != self._deaths[-1][1]:
+        if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
+        from_s = now_s - _DEATHS_WITHIN_S
+        self._deaths = [
+            death for death in self._deaths if death[0] >= from_s or (is_waited_for and death[1] == answered)
+        ]
         self._deaths.append((now_s, answered, was_killed))
         unserved = [killed for _, until_then, killed in self._deaths if until_then == answered]
         is_long = now_s - self._unserved_since_s >= _DEATHS_WITHIN_S
         if (len(unserved) if is_long else unserved.count(False)) >= _MAX_DEATHS:
             raise ServiceError(
-                f"the worker died {len(unserved)} times in a minute without serving anything; last, {how}",
+                f"the worker died {len(unserved)} times without serving anything; last, {how}",
                 hint="the log has the reason; the mount is taken down",
             )
         if len(self._deaths) == 1:
             return 0.0
         # The exponent is bounded by the deaths of a minute, each of which took its pause.
-        return min(_FIRST_PAUSE_S * 2.0 ** max(0, len(unserved) - 2), _MAX_PAUSE_S)
+        return min(_FIRST_PAUSE_S * 2.0 ** (len(self._deaths) - 2), self._max_pause_s)
+
+
+class MemoryRecord:
+    """Tells kills for want of memory, once in each spell: kills of which none is a minute after the one before."""
+
+    def __init__(self, oom_kills: int | None) -> None:
+        """Begin with how many processes of the control group were killed for want of memory, if that is known."""
+        self._oom_kills = oom_kills
+        self._killed_s = -inf
+        self._is_told = False
+
+    def killed(self, now_s: float, oom_kills: int | None) -> str | None:
+        """Note that a worker was killed by SIGKILL; return what to tell, if anything.
+
+        Where the control group counted no kill, a person may have killed one worker, but hardly a second one.
+        """
+        is_spell = now_s - self._killed_s < _DEATHS_WITHIN_S
+        is_counted = None not in (oom_kills, self._oom_kills) and oom_kills != self._oom_kills
+        self._oom_kills, self._killed_s = oom_kills, now_s
+        is_told, self._is_told = self._is_told and is_spell, is_counted or is_spell
+        if is_told or not self._is_told:
+            return None
+        how = ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does"
+        return f"workers are killed{how}: give a smaller --memory-target, or the container a larger memory limit"
 
 
 class FailingReads:

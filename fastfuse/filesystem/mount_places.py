@@ -2,7 +2,9 @@
 
 import json
 import logging
+import mmap
 import os
+import re
 import select
 import socket
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from fastfuse.errors import MountError
 from fastfuse.filesystem.children import heard
 from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
-from fastfuse.filesystem.kernel_readahead import raise_readahead
+from fastfuse.filesystem.kernel_readahead import raise_readahead, readahead_kib
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
 from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, obstacle
@@ -29,10 +31,14 @@ _INIT_WITHIN_S: Final = 5.0
 
 
 class Ready(NamedTuple):
-    """A mount that was made for us: its descriptor, and its ``major:minor``, or "" if it cannot be known."""
+    """A mount that was made for us: its descriptor, and its ``major:minor``, or "" if it cannot be known.
+
+    If `readahead_bytes` are given, the kernel is told to read ahead no more.
+    """
 
     fd: int
     device: str
+    readahead_bytes: int | None = None
 
 
 class Place:
@@ -154,6 +160,9 @@ class GivenPlace(Place):
         """
         super().__init__(mountpoint)
         self._fd = fd
+        # The ``major:minor`` of the mount, once it is sure: another one may lie at the mountpoint. And the readahead by
+        # which its bdi is known after INIT.
+        self._device, self._mark_kib = "", 0
         try:
             is_fuse = os.fstat(fd).st_rdev == DEVICE_NUMBER
         except OSError:
@@ -174,9 +183,13 @@ class GivenPlace(Place):
             raise MountError(
                 f"the kernel asks nothing on --fuse-fd {fd}", hint="mount with it first, and serve it with one process"
             )
+        self._device = _device_of(fd)
+        if self._device:
+            return Ready(fd, self._device)
         entry = find_mount(self.mountpoint)
         if entry is not None and entry.file_system_type.partition(".")[0] == "fuse":
-            return Ready(fd, entry.device)
+            self._mark_kib = max(0, readahead_kib(entry.device) - mmap.PAGESIZE // 1024)
+            return Ready(fd, entry.device, self._mark_kib << 10 or None)
         _log.warning(
             "no FUSE mount is seen at %s from here: no readahead is set, and status, refresh and hints are not served",
             self.mountpoint,
@@ -190,9 +203,29 @@ class GivenPlace(Place):
         """Leave it to who mounted, and may hold the descriptor: end the connection, for nobody serves it any more."""
         self.abort(device)
 
+    def raise_readahead(self, device: str) -> None:
+        if not self._device and self._mark_kib:
+            if readahead_kib(device) != self._mark_kib:
+                return  # another mount covers ours
+            self._device = device
+        super().raise_readahead(device)
+
     def abort(self, device: str) -> None:
-        if device:  # it is seen from here
-            abort(self.mountpoint, device)
+        if self._device:
+            abort(self.mountpoint, self._device)
+        else:
+            _log.warning(
+                "programs that still read from %s may hang until --fuse-fd is closed everywhere: which mount it is of "
+                "is not sure",
+                self.mountpoint,
+            )
+
+
+def _device_of(fd: int) -> str:
+    """Return the ``major:minor`` of the mount with this descriptor, or "" before Linux 6.16, which does not tell."""
+    # The kernel's own number, with 20 bits for the minor one.
+    told = re.search(r"^fuse_connection:\t(\d+)$", Path(f"/proc/self/fdinfo/{fd}").read_text(), re.MULTILINE)
+    return f"{int(told[1]) >> 20}:{int(told[1]) & 0xFFFFF}" if told else ""
 
 
 def place_for(settings: MountSettings) -> Place:

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,16 +108,31 @@ def abort(path: Path, device: str) -> None:
     """
     try:
         (_CONNECTIONS / device.partition(":")[2] / "abort").write_text("1")
+        return
     except OSError as error:
-        # Fusectl is not mounted in most containers, or is read-only. A forced umount aborts even a busy mount.
-        entry = find_mount(path)
-        if os.geteuid() == 0 and entry is not None and entry.device == device:
-            with suppress(OSError):  # it is unmounted now
-                place_fd = os.open(path, os.O_PATH)  # so it is busy, and only its connection ends
-                ctypes.CDLL(None).umount2(os.fsencode(path), _MNT_FORCE)
-                os.close(place_fd)
-        else:
-            _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, error)
+        reason = error
+    # Fusectl is not mounted in most containers, or is read-only.
+    entry = find_mount(path)
+    if os.geteuid() == 0 and entry is not None and entry.device == device:
+        try:
+            _abort_by_force(path)
+            return
+        except OSError as error:
+            if not is_mounted(path, device):
+                return
+            reason = error
+    _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, reason)
+
+
+def _abort_by_force(path: Path) -> None:
+    """End the connection of the mount at `path` by a forced umount, which does so even if the mount is busy."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    place_fd = os.open(path, os.O_PATH)  # so it is busy, and only its connection ends
+    try:
+        if libc.umount2(os.fsencode(path), _MNT_FORCE) != 0 and ctypes.get_errno() != errno.EBUSY:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    finally:
+        os.close(place_fd)
 
 
 def _is_served(entry: MountEntry) -> bool:
@@ -161,11 +175,12 @@ def prepare_mountpoint(path: Path, *, create_parents: bool, created: list[Path] 
     return _resolved(path)
 
 
-def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> None:
+def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> list[Path]:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    With `lazy`, readers of a mount that no process serves get an error. With a `device` (``major:minor``) only that
-    mount is unmounted, and no other one at its place; the daemon passes its own.
+    Return where it is still mounted, by bind mounts. With `lazy`, readers of a mount that no process serves get an
+    error. With a `device` (``major:minor``) only that mount is unmounted, and no other one at its place; the daemon
+    passes its own.
 
     Raises:
         BusyMountError: files below it are open.
@@ -183,11 +198,14 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> Non
     if lazy and device is None and not _is_served(entry) and _errno_of_statvfs(entry.path) is None:
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
-            return
+            return []
+    bound = [other for other in _entries() if other.device == entry.device and other != entry]
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
+    # Where mounts propagate, others went with it. Its number may soon be another mount's.
+    return [other.path for other in _entries() if other in bound]
 
 
 def _create(path: Path, *, parents: bool) -> list[Path]:

@@ -24,7 +24,7 @@ from fastfuse.filesystem.threads cimport (
 
 __all__ = [
     "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "drop_under_way", "finish", "keep", "not_taken",
-    "refuse", "start", "threads_for", "under_way",
+    "owed", "refuse", "start", "threads_for", "under_way",
 ]
 
 cdef extern from "Python.h":
@@ -165,10 +165,24 @@ def are_all_kept(memory):
     return not (<const Requests *> &view[0]).lost_count
 
 
+def owed(memory):
+    """Return the numbers of the requests in `memory` that were read and are not answered."""
+    cdef uint8_t[::1] view = memory
+    cdef Requests *kept = <Requests *> &view[0]
+    cdef uint64_t unique = LOADED((<fuse_in_header *> kept.message).unique)
+    cdef int at
+    numbers = {unique}
+    for at in range(_MOST_KEPT):
+        unique = LOADED(kept.reads[at].head.unique)
+        if unique:
+            numbers.add(unique)
+    return numbers - {0}
+
+
 def under_way(memory):
     """Return number, operation and inode of the request that a dead worker was at; None if there is none but READs.
 
-    Ask once after a death: the next worker may die before it begins one.
+    Ask once after every death: the next worker may die before it begins one.
     """
     cdef uint8_t[::1] view = memory
     cdef Requests *left_behind = <Requests *> &view[0]
@@ -235,8 +249,8 @@ cdef void keep_read(const char *message) noexcept nogil:
     ADD(requests.lost_count, 1)
 
 
-cdef void forget_read(uint64_t unique) noexcept nogil:
-    """Keep a READ no longer: it is answered."""
+cdef void forget_read(uint64_t unique, bint is_taken) noexcept nogil:
+    """Keep a READ no longer: it is answered. Unless the kernel took this answer, another one may have been before it."""
     cdef uint64_t at, place
     if requests == NULL:
         return
@@ -245,7 +259,7 @@ cdef void forget_read(uint64_t unique) noexcept nogil:
         if LOADED(requests.reads[place].head.unique) == unique:
             STORE(requests.reads[place].head.unique, 0)
             return
-    if LOADED(requests.lost_count):
+    if is_taken and LOADED(requests.lost_count):
         ADD(requests.lost_count, -1)
 
 
@@ -409,9 +423,10 @@ cdef int write_reply(int device, uint64_t unique, int error, const void *data, s
     head.len, head.error, head.unique = sizeof(head) + size_bytes, -error, unique
     parts[0].iov_base, parts[0].iov_len = &head, sizeof(head)
     parts[1].iov_base, parts[1].iov_len = <void *> data, size_bytes
-    # ENOENT: the reader was killed. The others: the mount is gone.
-    if writev(device, parts, 2) >= 0 or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED):
-        forget_read(unique)
+    cdef bint is_taken = writev(device, parts, 2) >= 0
+    # ENOENT: it was answered before, or the reader was killed. The others: the mount is gone.
+    if is_taken or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED):
+        forget_read(unique, is_taken)
         return 0
     return errno
 

@@ -39,7 +39,8 @@ _MAX_PAGES = struct.Struct("=H")
 _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
 _READ, _READDIRPLUS = 15, 44
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
-_FLAGS_OFFSET = OUT_HEADER.size + 12
+_READAHEAD_OFFSET, _FLAGS_OFFSET = OUT_HEADER.size + 8, OUT_HEADER.size + 12
+_READAHEAD = struct.Struct("=I")
 _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
@@ -56,6 +57,8 @@ _MAX_WRITE_BYTES = 4096
 _MAX_READ_BYTES = 1 << 20
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
+# The errors of an answer that nobody waits for: the caller was killed, or the mount is gone.
+_NOBODY_WAITS = {errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED}
 _PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
 _TRIED_INODE = 1 << 41 | 7
 
@@ -120,7 +123,7 @@ class Session:
         try:
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
-            _shake_hands(operations, fd)
+            _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)
             return cls(place, _device_at(place.mountpoint) if ready is None else ready.device, fd)
         except BaseException:
             pyfuse3.close(unmount=ready is None)
@@ -162,17 +165,35 @@ class Session:
         """Return whether another worker can go on: not if the connection is gone, or a request was not kept."""
         return self.is_connected and replies.are_all_kept(self.requests)
 
-    def refuse_deadly_request(self) -> tuple[int, int, int] | None:
-        """Fail the request that the last two workers crashed under, if it is the same one; call it after each crash.
+    @property
+    def owed(self) -> set[int]:
+        """The numbers of the requests that workers have read and not answered."""
+        return replies.owed(self.requests)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Return whether a request waits: to be read, or for its answer."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(self.owed) or any(event & select.POLLIN for _, event in poll.poll(0))
+
+    def refuse_deadly_request(self, *, was_killed: bool) -> tuple[int, int, int] | None:
+        """Fail the request that the last two workers crashed under, if it is the same one; call it after each death.
 
         Return its number, operation and inode. A READ is none: reads are under way together (`filesystem.in_hand`).
+        Nor is a request to blame if the worker `was_killed` from outside.
         """
         request = replies.under_way(self.requests)
+        if was_killed:
+            return None
         number, self._crashed_under = self._crashed_under, request[0] if request else 0
         if request is None or request[0] != number:
             return None
-        with suppress(OSError):  # the caller was killed, or waits for no answer
+        try:
             os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, number))
+        except OSError as error:
+            if error.errno not in _NOBODY_WAITS:
+                return None  # it stays under way, for the next worker
         replies.drop_under_way(self.requests)
         return request
 
@@ -186,7 +207,7 @@ class Session:
         pyfuse3.close(unmount=False)
 
 
-def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
+def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: int | None) -> None:
     """Serve INIT on the session's `fd`."""
     replies.keep(bytearray(replies.REQUESTS_BYTES))  # of this process, which answers no others
     device = os.dup(fd)
@@ -203,7 +224,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
-        _complete(reply)
+        _complete(reply, readahead_bytes=readahead_bytes)
         _prove_inodes(operations, ours)
         operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
@@ -215,8 +236,10 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         os.close(device)
 
 
-def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE) -> None:
+def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE, readahead_bytes: int | None = None) -> None:
     """Put our limits into libfuse's `reply` to INIT."""
+    if readahead_bytes is not None:
+        _READAHEAD.pack_into(reply, _READAHEAD_OFFSET, readahead_bytes)
     _LIMITS.pack_into(reply, _LIMITS_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES)
     _MAX_PAGES.pack_into(reply, _MAX_PAGES_OFFSET, _MAX_READ_BYTES // page_bytes)
     (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TypeVar
 
 from fastfuse.cache.directory import prepare
@@ -26,7 +27,8 @@ from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
-from fastfuse.filesystem.health import BEAT_EVERY_S, DeathRecord
+from fastfuse.filesystem.deaths import Deaths
+from fastfuse.filesystem.health import BEAT_EVERY_S
 from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder
@@ -50,11 +52,10 @@ _log = logging.getLogger(__name__)
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
 _SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
-# How often to look whether reads are under way, and how often in a row there must be none: the reply to the last one
-# may still be on its way to the kernel, and a new worker needs a moment to take what the dead one left.
+# How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
+# mount was told to stop.
 _LOOK_EVERY_S = 0.02
 _QUIET_LOOKS = 2
-_QUIET_LOOKS_AFTER_DEATH = 50
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
 _ROOM_WITHIN_S = 60.0
 _ROOM_RETRY_S = 1.0
@@ -95,21 +96,19 @@ class Supervisor:
         self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
-        self._operations = MountOperations(
-            self._counters,
-            uid=settings.uid,
-            gid=settings.gid,
-            umask=settings.umask,
-        )
+        self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
-        self._deaths = DeathRecord()
+        self._deaths = Deaths(
+            self._worker, self._counters, self._in_hand, read_deadline_s=settings.connection.deadline_s
+        )
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
-        self._is_stopping = False
+        # When the grace period ends.
+        self._stops_at_s = inf
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
@@ -118,6 +117,7 @@ class Supervisor:
 
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
+        signal.signal(signal.SIGTERM, self._end_at_once)
         keep_memory_private()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
@@ -162,6 +162,13 @@ class Supervisor:
         with bind_metrics(host, port) as listener:
             _log.info("metrics are served at %s", endpoint_url(listener))
             self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
+
+    def _end_at_once(self, number: int, _: object) -> None:
+        """Handle a signal before the mount is made: remove what was created for it, and end by the signal."""
+        self._place.abandon()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)  # the first process of a container does not end by it
 
     def _index(self) -> IndexReport:
         settings, origin = self._settings, replace(self._settings.origin, checks_reads=True)
@@ -269,7 +276,7 @@ class Supervisor:
         for asked, asking in self._control.requests() if self._control is not None else ():
             if self._answers.give(asked, asking, self._snapshot_fd):
                 continue
-            if self._is_stopping:
+            if self._stops_at_s < inf:
                 send_answer(asking, error_message(MountError("the mount stops")))
             else:
                 self._refresher.want(self._snapshot_fd, asking)
@@ -301,13 +308,12 @@ class Supervisor:
         """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
         assert self._session is not None
         _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
-        self._is_stopping = True
+        self._stops_at_s = time.monotonic() + self._settings.grace_s
         # First: no read may begin after the end was reported.
         self._counters.set(self._counters.slot("fastfuse_draining"), 1)
         self._notifier.stopping()
-        deadline_s = time.monotonic() + self._settings.grace_s
-        reads, quiet_looks, enough_looks = 0, 0, _QUIET_LOOKS
-        while quiet_looks < enough_looks and time.monotonic() < deadline_s:
+        owed, reads, quiet_looks = self._session.owed, 0, 0
+        while quiet_looks < _QUIET_LOOKS and time.monotonic() < self._stops_at_s:
             caught = signal.sigtimedwait(_SIGNALS, _LOOK_EVERY_S)
             if caught is not None and caught.si_signo in _STOPPING:
                 break
@@ -317,10 +323,11 @@ class Supervisor:
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
                 self._counters.set(self._counters.slot("fastfuse_draining"), 0)
-                enough_looks = _QUIET_LOOKS_AFTER_DEATH
                 if not self._replace_worker():
                     return
-            reads = self._counters.get("fastfuse_waiting_reads")
+            before, owed = owed, self._session.owed
+            # One that is refused is owed for a moment only. Those that are not kept are counted while they wait.
+            reads = max(len(owed & before), self._counters.get("fastfuse_waiting_reads"))
             quiet_looks = 0 if reads else quiet_looks + 1
         if reads:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._place.mountpoint)
@@ -364,15 +371,16 @@ class Supervisor:
             if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
                 _log.info("%s was unmounted", self._place.mountpoint)
                 return False
-            self._note_death(self._worker.end)
+            self._pause(self._deaths.note(session))
             if not can_go_on:
                 self._mount_again()
             try:
                 self._in_time(self._start_worker)
                 return True
-            except ServiceError:
-                self._notifier.is_alive()
-                if signal.sigpending() & _STOPPING:
+            except (ServiceError, NoRoomError) as error:
+                if time.monotonic() >= self._stops_at_s:
+                    return True  # too late for another one
+                if isinstance(error, NoRoomError) or signal.sigpending() & _STOPPING:
                     raise
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
@@ -381,7 +389,7 @@ class Supervisor:
         Raises:
             NoRoomError: there was no room for a minute, or a signal says to stop.
         """
-        until_s = time.monotonic() + _ROOM_WITHIN_S
+        until_s = min(time.monotonic() + _ROOM_WITHIN_S, self._stops_at_s)
         while True:
             try:
                 return attempt()
@@ -389,24 +397,16 @@ class Supervisor:
                 if time.monotonic() >= until_s or signal.sigpending() & _STOPPING:
                     raise NoRoomError(f"the mount cannot go on: {error}", hint=getattr(error, "hint", "")) from error
                 _log.warning("no worker can be started yet: %s", error)
-            self._notifier.is_alive()
-            signal.sigtimedwait((), _ROOM_RETRY_S)
+            self._pause(_ROOM_RETRY_S)
 
-    def _note_death(self, how: str) -> None:
-        """Count a death and pause before the next start; raise `ServiceError` in a crash loop."""
-        answered, was_killed = self._counters.get("fastfuse_requests"), self._worker.was_killed
-        pause_s = self._deaths.note(how, now_s=time.monotonic(), answered=answered, was_killed=was_killed)
-        _log.warning("the worker died: %s; starting another", how)
-        if poisoned := self._in_hand.worker_died(was_killed=was_killed):
-            _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
-        if not was_killed and self._session is not None and (refused := self._session.refuse_deadly_request()):
-            _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
-            self._counters.add(self._counters.slot("fastfuse_errors", "EIO"))  # not answered by a worker
-        self._counters.add(self._counters.slot("fastfuse_worker_respawns"))
-        # Its successor counts again what it goes on with.
-        self._counters.set(self._counters.slot("fastfuse_waiting_reads"), 0)
-        # The empty set makes it a pause that misses no signal.
-        signal.sigtimedwait((), pause_s)
+    def _pause(self, for_s: float) -> None:
+        """Wait, but not beyond the grace period or a signal to stop; answer who asks meanwhile."""
+        until_s = min(time.monotonic() + for_s, self._stops_at_s)
+        while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & _STOPPING:
+            self._notifier.is_alive()
+            self._answer_requests()
+            # The empty set makes it a pause that misses no signal.
+            signal.sigtimedwait((), min(left_s, _LOOK_EVERY_S))
 
     def _mount_again(self) -> None:
         _log.warning("mounting %s again: files that are open now fail, opened again they work", self._place.mountpoint)

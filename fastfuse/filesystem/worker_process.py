@@ -43,9 +43,12 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # The end of the last one, in words; whether it hung in something; and whether it ended through no fault of what
-        # it did: killed or stopped from outside, or for its memory.
+        # Whether the last one came to serve; its end, in words, and the exit code, 0 if it was not waited for; whether
+        # it hung in something; and whether it ended through no fault of what it did: killed or stopped from outside, or
+        # for its memory.
+        self.has_served = False
         self.end = ""
+        self.exit_code = 0
         self.has_hung = False
         self.was_killed = False
         # Takes newer tables, and log files, to the worker.
@@ -70,10 +73,11 @@ class WorkerProcess:
         reading_fd, writing_fd = os.pipe()
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self.pid, self.has_hung = fork(theirs, writing_fd), False
+                self.pid, self.has_hung, self.has_served = fork(theirs, writing_fd), False, False
             self._heartbeat.restart(time.monotonic())
             if self._comes(reading_fd):
-                if pipe.read() == READY:
+                self.has_served = pipe.read() == READY
+                if self.has_served:
                     self._heartbeat.restart(time.monotonic())
                     return
                 self.has_exited(self.pid, wait_child(self.pid))
@@ -123,7 +127,7 @@ class WorkerProcess:
         """Return whether the child `pid`, which the caller reaped, was the worker."""
         if pid != self.pid:
             return False
-        self.pid = 0
+        self.pid, self.exit_code = 0, exit_code
         self.end = f"it was killed by signal {-exit_code}" if exit_code < 0 else f"it exited with {exit_code}"
         self.was_killed = exit_code in {-signal.SIGKILL, 0}
         return True
@@ -168,6 +172,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.has_hung, self.was_killed = 0, state != "T", state == "T"
+        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, 0, state != "T", state == "T"
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

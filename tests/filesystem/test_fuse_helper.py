@@ -9,13 +9,14 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
-from fastfuse.filesystem import mountpoint
+from fastfuse.filesystem import mount_places, mountpoint
 from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
 from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
 from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
+from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import (
     ENVIRONMENT,
@@ -371,6 +373,14 @@ def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, 
             assert find_mount(place) is not None
 
 
+_UNTOLD = 'from fastfuse.filesystem import mount_places; mount_places._device_of = lambda _: ""'
+# Linux 6.16 tells which connection a descriptor is of.
+_TELLS_CONNECTION = pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16), reason="Linux before 6.16"
+)
+
+
+@_TELLS_CONNECTION
 @pytest.mark.parametrize("has_fusectl", [False, True])
 def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_still_holds(
     server: LoopbackServer, tmp_path: Path, has_fusectl: bool, monkeypatch: pytest.MonkeyPatch
@@ -388,7 +398,58 @@ def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_sti
             assert entry.device == device
 
 
-def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(server: LoopbackServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_covered", [False, True])
+def test_where_the_kernel_does_not_tell_whose_a_descriptor_is_its_readahead_does(
+    server: LoopbackServer, tmp_path: Path, is_covered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, _UNTOLD)
+    with ExitStack() as stack:
+        fd, place = stack.enter_context(_given(tmp_path))
+        above = stack.enter_context(_given(tmp_path))[0] if is_covered else -1
+        options = ("--fuse-fd", str(fd))
+        with mounted("s3://bucket/data", server.endpoint_url, *options, path=place, pass_fds=[fd]) as mount:
+            assert mount.stop() == 0
+            assert _has_ended(fd) != is_covered
+            assert (f"programs that still read from {place} may hang" in mount.log) == is_covered
+            assert not is_covered or not _has_ended(above)
+
+
+@pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=_TELLS_CONNECTION)])
+@pytest.mark.parametrize("has_fusectl", [False, True])
+def test_another_mount_at_the_place_of_a_descriptor_is_not_aborted(
+    tmp_path: Path,
+    has_fusectl: bool,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with fuse_connections() as connections:
+        monkeypatch.setattr(mountpoint, "_CONNECTIONS", connections if has_fusectl else connections / "nothing")
+        if not is_told:
+            monkeypatch.setattr(mount_places, "_device_of", lambda _: "")
+        with _given(tmp_path) as (fd, place), _given(tmp_path) as (above, _):
+            given = GivenPlace(os.dup(fd), place)
+            device = given.mount("s3://bucket").device
+            for end in (fd, above):
+                os.read(end, 1 << 20)  # INIT
+            given.unmount(device, lazy=True)
+            assert not _has_ended(above)
+            assert _has_ended(fd) == (is_told and has_fusectl)
+            assert f"programs that still read from {place} may hang" in caplog.text or _has_ended(fd)
+
+
+def _has_ended(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, 0)
+    return bool(poll.poll(0))
+
+
+@pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=_TELLS_CONNECTION)])
+def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(
+    server: LoopbackServer, tmp_path: Path, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_told:
+        with_change(monkeypatch, _UNTOLD)
     place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
@@ -396,7 +457,8 @@ def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(server: Loopback
         options = ("--fuse-fd", str(fd))
         with mounted("s3://bucket/data", server.endpoint_url, *options, path=elsewhere, pass_fds=[fd]) as mount:
             assert (place / "large").read_bytes() == _DATA
-            assert f"no FUSE mount is seen at {elsewhere} from here" in mount.log
+            assert (f"no FUSE mount is seen at {elsewhere} from here" in mount.log) != is_told
+            assert run_fastfuse("status", str(place)).returncode == (not is_told)
             assert mount.stop() == 0
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat
+from fastfuse.filesystem.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat, MemoryRecord
 
 
 def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, wants_cpu: bool = False) -> list[bool]:
@@ -44,60 +44,111 @@ def test_the_next_worker_has_its_own_time() -> None:
     assert answers == [number >= HANGS_AFTER_S for number in range(8)]
 
 
-def pauses(answered: Iterable[int]) -> list[float]:
+def note(
+    deaths: DeathRecord,
+    now_s: float,
+    how: str = "x",
+    *,
+    answered: int = 7,
+    was_killed: bool = True,
+    is_waited_for: bool = True,
+) -> float:
+    return deaths.note(how, now_s=now_s, answered=answered, was_killed=was_killed, is_waited_for=is_waited_for)
+
+
+def pauses(answered: Iterable[int], deaths: DeathRecord) -> list[float]:
     """Return the pauses after kills, a second apart, until each of which so many requests were answered."""
-    deaths = DeathRecord()
-    return [
-        deaths.note("x", now_s=float(second), answered=count, was_killed=True) for second, count in enumerate(answered)
-    ]
+    return [note(deaths, float(second), answered=count) for second, count in enumerate(answered)]
 
 
-def test_the_pauses_double_up_to_two_seconds_while_nothing_is_served() -> None:
-    assert pauses([7] * 9) == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
-    assert pauses(range(9)) == [0, *[0.05] * 8]
-    assert pauses([7, 7, 7, 8, 8, 8, 9]) == [0, 0.05, 0.1, 0.05, 0.05, 0.1, 0.05]
+@pytest.mark.parametrize("answered", [[7] * 10, range(10)], ids=["nothing is answered", "a little is answered"])
+def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(answered: Iterable[int]) -> None:
+    assert pauses(answered, DeathRecord()) == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+def test_a_pause_leaves_a_read_most_of_its_deadline() -> None:
+    assert pauses(range(6), DeathRecord(read_deadline_s=1.0)) == [0, 0.05, 0.1, 0.2, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
     deaths = DeathRecord()
     for minute in range(50):
-        assert deaths.note("x", now_s=minute * 61.0, answered=0, was_killed=was_killed) == 0
+        assert note(deaths, minute * 61.0, was_killed=was_killed, is_waited_for=False) == 0
+    for minute in range(50, 100):
+        assert note(deaths, minute * 61.0, answered=minute, was_killed=was_killed) == 0
 
 
 def test_five_crashes_in_a_minute_without_an_answer_are_the_end() -> None:
     deaths = DeathRecord()
     for second in range(4):
-        deaths.note("x", now_s=second, answered=7, was_killed=False)
-    with pytest.raises(ServiceError, match="died 5 times in a minute without serving anything; last, it was killed"):
-        deaths.note("it was killed by signal 11", now_s=59, answered=7, was_killed=False)
+        note(deaths, second, was_killed=False, is_waited_for=False)
+    with pytest.raises(ServiceError, match="died 5 times without serving anything; last, it was killed"):
+        note(deaths, 59, "it was killed by signal 11", was_killed=False, is_waited_for=False)
 
 
 def test_kills_from_outside_are_the_end_only_once_nothing_was_answered_for_a_minute() -> None:
     deaths = DeathRecord()
     for second in range(0, 80, 2):
-        deaths.note("x", now_s=second, answered=7 + (second >= 20), was_killed=True)
-    with pytest.raises(ServiceError, match="died 31 times in a minute without serving anything; last, x"):
-        deaths.note("x", now_s=80, answered=8, was_killed=True)
+        note(deaths, second, answered=7 + (second >= 20))
+    with pytest.raises(ServiceError, match="died 31 times without serving anything; last, x"):
+        note(deaths, 80, answered=8)
+
+
+@pytest.mark.parametrize("was_killed", [False, True])
+@pytest.mark.parametrize("apart_s", [16, 61])
+def test_five_deaths_far_apart_are_the_end_if_somebody_waits_all_the_time(apart_s: int, was_killed: bool) -> None:
+    deaths = DeathRecord()
+    for count in range(4):
+        note(deaths, apart_s * count, was_killed=was_killed)
+    with pytest.raises(ServiceError, match="died 5 times without serving anything; last, x"):
+        note(deaths, apart_s * 4, was_killed=was_killed)
 
 
 def test_kills_from_outside_are_not_counted_with_crashes() -> None:
     deaths = DeathRecord()
     for second in range(20):
-        deaths.note("x", now_s=second, answered=7, was_killed=second % 5 != 0)
+        note(deaths, second, was_killed=second % 5 != 0)
 
 
-def test_kills_of_an_idle_mounts_worker_now_and_then_are_no_end() -> None:
+@pytest.mark.parametrize("apart_s", [2, 16])
+def test_kills_of_an_idle_mounts_worker_are_no_end_and_not_held_against_who_asks_then(apart_s: int) -> None:
     deaths = DeathRecord()
-    for second in range(0, 3600, 16):
-        deaths.note("x", now_s=second, answered=7, was_killed=True)
+    for second in range(0, 600, apart_s):
+        note(deaths, second, is_waited_for=False)
+    for second in range(600, 650, apart_s):
+        note(deaths, second)
 
 
 @pytest.mark.parametrize("answered_at", [1, 2, 3, 4])
 def test_one_answer_in_between_is_enough_to_go_on(answered_at: int) -> None:
     deaths = DeathRecord()
     for second in range(5):
-        deaths.note("x", now_s=second, answered=int(second >= answered_at), was_killed=False)
+        note(deaths, second, answered=int(second >= answered_at), was_killed=False)
+
+
+def told_of_memory(*kills: tuple[float, int | None], before: int | None) -> list[str]:
+    """Return the first words of what is told after each kill, by its time and the kills for want of memory until it."""
+    record = MemoryRecord(before)
+    return [" ".join((record.killed(*kill) or "").split()[3:6]) for kill in kills]
+
+
+def test_that_memory_ran_out_is_told_once_in_a_spell() -> None:
+    ran_out = "and memory ran"
+    assert told_of_memory((0, 4), (30, 5), (80, 6), (139, 7), (199, 8), before=3) == [ran_out, "", "", "", ran_out]
+    assert told_of_memory((0, 3), (30, 4), (31, 5), before=3) == ["", ran_out, ""]
+
+
+@pytest.mark.parametrize("counted", [None, 3])
+def test_a_second_kill_is_put_down_to_memory_where_nobody_counts_it(counted: int | None) -> None:
+    told = told_of_memory(*((second, counted) for second in (0, 59, 60, 200, 201)), before=counted)
+    assert told == ["", "by SIGKILL, as", "", "", "by SIGKILL, as"]
+
+
+def test_what_to_do_about_memory_is_told() -> None:
+    told = MemoryRecord(0).killed(0, 1)
+    assert told is not None
+    assert told.endswith(": give a smaller --memory-target, or the container a larger memory limit")
 
 
 def fails(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:

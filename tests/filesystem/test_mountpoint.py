@@ -1,6 +1,7 @@
 """The place of a mount: what mountinfo says of it, what may be mounted on, what may be cleared, how it is unmounted."""
 
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -32,7 +33,7 @@ from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_MNT_DETACH = 2  # <sys/mount.h>
+_MNT_DETACH, _MS_BIND, _MS_SHARED = 2, 4096, 1 << 20  # <sys/mount.h>
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +49,9 @@ def place(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def kernel_mount(path: Path, kind: str, options: str = "", *, source: str = "none") -> Iterator[None]:
+def kernel_mount(path: Path, kind: str, options: str = "", *, source: str = "none", flags: int = 0) -> Iterator[None]:
     """A mount made without fastfuse, detached at the end of the block if it is still there."""
-    if _libc.mount(source.encode(), os.fsencode(path), kind.encode(), 0, options.encode()) != 0:
+    if _libc.mount(source.encode(), os.fsencode(path), kind.encode(), flags, options.encode()) != 0:
         raise OSError(ctypes.get_errno(), f"mount: {os.strerror(ctypes.get_errno())}")
     try:
         yield
@@ -337,6 +338,65 @@ def test_a_connection_that_may_not_be_ended_is_complained_of(
     mountpoint.abort(hanging, entry.device)
     assert f"programs that still read from {hanging} may hang: its connection cannot be ended" in caplog.text
     assert find_mount(hanging) == entry
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize(
+    ("is_there", "number", "is_told"),
+    [(True, errno.EPERM, True), (True, errno.EBUSY, False), (False, errno.EINVAL, False)],
+)
+def test_a_forced_umount_that_ends_no_connection_is_complained_of(
+    hanging: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_there: bool,
+    number: int,
+    is_told: bool,
+) -> None:
+    entry = find_mount(hanging)
+    assert entry is not None
+
+    class Refusing:
+        def umount2(self, path: bytes, flags: int) -> int:
+            if not is_there:
+                _libc.umount2(path, _MNT_DETACH)
+            ctypes.set_errno(number)
+            return -1
+
+    monkeypatch.setattr(mountpoint, "_CONNECTIONS", tmp_path / "nothing")
+    with monkeypatch.context() as patch:
+        patch.setattr(ctypes, "CDLL", lambda *_, **__: Refusing())
+        mountpoint.abort(hanging, entry.device)
+    told = f"programs that still read from {hanging} may hang: its connection cannot be ended ([Errno 1] Operation not"
+    assert (told in caplog.text, bool(caplog.records)) == (is_told, is_told)
+
+
+@pytest.mark.fuse
+def test_where_a_mount_is_bound_to_is_told_when_it_is_unmounted(place: Path) -> None:
+    bound = place.with_name("bound")
+    bound.mkdir()
+    with fuse_mount(place), kernel_mount(bound, "", source=str(place), flags=_MS_BIND):
+        done = run_fastfuse("unmount", str(place))
+        assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still mounted at {bound}\n")
+        done = run_fastfuse("unmount", str(bound))
+        assert (done.returncode, done.stdout) == (0, f"unmounted {bound}\n")
+
+
+@pytest.mark.fuse
+def test_a_bound_place_that_loses_the_mount_with_it_is_not_named(tmp_path: Path) -> None:
+    whole, bound = tmp_path / "whole", tmp_path / "bound"
+    for directory in (whole, bound):
+        directory.mkdir()
+    with kernel_mount(whole, "tmpfs"):
+        _libc.mount(None, os.fsencode(whole), None, _MS_SHARED, None)
+        with kernel_mount(bound, "", source=str(whole), flags=_MS_BIND):
+            (whole / "mount").mkdir()
+            with fuse_mount(whole / "mount"):
+                assert find_mount(bound / "mount") is not None
+                done = run_fastfuse("unmount", str(whole / "mount"))
+                assert (done.returncode, done.stdout) == (0, f"unmounted {whole / 'mount'}\n")
+                assert find_mount(bound / "mount") is None
 
 
 @pytest.mark.fuse

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from fastfuse.filesystem.fuse import replies
+from tests.filesystem.test_mountpoint import fuse_mount
 
 # <linux/fuse.h>: fuse_out_header.
 HEAD = struct.Struct("=IiQ")
@@ -228,3 +229,51 @@ replies.finish()
 def test_where_there_is_no_room_for_threads_none_write() -> None:
     done = subprocess.run([sys.executable, "-c", _WITHOUT_ROOM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# Where the reads that are not answered lie, after the message and two numbers; each has its own at its bytes 8 to 16.
+_LOST_COUNT, _READS = 64 << 10, (64 << 10) + 16
+
+
+@contextmanager
+def keeping() -> Iterator[bytearray]:
+    """Keep requests in memory that a test may look at, and write to."""
+    memory = bytearray(replies.REQUESTS_BYTES)
+    replies.keep(memory)
+    try:
+        yield memory
+    finally:
+        replies.keep(bytearray(replies.REQUESTS_BYTES))
+
+
+def test_a_read_is_owed_until_its_answer_is_written_not_only_until_a_thread_has_it(connection: Connection) -> None:
+    kernel, session = connection
+    with threads(1, connection), keeping() as memory:
+        before = filled(session)
+        struct.pack_into("=Q", memory, _READS + 8, 14)
+        struct.pack_into("=Q", memory, 8, 12)  # a message that is not a READ
+        assert replies.owed(memory) == {12, 14}
+        replies.answer(14, LARGE)
+        eventually(lambda: stuck() == ["fastfuse-reply"])
+        assert replies.owed(memory) == {12, 14}
+        for _ in range(before + 1):
+            kernel.recv(1 << 20)
+        eventually(lambda: replies.owed(memory) == {12})
+
+
+@pytest.mark.fuse
+def test_a_second_answer_is_none_to_a_read_for_which_there_was_no_room(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path) as device, keeping() as memory:
+        struct.pack_into("=Q", memory, _LOST_COUNT, 1)
+        assert replies.start(device.fileno(), 0) == 0
+        replies.answer(12, b"of a request that the kernel has an answer to")
+        assert not replies.are_all_kept(memory)
+
+
+def test_an_answer_to_a_read_for_which_there_was_no_room_is_counted_once(connection: Connection) -> None:
+    with threads(0, connection), keeping() as memory:
+        struct.pack_into("=Q", memory, _LOST_COUNT, 1)
+        replies.answer(12, b"")
+        assert replies.are_all_kept(memory)
+        replies.answer(12, b"")
+        assert replies.are_all_kept(memory)

@@ -5,7 +5,8 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.preflight import CONTAINER
 from fastfuse.filesystem.session import Session
 from tests import mounting
+from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import PATIENCE_S
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
@@ -296,3 +298,59 @@ assert not before & os.RTLD_GLOBAL
 
 def test_other_modules_are_loaded_as_before() -> None:
     subprocess.run([sys.executable, "-c", _FLAGS], env=dict(ENVIRONMENT), check=True)
+
+
+# Where `replies` keeps the number of the request that was begun last: after the message and the count of lost reads.
+_BEGUN = (64 << 10) + 8
+
+
+@contextmanager
+def crashing(device: str) -> Iterator[tuple[Session, Callable[[], None]]]:
+    """A session over `device`, and what leaves its memory as a worker does that dies under request 12, a STATFS."""
+    fd = os.open(device, os.O_RDWR)
+    crashed = Session(Place(Path("/nowhere")), "", fd)
+
+    def die() -> None:
+        crashed.requests[:40] = struct.pack("=IIQQIIIHH", 40, 17, 12, 1, 0, 0, 0, 0, 0)
+        crashed.requests[_BEGUN : _BEGUN + 8] = (12).to_bytes(8, sys.byteorder)
+
+    try:
+        yield crashed, die
+    finally:
+        os.close(fd)
+
+
+def test_a_kill_leaves_no_mark_that_the_crash_after_it_is_taken_for_one_under_the_same_request() -> None:
+    """L3"""
+    with crashing("/dev/null") as (session, die):
+        die()
+        assert session.refuse_deadly_request(was_killed=True) is None
+        assert session.refuse_deadly_request(was_killed=False) is None  # this one began nothing
+        die()
+        assert session.refuse_deadly_request(was_killed=False) is None
+        assert session.owed == {12}
+        die()
+        assert session.refuse_deadly_request(was_killed=False) == (12, 17, 1)
+        assert session.owed == set()
+
+
+def test_a_request_that_cannot_be_failed_stays_for_the_next_worker() -> None:
+    """L3"""
+    with crashing("/dev/full") as (session, die):
+        for _ in range(3):
+            die()
+            assert session.refuse_deadly_request(was_killed=False) is None
+            assert session.owed == {12}
+            assert session.is_waited_for
+
+
+def test_a_request_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> None:
+    with fuse_mount(tmp_path) as device, crashing("/dev/null") as (session, die):
+        session.fd = device.fileno()
+        for expected in (None, (12, 17, 1)):
+            die()
+            assert session.refuse_deadly_request(was_killed=False) == expected
+        assert session.owed == set()
+        assert session.is_waited_for  # INIT is to be read
+        os.read(session.fd, 1 << 17)
+        assert not session.is_waited_for

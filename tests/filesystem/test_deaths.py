@@ -1,0 +1,28 @@
+"""What follows from the death of a worker, by the clock that is given."""
+
+import time
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from fastfuse.filesystem.deaths import Deaths
+from fastfuse.filesystem.in_hand import ReadsInHand
+from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.worker_process import WorkerProcess
+from fastfuse.metrics import Counters
+
+
+def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = SimpleNamespace(exit_code=-11, end="it was killed by signal 11", was_killed=False, has_served=True)
+    answers = iter([None, (1, 17, 1)] * 10)
+    session = SimpleNamespace(is_waited_for=True, refuse_deadly_request=lambda *, was_killed: next(answers))
+    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
+    pauses = []
+    for hour in range(10):
+        for second in (0, 1):
+            monkeypatch.setattr(time, "monotonic", lambda now_s=3600.0 * hour + second: now_s)
+            pauses.append(deaths.note(cast(Session, session)))
+    assert pauses == [0.0, 0.05] * 10
