@@ -132,6 +132,10 @@ class UnavailableError(ReadError):
 class DeadlineError(ReadError):
     """The read's deadline passed: a reader blocked in the kernel must always get an answer."""
 
+    TOO_SLOW_HINT = (
+        "No request failed: the bytes came too slowly. A smaller --part-size or a longer --read-deadline-s may help."
+    )
+
 
 class BadReplyError(ReadError):
     """The service answered with the wrong bytes: too few, too many, another range."""

@@ -1,6 +1,7 @@
 """Where log lines go and what they look like. Nothing here decides what is worth a line."""
 
 import errno
+import io
 import json
 import logging
 import logging.handlers
@@ -205,21 +206,39 @@ class _Unblocked(logging.Handler):
     """
 
     _lost_count = 0
+    # Why the first of them was lost, and the last line could not be written; "" if nobody read it in time.
+    _lost_for = _failure = ""
 
     def handle(self, record: logging.LogRecord) -> bool:
         with self.lock or nullcontext():
-            if self._lost_count and self._write(_loss_record(self._lost_count), timeout_s=0):
+            if self._lost_count and self._write(_loss_record(self._lost_count, self._lost_for), timeout_s=0):
                 self._lost_count = 0
             # A reader that is merely slow is waited for; one that has stopped, only once.
             is_written = self._write(record, timeout_s=0 if self._lost_count else _READER_TIMEOUT_S)
-            self._lost_count += not is_written
+            if not is_written:
+                if not self._lost_count:
+                    self._lost_for = self._failure
+                    self._tell_loss()
+                self._lost_count += 1
             return is_written
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Note why a line cannot be written. Other errors than the system's are mistakes of ours, and are shown."""
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            self._failure = error.strerror or str(error)
+        else:
+            super().handleError(record)
+
     def _write(self, record: logging.LogRecord, *, timeout_s: float) -> bool:
-        return _takes_a_line(self._output(), timeout_s=timeout_s) and super().handle(record)
+        self._failure = ""
+        return _takes_a_line(self._output(), timeout_s=timeout_s) and super().handle(record) and not self._failure
 
     def _output(self) -> object:
         return getattr(self, "stream", None)
+
+    def _tell_loss(self) -> None:
+        """Say elsewhere, if there is such a place, that lines are lost from now on."""
 
 
 class _Stderr(_Unblocked, logging.StreamHandler[TextIO]):
@@ -231,11 +250,31 @@ class _Syslog(_Unblocked, logging.handlers.SysLogHandler):
         return getattr(self, "socket", None)
 
 
+class _Unbuffered(io.FileIO):
+    """A log file that is given each line once; one that was torn, as by a full disk, is ended before the next."""
+
+    _before_next = b""
+
+    def write(self, line: bytes, /) -> int:  # type: ignore[override]
+        left = whole = self._before_next + line
+        try:
+            while left:
+                left = left[super().write(left) :]
+        finally:
+            if len(left) < len(whole):
+                self._before_next = b"\n" if left else b""
+        return len(whole)
+
+
 class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
     """A log file that other users cannot read, whichever process creates it and whatever the umask is."""
 
     def _open(self) -> TextIOWrapper:
-        return TextIOWrapper(open(self.baseFilename, "ab", opener=_open_log), self.encoding, self.errors)
+        return self._lines_to(_Unbuffered(self.baseFilename, "ab", opener=_open_log))
+
+    def _lines_to(self, file: _Unbuffered) -> TextIOWrapper:
+        # Nothing is kept back: what was lost is not written later, and closing a file on a full disk does not fail.
+        return TextIOWrapper(file, self.encoding, self.errors, write_through=True)
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
@@ -255,6 +294,13 @@ class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
         # A file that another user makes would be that user's.
         logging.StreamHandler.emit(self, record)
 
+    def _tell_loss(self) -> None:
+        if self._lost_for:
+            stderr = _Stderr()
+            stderr.setFormatter(self.formatter)
+            message = f"the log file {self.baseFilename} cannot be written, so lines are lost: {self._lost_for}"
+            stderr.handle(_own_warning(message))
+
     def moved(self) -> int:
         """Follow the file if it was moved away; return the descriptor of another than at the last call, or -1."""
         with suppress(OSError), self.lock or nullcontext():
@@ -264,7 +310,7 @@ class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
 
     def go_on_in(self, fd: int) -> None:
         """Write to `fd` from now on, which this handler closes."""
-        old = self.setStream(TextIOWrapper(os.fdopen(fd, "ab"), self.encoding, self.errors))
+        old = self.setStream(self._lines_to(_Unbuffered(fd, "ab")))
         if old is not None:
             old.close()
 
@@ -297,10 +343,13 @@ def _open_log(path: str, flags: int) -> int:
     return fd
 
 
-def _loss_record(count: int) -> logging.LogRecord:
-    message = "log lines were lost, as nobody read them in time: %d"
-    fields = {"name": _OWN, "levelname": "WARNING", "levelno": logging.WARNING, "msg": message, "args": (count,)}
-    return logging.makeLogRecord(fields)
+def _loss_record(count: int, reason: str) -> logging.LogRecord:
+    why = f"as they could not be written ({reason})" if reason else "as nobody read them in time"
+    return _own_warning(f"log lines were lost, {why}: {count}")
+
+
+def _own_warning(message: str) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": _OWN, "levelname": "WARNING", "levelno": logging.WARNING, "msg": message})
 
 
 def _takes_a_line(output: object, *, timeout_s: float) -> bool:

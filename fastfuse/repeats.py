@@ -60,6 +60,12 @@ class RepeatedFailures:
             self._is_running = True
             trio.lowlevel.spawn_system_task(self._summarise)
 
+    def forget_untold(self) -> None:
+        """Owe no summary of the failures until now: whoever tells of their end has counted them."""
+        for failures in self._classes.values():
+            failures.untold = 0
+            failures.names.clear()
+
     def _class_of(self, kind: str, now_s: float) -> str:
         """Return `kind` if it has a line of its own, or gets one in place of a class that owes none."""
         if kind not in self._classes and len(self._classes) >= _MOST_CLASSES:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import re
+import resource
 import select
 import socket
 import sys
@@ -194,6 +195,29 @@ def test_lines_that_nobody_reads_are_lost_and_counted(tmp_path: Path) -> None:
             assert lost is not None
             assert 0 < int(lost[1]) < 1_000
             assert again.endswith(b"heard again")
+
+
+def test_lines_that_a_full_disk_does_not_take_are_lost_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log"
+    configure(LogConfig(file=path))
+    logging.getLogger("fastfuse").info("before")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 40, unlimited[1]))
+    try:
+        for _ in range(3):
+            logging.getLogger("fastfuse").info("the key %s is denied", "x" * 100)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    logging.getLogger("fastfuse").info("after")
+    before, torn, loss, after = path.read_text().splitlines()
+    assert before.endswith("before")
+    assert len(torn) == 40
+    assert loss.endswith("log lines were lost, as they could not be written (File too large): 3")
+    assert after.endswith("after")
+    [told] = capsys.readouterr().err.splitlines()
+    assert told.endswith(f"the log file {path} cannot be written, so lines are lost: File too large")
 
 
 def heard_from(fd: int) -> bytes:

@@ -380,7 +380,8 @@ def _reasons(shape: Shape, chosen: Estimate, by_mode: dict[Mode, Estimate], job:
         yield _HOW[chosen.mode]
     if shape.objects >= _MANY and shape.mean_bytes < _SMALL_BYTES:
         shards = max(round(shape.total_bytes / _SHARD_BYTES), 1)
-        yield f"{shape.objects:,} files are small: about {shards:,} shards of {format_size(_SHARD_BYTES)} read faster."
+        faster = f"about {shards:,} shards of {format_size(_SHARD_BYTES)} read" if shards > 1 else "one shard reads"
+        yield f"{shape.objects:,} files are small: {faster} faster."
     if job.access is Access.RANDOM:
         yield "Random ranges take a GET each, and nothing can be fetched ahead: use more readers, or File."
     if chosen.epoch_gets > _GETS_PER_S * chosen.epoch_s:

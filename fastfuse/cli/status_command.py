@@ -140,10 +140,7 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"  state     {one['state']}, mounted for {format_duration(now - one['mounted_at'])}, process {one['pid']}"
     if trouble := one["trouble"]:
         since = format_duration(now - trouble["since"])
-        tried = trouble["requests"]
-        again = "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
-        what = again if tried or not counters["fastfuse_reads_failing"] else "reads fail"
-        yield f"  trouble   for {since}: {failures_in(trouble)}; {what}"
+        yield f"  trouble   for {since}: {failures_in(trouble)}; {_consequence(trouble, counters)}"
     listed_ago = format_duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
@@ -163,12 +160,20 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  error     {_moment(at)} {plain(text)}"
 
 
+def _consequence(trouble: Mapping[str, Any], counters: Mapping[str, float]) -> str:
+    """Return what a trouble does to requests and reads now."""
+    tried = trouble["requests"]
+    if tried:
+        return "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
+    return "reads fail" if counters["fastfuse_reads_failing"] else "nothing was answered since"
+
+
 def _cache(cache: Mapping[str, Any], counters: Mapping[str, float]) -> str:
     """Return what the local tier takes, what it has served, and how often it could not be used."""
     used, size = (format_size(int(counters[f"fastfuse_cache_{name}_bytes"])) for name in ("used", "size"))
     served = format_size(int(counters['fastfuse_cache_bytes{event="served"}']))
     failed = sum(count for name, count in counters.items() if name.startswith("fastfuse_cache_failures{"))
-    failures = f", {failed:,.0f} failures" if failed else ""
+    failures = f", {failed:,.0f} failure{'s' * (failed != 1)}" if failed else ""
     return f"{used} of {size} in {plain(cache['directory'])}, {served} served{failures}"
 
 

@@ -216,10 +216,14 @@ def _is_random(it: Figures) -> bool:
     return not is_in_order and it.mean_file_bytes > _SMALL_BYTES
 
 
+def _is_of_tier(it: Figures) -> bool:
+    return it.gets < _FEW <= it.parts and it.cache_size_bytes > 0
+
+
 RULES: Final = (
     Rule(
         "too little to judge",
-        lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY,
+        lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY and not _is_of_tier(it),
         lambda _: "hardly anything was fetched from S3",
         "ask again when more was read",
     ),
@@ -267,6 +271,15 @@ RULES: Final = (
         lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
         lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
         "mount as root or where /sys is writable, or see docs/TUNING.md",
+    ),
+    Rule(
+        "local tier limit",
+        _is_of_tier,
+        lambda it: (
+            f"readers waited for the cache, which served nearly all, "
+            f"{three_digits(it.served_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
+        ),
+        "use more DataLoader workers; compare with what the disk of --cache delivers",
     ),
     Rule(
         "small files without hints",

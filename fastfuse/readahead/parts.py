@@ -253,8 +253,8 @@ class Fetches:
         """Return the error of a read of `ref` that waited from `began_s` on, with what failed meanwhile."""
         text = f"{ref.key!r} could not be read within {deadline_s:g} s."
         if self._failed_s >= began_s:
-            text += f" What failed last: {self._cause}"
-        return DeadlineError(text)
+            return DeadlineError(f"{text} What failed last: {self._cause}")
+        return DeadlineError(text, hint=DeadlineError.TOO_SLOW_HINT)
 
     async def _run_next(self) -> None:
         fetch, part = self._next.popleft()

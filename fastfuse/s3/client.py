@@ -190,7 +190,8 @@ class S3Client:
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, ref, start, end)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
-        raise DeadlineError(f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s.")
+        message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
+        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
     async def _get_at_once(
         self, ref: ObjectRef, start: int, end: int

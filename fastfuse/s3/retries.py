@@ -101,6 +101,7 @@ class Retries:
                 len(self._names),
                 "object" if len(self._names) == 1 else "objects",
             )
+            self._repeats.forget_untold()
 
     async def run(
         self,

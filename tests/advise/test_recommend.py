@@ -44,6 +44,7 @@ def test_a_slow_network_and_many_epochs_are_for_a_disk() -> None:
     ("shape", "job", "words"),
     [
         (MANY_SMALL, Job(), "1,000,000 files are small: about 248 shards of 150 MiB"),
+        (shape_of_sizes([5] * 10_000), Job(), "10,000 files are small: one shard reads faster."),
         (MANY_SMALL, Job(), "Announce the order"),
         (MANY_SMALL, Job(hosts=4), "S3 may throttle"),
         (FEW_LARGE, Job(access=Access.RANDOM), "Random ranges take a GET each"),

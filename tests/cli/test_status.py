@@ -254,12 +254,27 @@ def test_a_mount_of_another_user_alerts_nobody_and_ones_own_that_does_not_answer
 def test_failures_of_the_local_tier_are_told(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     found = status_of(mount)
     found["cache"] = {"directory": "/nvme/\x1b"}
-    found["counters"] |= {'fastfuse_cache_failures{kind="disk"}': 2, 'fastfuse_cache_failures{kind="index"}': 1}
     said: list[str] = []
     monkeypatch.setattr(status_command, "ask_status", lambda _: found)
     monkeypatch.setattr(status_command, "say", said.append)
-    assert status_command.status(mount.path, as_json=False) == 0
-    assert "\n  cache     0 B of 0 B in /nvme/\\x1b, 0 B served, 3 failures\n" in said[0]
+    for disk, told in ((0, "1 failure"), (2, "3 failures")):
+        found["counters"] |= {'fastfuse_cache_failures{kind="disk"}': disk, 'fastfuse_cache_failures{kind="index"}': 1}
+        assert status_command.status(mount.path, as_json=False) == 0
+        assert f"\n  cache     0 B of 0 B in /nvme/\\x1b, 0 B served, {told}\n" in said.pop()
+
+
+def test_a_trouble_in_which_no_request_waits_is_told_with_what_it_means_for_readers(
+    mount: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = status_of(mount)
+    found |= {"state": "in trouble", "trouble": {"since": 0.0, "failures": {"Connection refused": 13}, "requests": 0}}
+    said: list[str] = []
+    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    monkeypatch.setattr(status_command, "say", said.append)
+    for is_failing, told in ((0, "nothing was answered since"), (1, "reads fail")):
+        found["counters"]["fastfuse_reads_failing"] = is_failing
+        assert status_command.status(mount.path, as_json=False) == 1
+        assert f": 13 × Connection refused; {told}\n" in said.pop()
 
 
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(

@@ -31,6 +31,7 @@ FAULTS = {
     "CPU limit": replace(SLOW, loop_cpu_s=2800),
     "memory target too small": replace(SLOW, fetched_bytes=100 * GB, wasted_bytes=20 * GB),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
+    "local tier limit": replace(SLOW, gets=0, fetched_bytes=0, cache_size_bytes=200 * GB),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
     "local tier too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB, cache_size_bytes=50 * GB),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),

@@ -149,8 +149,9 @@ async def test_a_part_that_another_reader_waits_for_stays(autojump_clock: MockCl
         assert await engine.read(1, ref, offset, 4 * KIB) == content(ref)[offset : offset + 4 * KIB]
 
     async def fail(engine: ReadEngine, offset: int) -> None:
-        with pytest.raises(DeadlineError, match=r"^'hiccup' could not be read within 60 s\.$"):
+        with pytest.raises(DeadlineError, match=r"^'hiccup' could not be read within 60 s\.$") as late:
             await engine.read(1, ref, offset, 4 * KIB)
+        assert late.value.hint == DeadlineError.TOO_SLOW_HINT
 
     async with running(CONFIG) as (engine, reader), trio.open_nursery() as readers:
         reader.holds = lambda *_: True
