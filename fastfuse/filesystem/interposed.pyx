@@ -41,7 +41,7 @@ cdef extern from *:
     #include <fuse3/fuse_lowlevel.h>
     #include <linux/fuse.h>
 
-    /* Other tasks get their turn after so long: filesystem/loop.py. */
+    /* Other tasks get their turn after so long: a turn costs about 30 us, and a fetch takes milliseconds. */
     enum { LEFT, BEGUN, ANSWERED, TURN_NS = 500000 };
     static struct fuse_lowlevel_ops theirs;
     static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
@@ -94,7 +94,6 @@ cdef extern from *:
     static int (*taken)(const char *, size_t) = NULL;
     /* NULL if nobody has said where requests are kept: then libfuse reads them. */
     static char *(*next_request)(int, ssize_t *) = NULL;
-    static int is_drained = 0;
     typedef int receiver(struct fuse_session *, struct fuse_buf *);
 
     /* Pass a request on in libfuse's own buffer, which pyfuse3 frees. */
@@ -118,7 +117,6 @@ cdef extern from *:
             ssize_t size = 0;
             char *message = next_request ? next_request(device.fd, &size) : NULL;
             struct fuse_buf request = {.mem = message, .size = size};
-            is_drained = 0;
             if (!message)
                 return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
             if (!size)
@@ -129,8 +127,7 @@ cdef extern from *:
             case LEFT: return pass_on(message, size, buffer);
             case ANSWERED: fuse_session_process_buf(session, &request);
             }
-            is_drained = poll(&device, 1, 0) != 1;
-        } while (!is_drained && now_ns() < ends_ns);
+        } while (poll(&device, 1, 0) == 1 && now_ns() < ends_ns);
         return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
     }
     """
@@ -165,7 +162,6 @@ cdef extern from *:
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
     int LEFT, BEGUN, ANSWERED
-    bint is_drained
     int (*taken)(const char *, size_t) noexcept
     char *(*next_request)(int, ssize_t *) noexcept
 
@@ -293,11 +289,6 @@ def take_reads(take):
     """
     global _take_read
     _take_read = take
-
-
-def has_taken_all():
-    """Return whether the kernel had no further request when the last ones were taken."""
-    return is_drained
 
 
 def found(uint64_t parent, bytes name):

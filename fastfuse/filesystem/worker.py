@@ -45,11 +45,11 @@ from fastfuse.filesystem.status import Board
 from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.malloc import tune_malloc
+from fastfuse.malloc import trim_malloc, tune_malloc
 from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
+from fastfuse.s3.buffers import PartBuffers, private_bytes
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 
@@ -127,7 +127,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         read_deadline_s=settings.connection.deadline_s,
     )
     limit_bytes = readahead.memory_limit_bytes
-    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes, trimmer=Trimmer(limit_bytes))
+    buffers = PartBuffers(part_bytes=readahead.part_size_bytes, limit_bytes=limit_bytes)
     retries = Retries(counters)
     if trouble := task.board.read().get("trouble"):  # of the worker before this one
         retries.take_over(trouble)
@@ -150,7 +150,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         nursery.start_soon(_beat, _Report(counters, engine, reads), reads, counters)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
-        nursery.start_soon(_end_when_too_large, most_bytes, counters, nursery.cancel_scope)
+        nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
         nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, reads, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
@@ -344,10 +344,18 @@ def _failed_reads(counters: Counters) -> dict[str, int]:
     return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
-async def _end_when_too_large(most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
-    """Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on."""
+async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
+    """Have the C library give back what it keeps beyond `parts_bytes` more than at the start.
+
+    Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on.
+    """
+    kept_bytes = private_bytes() + parts_bytes
     while True:
         used_bytes = private_bytes()
+        if used_bytes > kept_bytes:
+            trim_malloc()  # takes 2 to 20 ms
+            used_bytes = private_bytes()
+            kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
         counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)
         if used_bytes > most_bytes:
             break

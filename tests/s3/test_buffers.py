@@ -4,14 +4,13 @@ import mmap
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
+from fastfuse.s3.buffers import PartBuffers, private_bytes
 
 PART = 1 << 20
 # Less than the mapping gives.
@@ -63,7 +62,7 @@ def resident_bytes_after(steps: str) -> int:
 from pathlib import Path
 from fastfuse.malloc import tune_malloc
 from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.s3.buffers import PartBuffers, Trimmer, private_bytes
+from fastfuse.s3.buffers import PartBuffers, private_bytes
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
@@ -144,52 +143,6 @@ def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: 
     monkeypatch.setattr(mmap, "mmap", no_room)
     buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
     assert len(buffers.take(PART)) == PART
-
-
-# --- the process's own memory
-
-START = 60 * PART
-
-
-@dataclass(slots=True)
-class Process:
-    """With so much memory, of which a trim gives the rest back beyond `needed_bytes`."""
-
-    used_bytes: int = START
-    needed_bytes: int = START
-    trims: int = 0
-
-    def used(self) -> int:
-        return self.used_bytes
-
-    def trim(self) -> None:
-        self.trims += 1
-        self.used_bytes = self.needed_bytes
-
-
-@pytest.mark.parametrize(
-    ("needed_parts", "steps"),
-    [
-        # Free memory is given back once there is more than the limit allows.
-        (60, [(124, 4 * PART, 0), (140, 4 * PART, 1)]),
-        # Small buffers count together, and so do those beside the mapping.
-        (60, [(140, PART, 0), (None, PART, 0), (None, 100_000, 0), (None, 9 * PART, 1)]),
-        # Memory that is in use is trimmed in vain only once.
-        (140, [(140, 4 * PART, 1), *4 * [(None, 4 * PART, 1)], (160, 4 * PART, 2)]),
-        # A trim that helped is followed by none before an eighth of the limit was taken.
-        (60, [(140, 4 * PART, 1), (140, 4 * PART, 1), (140, 4 * PART, 2), (140, 4 * PART, 2)]),
-    ],
-)
-def test_memory_is_trimmed_where_that_may_help(needed_parts: int, steps: list[tuple[int | None, int, int]]) -> None:
-    """A step: how much the process uses before it, in parts, how much is taken, and how often it was trimmed then."""
-    process = Process(needed_bytes=needed_parts * PART)
-    trimmer = Trimmer(64 * PART, used_bytes=process.used, trim=process.trim)
-    buffers = PartBuffers(part_bytes=8 * PART, limit_bytes=64 * PART, trimmer=trimmer)
-    for used_parts, size_bytes, trims in steps:
-        if used_parts is not None:
-            process.used_bytes = used_parts * PART
-        buffers.take(size_bytes)
-        assert process.trims == trims
 
 
 def test_memory_that_is_used_is_seen() -> None:
