@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import AccessError, FastfuseError, about
+from fastfuse.errors import AccessError, FastfuseError, RefusedError, about
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
@@ -313,7 +313,7 @@ def _is_being_written(fd: int) -> bool:
 
 async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
     """Return whether the object says that it was made of this version of the file."""
-    with suppress(AccessError):
+    with suppress(AccessError, RefusedError):
         state = await writer.state()
         return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
     return False

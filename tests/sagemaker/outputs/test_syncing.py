@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError
+from fastfuse.errors import AccessError, RefusedError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.upload import md5_of
+from fastfuse.s3.upload import ObjectWriter, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
@@ -572,3 +572,19 @@ def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(
         with syncing(moto_server, directory) as sync:
             sync.finish()
         assert "/model' does not replace " in (directory.parent / "log").read_text()
+
+
+def test_what_was_sent_before_is_known_again_by_its_etag_where_no_metadata_can_be_had(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: ObjectWriter) -> None:
+        raise RefusedError("no metadata", hint="")
+
+    monkeypatch.setattr(ObjectWriter, "state", refuse)
+    (directory / "model").write_bytes(b"kept")
+    for files in (1, 0):
+        with syncing(moto_server, directory) as sync:
+            os.utime(directory / "model", (0, 0))
+            sync.finish()
+            assert sync.process.failures() == []
+            assert sync.process.artifacts["checkpoints"]["Files"] == files
