@@ -304,9 +304,10 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
                 "kms:Decrypt, and to write it kms:GenerateDataKey.",
             )
         case Kind.OTHER if " KMS." in failure.detail:
+            hint = "The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled."
             return ConfigurationError(
                 f"The service cannot {operation} {shown} with its key of KMS ({failure.detail}).",
-                hint="The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled.",
+                hint=hint if operation == "write" else "",
             )
         case Kind.THROTTLED | Kind.BUSY | Kind.BROKEN | Kind.OTHER | Kind.CHANGED:
             error = RefusedError if failure.kind is Kind.OTHER else ServiceError

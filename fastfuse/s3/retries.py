@@ -12,7 +12,7 @@ import trio
 
 from fastfuse.metrics import Counters
 from fastfuse.repeats import RepeatedFailures
-from fastfuse.s3.failures import Failure
+from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retry_policy import FailedAttempts, RetryBudget, attempts
 
 __all__ = ["Retries", "RetryableError"]
@@ -24,6 +24,8 @@ _MOST_NAMES = 10_000
 _MOST_FAILURES = 100
 _SHOWN = 5
 _OTHERS = "other failures"
+# What a service says that is there, and needs no other credentials for that.
+_ANSWERS = frozenset({Kind.CHANGED, Kind.NO_BUCKET, Kind.DENIED, Kind.ARCHIVED, Kind.WRONG_REGION, Kind.OTHER})
 
 T = TypeVar("T")
 
@@ -54,8 +56,8 @@ class Retries:
         self._waiting = 0
         # When the first request of this trouble was made, and when it failed.
         self._began_s = self._failed_s = 0.0
-        # When the first request failed that no answer has followed.
-        self._silent_since_s = inf
+        # When the first request failed that no answer has followed, and when the last answer came.
+        self._silent_since_s, self._answered_s = inf, -inf
         # The failures of this trouble, all and by name, and the names of what was requested.
         self._failure_count = 0
         self._failures = Counter[str]()
@@ -80,7 +82,11 @@ class Retries:
 
     @property
     def silent_s(self) -> float:
-        """The time in which requests have failed and none was answered; whoever goes on for others sets it."""
+        """The time in which requests have failed and none was answered; whoever goes on for others sets it.
+
+        An answer is also one that a request is refused with for good. A request that hangs until its deadline has
+        failed all the time.
+        """
         return max(0.0, trio.current_time() - self._silent_since_s)
 
     @silent_s.setter
@@ -121,8 +127,15 @@ class Retries:
         Raises the wrapped error when the attempts are used up; the last one is made shortly before the deadline of the
         surrounding cancel scope. If that is not answered either, the error is that of the one before.
         """
-        result = await self._run(attempt, name, failed, trio.current_time() if began_s is None else began_s)
-        self._silent_since_s = inf
+        began_s = trio.current_time() if began_s is None else began_s
+        ends_s = trio.current_effective_deadline()
+        try:
+            result = await self._run(attempt, name, failed, began_s)
+        except trio.Cancelled:
+            if trio.current_time() >= ends_s:
+                self._silent_since_s = min(self._silent_since_s, max(began_s, self._answered_s))
+            raise
+        self._end_silence()
         if self.is_in_trouble:
             self.answered()
         return result
@@ -143,6 +156,8 @@ class Retries:
                 now_s = trio.current_time()
                 pause_s = made.pause_s(failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s)
                 if pause_s is None:
+                    if failed.failure.kind in _ANSWERS:
+                        self._end_silence()
                     raise failed.error from failed.__cause__
                 if not failed.is_mended:
                     told += 1
@@ -152,6 +167,9 @@ class Retries:
                 await trio.sleep(pause_s)
         finally:
             self._waiting -= min(told, 1)
+
+    def _end_silence(self) -> None:
+        self._silent_since_s, self._answered_s = inf, trio.current_time()
 
     def _failed(self, name: str, failure: Failure, *, attempt: int, waited_s: float) -> None:
         """Note that a request for `name` failed for the `attempt`-th time, and is tried again."""

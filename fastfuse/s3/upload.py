@@ -152,18 +152,18 @@ class ObjectWriter:
     async def check_access(self) -> None:
         """Begin an upload of the object and abort it: that takes the bucket, the rights and the key that a write takes.
 
-        A part is sent, too: with a key of KMS that takes another right (kms:Decrypt) than the begin.
+        A part is sent, too: a key of KMS takes kms:Decrypt for that, and a bucket that locks objects takes its MD5.
 
         Raises:
             FastfuseError: the object cannot be written.
         """
-        deadline_s = self._session.config.deadline_s
-        begun = await self._request("create_multipart_upload", deadline_s=deadline_s, **self._made)
-        upload_id = self._field(begun, "UploadId")
+        request = partial(self._request, deadline_s=self._session.config.deadline_s)
+        upload_id = self._field(await request("create_multipart_upload", **self._made), "UploadId")
         try:
-            await self._request("upload_part", deadline_s=deadline_s, UploadId=upload_id, PartNumber=1, Body=b"-")
+            part: dict[str, Any] = {"PartNumber": 1, "Body": b"-", "ContentMD5": _base64(await md5_of(b"-"))}
+            await request("upload_part", UploadId=upload_id, **part)
         finally:
-            await self._abort(upload_id, deadline_s)
+            await self._abort(upload_id, self._session.config.deadline_s)
 
     @property
     def _made(self) -> dict[str, Any]:

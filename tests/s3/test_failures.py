@@ -6,7 +6,14 @@ from botocore.exceptions import ClientError, EndpointConnectionError, NoCredenti
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.errors import FastfuseError, ForbiddenObjectError, MissingObjectError, ReadError, ServiceError
+from fastfuse.errors import (
+    ConfigurationError,
+    FastfuseError,
+    ForbiddenObjectError,
+    MissingObjectError,
+    ReadError,
+    ServiceError,
+)
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import (
     Failure,
@@ -159,6 +166,14 @@ def test_an_object_that_is_not_to_be_had_is_named_as_a_string_is_written(
 )
 def test_what_every_object_of_a_bucket_would_meet_is_no_error_of_one(kind: Kind) -> None:
     assert object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="key", operation="read") is None
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_the_key_of_a_job_is_to_blame_for_what_is_written_only(operation: str) -> None:
+    failure = Failure(kind=Kind.OTHER, detail="400 KMS.DisabledException")
+    found = object_error(failure, bucket="bucket", key="key", operation=operation)
+    assert isinstance(found, ConfigurationError)
+    assert ("KmsKeyId" in found.hint) == (operation == "write")
 
 
 @pytest.mark.parametrize(

@@ -240,3 +240,54 @@ async def test_trouble_goes_on_until_what_waits_is_answered(autojump_clock: trio
     assert retries.is_in_trouble
     await retries.run(failing(0)[0], name="y")
     assert not retries.is_in_trouble
+
+
+@pytest.mark.parametrize("kind", [Kind.CHANGED, Kind.DENIED, Kind.OTHER])
+async def test_a_refusal_for_good_is_an_answer(autojump_clock: trio.testing.MockClock, kind: Kind) -> None:
+    retries = Retries()
+    failures = iter([BUSY, Failure(kind=kind, detail="")])
+
+    async def attempt() -> None:
+        raise RetryableError(UnavailableError("u"), next(failures))
+
+    with pytest.raises(UnavailableError):
+        await retries.run(attempt, name="x")
+    await trio.sleep(10)
+    assert retries.silent_s == 0
+
+
+@pytest.mark.parametrize("kind", [Kind.EXPIRED, Kind.UNREACHABLE])
+async def test_what_may_come_back_is_no_answer(autojump_clock: trio.testing.MockClock, kind: Kind) -> None:
+    retries = Retries()
+    attempt, _ = failing(inf, failure=Failure(kind=kind, detail=""))
+    with pytest.raises(UnavailableError):
+        await retries.run(attempt, name="x")
+    await trio.sleep(10)
+    assert retries.silent_s >= 10
+
+
+@pytest.mark.parametrize("is_answered", [False, True])
+async def test_a_request_that_hangs_is_silence_from_its_start_or_the_last_answer(
+    autojump_clock: trio.testing.MockClock, *, is_answered: bool
+) -> None:
+    retries = Retries()
+
+    async def hang() -> None:
+        with trio.move_on_after(30):
+            await retries.run(trio.sleep_forever, name="x")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hang)
+        await trio.sleep(20)
+        if is_answered:
+            await retries.run(failing(0)[0], name="y")
+    assert retries.silent_s == pytest.approx(10 if is_answered else 30)
+
+
+async def test_a_request_that_is_cancelled_is_no_silence(autojump_clock: trio.testing.MockClock) -> None:
+    retries = Retries()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(retries.run, trio.sleep_forever, name="x"))
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert retries.silent_s == 0

@@ -220,7 +220,10 @@ async def test_the_check_of_a_place_sends_a_part_as_that_takes_a_right_of_its_ow
 
     async def answer(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
         nonlocal parts
-        parts += "partNumber=" in request.url
+        if "partNumber=" in request.url:
+            parts += 1
+            md5 = request.headers["Content-MD5"]
+            assert (md5.decode() if isinstance(md5, bytes) else md5) == "M21evFQ2U05h0W5j3fyjJw=="
         if not (is_denied and "partNumber=" in request.url):
             return await send(session, request)
         reply = AioAWSResponse(request.url, 403, {}, None)

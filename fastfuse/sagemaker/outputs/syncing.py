@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import AccessError, FastfuseError, about
+from fastfuse.errors import AccessError, FastfuseError, RefusedError, about
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
@@ -28,7 +28,7 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import ObjectWriter, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
-from fastfuse.sagemaker.download.disk import PRIVATE_NAME
+from fastfuse.sagemaker.download.disk import PRIVATE_NAME, read_stamp, version_of
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unreadable, walk, written_to
@@ -126,6 +126,7 @@ class _Directory:
         self._sent_paths: set[str] = set()
         self._sent_bytes = 0
         self._writer: ObjectWriter | None = None
+        self._is_again = False
         # The warnings that were logged already.
         self._told: set[str] = set()
 
@@ -134,10 +135,13 @@ class _Directory:
     ) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
+        self._is_again = is_again
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
         # A file that cannot be read is told when it is to be sent.
         kept = {
-            found.path: found.status for found in walk(directory, self._base, fail=lambda *_: None) if found.is_file
+            found.path: (found.status, _stamp_of(found))
+            for found in walk(directory, self._base, fail=lambda *_: None)
+            if found.is_file
         }
         if is_again or (kept and not is_unfinished):
             missing = self._note_stored(kept, connection, began_ns)
@@ -161,11 +165,14 @@ class _Directory:
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         tell(name, said=f"{what} {prefix}")
 
-    def _note_stored(self, kept: Mapping[str, os.stat_result], connection: ConnectionConfig, began_ns: int) -> int:
+    def _note_stored(
+        self, kept: Mapping[str, tuple[os.stat_result, bytes]], connection: ConnectionConfig, began_ns: int
+    ) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.
 
         A file that is older than its object must not replace it: another host may have gone on from there. One that was
-        written, renamed or copied since the job began is newer, whatever the two clocks say.
+        written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not tell
+        that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
         """
         try:
             snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
@@ -177,12 +184,16 @@ class _Directory:
             if (file := table.file_at(row)) is not None:
                 ref = table.ref(file[0])
                 path = ref.key.removeprefix(self.synced.place.path)
-                status = kept.get(path)
-                if status is None:
+                if path not in kept:
                     missing += 1
-                elif (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns):
+                    continue
+                status, stamp = kept[path]
+                if status.st_ctime_ns >= began_ns:
+                    continue
+                is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
+                if is_same and stamp == version_of(ref):
                     self._sent[path] = _version(status)  # it was brought back
-                elif ref.modified_ns > status.st_mtime_ns and status.st_ctime_ns < began_ns:
+                elif ref.modified_ns > status.st_mtime_ns:
                     self._stored[path] = _version(status), ref
         return missing
 
@@ -264,9 +275,10 @@ class _Directory:
         place = self._directory / path
         has_size = stored.size_bytes == version[1]
         if not has_size or not (await _is_of(writer, version) or stored.etag == await _etag_of(file, version, place)):
+            advice = "" if self._is_again else ". Run without --keep to begin with what is in S3"
             self._warn(
                 f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
-                "another host may have gone on from there. Run without --keep to begin with what is in S3"
+                f"another host may have gone on from there{advice}"
             )
         return True
 
@@ -278,6 +290,13 @@ class _Directory:
 
 def _version(status: os.stat_result) -> _Version:
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _stamp_of(found: Found) -> bytes:
+    """Return which version of an object was brought back into the file; empty if none, or if that is not known."""
+    with suppress(OSError), open_found(found) as file:
+        return read_stamp(file.fileno())[0]
+    return b""
 
 
 def _is_being_written(fd: int) -> bool:
@@ -294,7 +313,7 @@ def _is_being_written(fd: int) -> bool:
 
 async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
     """Return whether the object says that it was made of this version of the file."""
-    with suppress(AccessError):
+    with suppress(AccessError, RefusedError):
         state = await writer.state()
         return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
     return False

@@ -145,7 +145,9 @@ class Delivery:
         self._again_at_s = 0.0
         # Those that came while something was uploaded at the end.
         self._signals = 0
+        # When this run began; once the checkpoints are in place, when they were: nothing of the job runs before that.
         self._began_ns = time.time_ns()
+        self._are_back = False
         # The command has ended; from then on a lost process has one more try.
         self._is_delivering = False
         # The content of S3, by name.
@@ -217,6 +219,8 @@ class Delivery:
         """Take in what the processes have said, and start another one in the place of one that is lost."""
         for process in self._processes:
             process.listen(self._phases)
+        if self._syncer is not None and self._syncer.is_ready and not self._are_back:
+            self._are_back, self._began_ns = True, time.time_ns()
         self._was_ready = self._was_ready or self.is_ready
         is_lost = self._was_ready and self.failure is not None and not self._is_delivering
         if is_lost and time.monotonic() >= self._again_at_s:

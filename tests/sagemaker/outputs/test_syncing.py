@@ -9,19 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError
+from fastfuse.errors import AccessError, RefusedError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.upload import md5_of
+from fastfuse.s3.upload import ObjectWriter, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
 from fastfuse.sagemaker.outputs.syncing import sync_directories
+from fastfuse.sagemaker.running import delivery
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
@@ -41,7 +43,14 @@ class Sync:
     """A process that looks often, and what it has told."""
 
     def __init__(
-        self, server: S3Server, directory: Path, prefix: str, base: Path, *, are_checkpoints: bool, began_ns: int
+        self,
+        server: S3Server,
+        directory: Path,
+        prefix: str,
+        base: Path,
+        *,
+        are_checkpoints: bool,
+        begin: dict[str, Any],
     ) -> None:
         self.server = server
         self.directory = directory
@@ -55,8 +64,7 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        times: dict[str, Any] = {"began_ns": began_ns, "look_every_s": 0.05}
-        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, **times)
+        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05, **begin)
         self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
@@ -87,12 +95,18 @@ class Sync:
 
 @contextmanager
 def syncing(
-    server: S3Server, directory: Path, base: Path | None = None, *, are_checkpoints: bool = True, began_ns: int = 0
+    server: S3Server,
+    directory: Path,
+    base: Path | None = None,
+    *,
+    are_checkpoints: bool = True,
+    began_ns: int = 0,
+    is_again: bool = False,
 ) -> Iterator[Sync]:
     # No key of another test begins with it.
     prefix = f"sync-{directory.parent.name}/"
-    began_ns = began_ns or time.time_ns()
-    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints, began_ns=began_ns)
+    begin: dict[str, Any] = {"began_ns": began_ns or time.time_ns(), "is_again": is_again}
+    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints, begin=begin)
     try:
         yield sync
     finally:
@@ -466,12 +480,79 @@ def test_what_was_brought_back_is_not_sent_again_after_a_restart(
 ) -> None:
     """Of the job, or of the process that sends."""
     moto_server.put(f"sync-{directory.parent.name}/state", b"older")
-    for files in (0, 1):
-        with syncing(moto_server, directory, began_ns=is_again) as sync:
-            if files:
-                put(directory / "new", b"new")
-            sync.finish()
-            assert sync.process.artifacts["checkpoints"]["Files"] == files
+    with syncing(moto_server, directory) as sync:
+        sync.finish()
+        assert sync.process.artifacts["checkpoints"]["Files"] == 0
+    began_ns = time.time_ns()
+    put(directory / "new", b"new")
+    with syncing(moto_server, directory, began_ns=began_ns, is_again=is_again) as sync:
+        sync.finish()
+        assert sync.process.artifacts["checkpoints"]["Files"] == 1
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+@pytest.mark.parametrize("has_stamps", [False, True])
+def test_one_file_that_was_brought_back_and_renamed_to_another_is_sent(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch, *, is_again: bool, has_stamps: bool
+) -> None:
+    """Both are as large, and S3 has stored them within a second."""
+    for key in ("last", "best"):
+        moto_server.put(f"sync-{directory.parent.name}/{key}", key.encode())
+    with syncing(moto_server, directory) as sync:
+        sync.finish()
+    (directory / "best").rename(directory / "last")
+    if not has_stamps:
+        monkeypatch.setattr(module, "read_stamp", lambda _: (b"", b""))
+    with syncing(moto_server, directory, is_again=is_again) as sync:
+        sync.finish()
+        assert sync.objects() == {"best": b"best", "last": b"best"}
+
+
+def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_since(
+    moto_server: S3Server, directory: Path
+) -> None:
+    """The process that sends was killed, and another one goes on."""
+    key = f"sync-{directory.parent.name}/state"
+    moto_server.put(key, b"older")
+    with syncing(moto_server, directory) as sync:
+        sync.finish()
+    os.utime(directory / "state", (0, 0))  # S3 had stored it long ago
+    moto_server.put(key, b"newer")
+    with logging_to(directory.parent / "log"), syncing(moto_server, directory, is_again=True) as sync:
+        sync.finish()
+        assert sync.objects() == {"state": b"newer"}
+    log = (directory.parent / "log").read_text()
+    assert log.endswith("stored after the file was written: another host may have gone on from there\n")
+
+
+def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the process that goes on with them: what was brought back is older than the job."""
+    ready: list[bool] = []
+    began_ns: list[int] = []
+
+    class Sending(SimpleNamespace):
+        def __init__(self, work: partial[None], _: object) -> None:
+            began_ns.append(work.keywords["began_ns"])
+            super().__init__(exit_code=None, failure=None, listen=lambda _: None)
+
+        @property
+        def is_ready(self) -> bool:
+            return ready[-1]
+
+    monkeypatch.setattr(delivery, "Sender", Sending)
+    now_ns = iter(range(100, 200))
+    monkeypatch.setattr(delivery, "time", SimpleNamespace(time_ns=lambda: next(now_ns), monotonic=time.monotonic))
+    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
+    job = SimpleNamespace(synced=(synced,), output=None)
+    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
+    made.begin()
+    for is_ready in (False, True, True):
+        ready.append(is_ready)
+        made.listen()
+    made._syncer.failure = AccessError("lost")  # type: ignore[union-attr,misc]
+    made.listen()
+    assert began_ns == [100, 101]
 
 
 def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(
@@ -491,3 +572,19 @@ def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(
         with syncing(moto_server, directory) as sync:
             sync.finish()
         assert "/model' does not replace " in (directory.parent / "log").read_text()
+
+
+def test_what_was_sent_before_is_known_again_by_its_etag_where_no_metadata_can_be_had(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: ObjectWriter) -> None:
+        raise RefusedError("no metadata", hint="")
+
+    monkeypatch.setattr(ObjectWriter, "state", refuse)
+    (directory / "model").write_bytes(b"kept")
+    for files in (1, 0):
+        with syncing(moto_server, directory) as sync:
+            os.utime(directory / "model", (0, 0))
+            sync.finish()
+            assert sync.process.failures() == []
+            assert sync.process.artifacts["checkpoints"]["Files"] == files
