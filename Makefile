@@ -21,7 +21,8 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 
 # The tests start hundreds of processes: each would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
-test: check ## Run the linters, the type checker and all tests.
+test: $(VENV)/.dev ## Run the linters, the type checker and all tests.
+	@$(MAKE) --no-print-directory -j2 check $(VENV)/.compiled
 	$(BIN)/pytest -n auto --dist loadfile -m "not chromium"
 
 check: $(VENV)/.dev ## Run the linters and the type checker only.
@@ -117,6 +118,11 @@ $(VENV)/.dev: pyproject.toml $(COMPILED) | system-run system-dev
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' # most of it is never imported
 	@touch $@ $(VENV)/.demo
+
+# Beside the type checker, which takes one core. Each process of the tests would compile and rewrite all modules itself.
+$(VENV)/.compiled: $(VENV)/.dev
+	@$(BIN)/pytest --collect-only -qq > /dev/null || true # the tests say what is wrong
+	@touch $@
 
 $(VENV)/.bench: pyproject.toml $(COMPILED) | system-run system-bench
 	@echo "== installing fastfuse and what its bench needs into $(VENV) (a minute or two; pyfuse3 is compiled)"

@@ -206,6 +206,16 @@ def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on
         assert find_mount(mount.path) is None
 
 
+def test_an_interpreter_of_its_own_ends_without_a_word(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes all modules apart as it ends; a command that the tests fork does not."""
+    with_change(monkeypatch, "", "-X", "faulthandler")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert readable(mount.path / "b", b"b")
+        assert mount.stop() == 0
+        assert "Exception ignored" not in mount.log
+        assert "Traceback" not in mount.log
+
+
 @pytest.mark.parametrize("how", ["closed", "stopped"])
 def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
     """L4"""

@@ -1,6 +1,7 @@
 """A range reader whose every fetch the test controls, and the engine around it."""
 
 import random
+import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -30,8 +31,16 @@ def listed(key: str, size_bytes: int, etag: str = '"v1"') -> ObjectRef:
     return ObjectRef("bucket", key, size_bytes, etag)
 
 
+# Of a prime number of bytes, so that no two parts of an object begin alike.
+_PERIOD_BYTES = 1_048_583
+_RANDOM = random.Random(0).randbytes(_PERIOD_BYTES) * 2
+
+
 def content(ref: ObjectRef) -> bytes:
-    return random.Random(ref.key + ref.etag).randbytes(ref.size_bytes)
+    """Return the bytes of the object, a place in an endless row that its name and version decide."""
+    start = zlib.crc32(f"{ref.key} {ref.etag}".encode()) % _PERIOD_BYTES
+    row = _RANDOM * (1 + ref.size_bytes // _PERIOD_BYTES) if ref.size_bytes > _PERIOD_BYTES else _RANDOM
+    return row[start : start + ref.size_bytes]
 
 
 class Files:

@@ -6,9 +6,11 @@ reply. A row that is "once" bad is good afterwards, so the client has to come to
 """
 
 import gzip
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cache
 
 import trio
 
@@ -24,7 +26,7 @@ _MEDIUM_S = 6.0
 _FLOOD_S = 10.0
 # The deadline of requests that must end without it.
 LONG_S = 30.0
-_KIB = 1 << 10
+_KIB, _MIB = 1 << 10, 1 << 20
 _BLOCK = b"x" * (64 * _KIB)
 
 
@@ -523,8 +525,21 @@ _CHUNKS = [
 # --- what is encoded
 
 _IN_GZIP = b"Content-Encoding: gzip"
-_BOMB = gzip.compress(bytes(256 << 20), 1)
-_PAGE_BOMB = gzip.compress(PAGE[:-19] + b" " * (256 << 20) + PAGE[-19:], 1)
+
+
+@cache
+def _bomb(head: bytes = b"", tail: bytes = b"") -> bytes:
+    """Return 128 MiB of spaces in gzip, made in little memory and when they are sent: other modules import this one."""
+    packer = zlib.compressobj(1, wbits=31)
+    return b"".join(map(packer.compress, (head, *[b" " * _MIB] * 128, tail))) + packer.flush()
+
+
+def _bombed(reply: Reply) -> Reply:
+    return reply.with_header("Content-Encoding", "gzip").with_body(_bomb(PAGE[:-19], PAGE[-19:]))
+
+
+async def _refuse_with_bomb(peer: Peer, request: Request) -> None:
+    await _refuse("403 Forbidden", _bomb(), _IN_GZIP)(peer, request)
 
 
 def _is_encoded(body: bytes, encoding: bytes = b"gzip") -> tuple[bytes, bytes]:
@@ -539,13 +554,9 @@ _ENCODINGS = [
     _page("in gzip twice", *_is_encoded(gzip.compress(gzip.compress(PAGE)), b"gzip, gzip")),
     _page("in br", *_is_encoded(b"x" * 1000, b"br")),
     _error("in gzip", b"", answer=_refuse("400 Bad", gzip.compress(_document("AccessDenied")), _IN_GZIP)),
-    _of_list("a bomb of gzip", _reply(lambda reply: _bombed(reply, _PAGE_BOMB)), is_flood=True),
-    Row("error document: a bomb of gzip", _refuse("403 Forbidden", _BOMB, _IN_GZIP), EACCES, is_flood=True),
+    _of_list("a bomb of gzip", _reply(_bombed), is_flood=True),
+    Row("error document: a bomb of gzip", _refuse_with_bomb, EACCES, is_flood=True),
 ]
-
-
-def _bombed(reply: Reply, bomb: bytes) -> Reply:
-    return reply.with_header("Content-Encoding", "gzip").with_body(bomb)
 
 
 # --- redirects

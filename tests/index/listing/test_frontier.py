@@ -2,6 +2,7 @@
 
 import random
 from bisect import bisect_right
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -100,26 +101,21 @@ def test_all_ranges_together_are_the_serial_listing_in_order(
     assert Service(list(keys), page_keys=page_keys, limit=limit).run(folders=folders, chance=chance) == sorted(keys)
 
 
-def _shapes() -> dict[str, list[str]]:
-    chance = random.Random(7)
-    count = 200_000
-    return {
-        "flat": [f"file-{number:08}" for number in range(count)],
-        "unpadded": [f"img_{number}.jpg" for number in range(count)],
-        "folders": [
-            f"dir{folder:04}/file-{number:06}.jpg" for folder in range(1000) for number in range(count // 1000)
-        ],
-        "hex": [f"{chance.getrandbits(64):016x}/obj" for _ in range(count)],
-        "words": ["".join(chance.choices("etaoinshrdlu", k=chance.randint(3, 12))) + str(n) for n in range(count)],
-    }
-
-
-SHAPES = _shapes()
+_COUNT = 200_000
+_CHANCE = random.Random(7)
+# Made when they are tried: each worker of the tests imports this module.
+SHAPES: dict[str, Callable[[int], str]] = {
+    "flat": "file-{:08}".format,
+    "unpadded": "img_{}.jpg".format,
+    "folders": lambda number: f"dir{number // 200:04}/file-{number % 200:06}.jpg",
+    "hex": lambda _: f"{_CHANCE.getrandbits(64):016x}/obj",
+    "words": lambda number: "".join(_CHANCE.choices("etaoinshrdlu", k=_CHANCE.randint(3, 12))) + str(number),
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_large_prefix_takes_few_round_trips_and_few_requests_more_than_it_has_pages(shape: str) -> None:
-    service = Service(SHAPES[shape])
+    service = Service([SHAPES[shape](number) for number in range(_COUNT)])
     folders = sorted({key[: key.index("/") + 1] for key in service.keys if "/" in key})[:1000]
     assert service.run(folders=folders) == service.keys
     assert service.requests <= 1.3 * 200
