@@ -117,17 +117,18 @@ def test_data_that_is_cut_short_anywhere_is_an_error(missing_bytes: int) -> None
         decompressed(packed[:-missing_bytes])
 
 
-PACKED = gzip.compress(b"some data")
+# The time in them would differ between the processes of one test run, and so would the names of tests.
+PACKED, ONE, TWO = (gzip.compress(data, mtime=0) for data in (b"some data", b"one", b"two"))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(b"one") + gzip.compress(b"two")[:-1], "cut short"),
+        (ONE + TWO[:-1], "cut short"),
         (PACKED[:-8] + bytes([PACKED[-8] ^ 1]) + PACKED[-7:], "the gzip data is damaged"),  # the checksum is
         (b"plain text", "it is not gzip data"),
         (zlib.compress(b"no gzip header"), "it is not gzip data"),
-        (gzip.compress(b"one") + b"garbage and more", "something that is not gzip data follows"),
+        (ONE + b"garbage and more", "something that is not gzip data follows"),
     ],
 )
 def test_data_that_is_not_all_gzip_is_an_error(data: bytes, message: str) -> None:
