@@ -394,10 +394,11 @@ class TestUnmount:
     def unmounted(self, monkeypatch: pytest.MonkeyPatch, busy: set[Path]) -> Calls:
         calls: Calls = []
 
-        def unmount(path: Path, *, lazy: bool = False) -> None:
+        def unmount(path: Path, *, lazy: bool = False) -> list[Path]:
             if path in busy:
                 raise MountError(f"{path} cannot be unmounted: Device or resource busy", hint="close its files")
             calls.append((path, lazy))
+            return []
 
         def fastfuse_mounts(uid: int | None) -> list[Path]:
             return [Path("/mnt/a"), Path("/mnt/b"), *([Path("/mnt/theirs")] if uid is None else [])]
