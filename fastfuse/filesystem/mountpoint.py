@@ -204,7 +204,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
-    # Where mounts propagate, others went with it. Its number may soon be another mount's.
+    # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
     return [other.path for other in _entries() if other in bound]
 
 

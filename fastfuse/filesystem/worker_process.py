@@ -43,9 +43,8 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # Whether the last one came to serve; its end, in words, and the exit code, 0 if it was not waited for; whether
-        # it hung in something; and whether it ended through no fault of what it did: killed or stopped from outside, or
-        # for its memory.
+        # These are of the last one. It `has_served` once it was ready; the exit code is 0 if nobody waited for its end.
+        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory.
         self.has_served = False
         self.end = ""
         self.exit_code = 0

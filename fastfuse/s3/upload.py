@@ -88,7 +88,7 @@ class ObjectState:
     etag: str
     size_bytes: int
     age_s: float
-    # As `ObjectWriter.metadata` when it was written.
+    # The object was written with it: see `ObjectWriter.metadata`.
     metadata: Mapping[str, str]
 
 
@@ -125,7 +125,7 @@ class ObjectWriter:
         self._encryption: dict[str, Any] = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         )
-        # What the service keeps with each object that is written, for whoever looks at it later.
+        # The service keeps it with each object that is written, for whoever looks at it later.
         self.metadata: Mapping[str, str] = {}
         self._retries = retries or Retries()
         self._outlives_outages = outlives_outages
