@@ -144,6 +144,9 @@ class Stream:
         else:
             counts.hits += 1
         self._pool.enter(self.file)
+        before = self.file.at(offset - 1)
+        if before is not None and before.data is None and cursor.begin < offset:
+            self.window.faults.came_together(cursor, end - offset)
         try:
             self._resize()
             self._demand(cursor, offset, end)
@@ -229,7 +232,7 @@ class Stream:
                 part.is_left = not cursor.is_foreseen
                 self._start(part)
                 offset = part_end
-            if is_lost and file.cached.lose(offset - first):
+            if is_lost and file.cached.lose(min(offset, end) - first):
                 self.window.restart_ahead()
 
     def _resize(self) -> None:

@@ -35,6 +35,7 @@ their size. After a while all readers of a file thus cut it at the same places, 
 """
 
 from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
+from fastfuse.readahead.faults import Faults
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
@@ -61,10 +62,6 @@ _REORDERED_BYTES = 16 << 20
 _PARTS_PER_WINDOW = 20
 # What Arrow reads for a Parquet footer in two reads, and all that `zipfile` looks through for the end of a directory.
 _TAIL_BYTES = 128 << 10
-# What the kernel asks for around a fault of a map (filesystem.kernel_readahead): its readahead, the page in the middle.
-_AROUND_BYTES = 1 << 20
-# So many faults in a row that were not read on from show that only their pages are wanted.
-_SHORT_RUNS = 3
 # A read at most so far behind a sequential cursor is a jump back of the same reader: what it took last is held.
 _JUMP_BACK_BYTES = 32 << 20
 
@@ -73,9 +70,8 @@ class Window:
     """The readers of one file of `size_bytes`. All offsets are bytes of the file, all ends exclusive."""
 
     __slots__ = (
-        *("_around", "_around_reads", "_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_mapped"),
-        *("_is_small", "_last", "_lengths", "_part_bytes", "_reads", "_runs", "_service", "_short_runs", "_size"),
-        *("latest", "left", "share"),
+        *("_before", "_cap_bytes", "_config", "_first_bytes", "_is_cached", "_is_small", "_last", "_lengths"),
+        *("_part_bytes", "_reads", "_runs", "_service", "_size", "faults", "latest", "left", "share"),
     )
 
     def __init__(
@@ -98,10 +94,7 @@ class Window:
         self._lengths = RunLengths(config.part_size_bytes)
         # The run before the last jump.
         self._before: Cursor | None = None
-        # The request that was put off last, and the reads in it since. Maps are believed in until one shows otherwise.
-        self._around, self._around_reads, self._is_mapped = (0, 0), 1, True
-        # The runs before the last jumps, in a row, that may have been one fault each.
-        self._short_runs = 0
+        self.faults = Faults()
         self.resize(Share(config.max_window_bytes, config.max_parts_in_flight))
 
     @property
@@ -144,10 +137,7 @@ class Window:
         """Note that a reader asked for ``[offset, end)``, not empty and within the file. Return its cursor."""
         runs = self._runs
         self._reads += 1
-        if self._around[0] <= offset < self._around[1]:
-            if not self._around_reads:
-                self._is_mapped = offset <= self._around[0] + _AROUND_BYTES // 2 < end
-            self._around_reads += 1
+        self.faults.read(offset, end)
         cursor = runs.pop(offset, None)
         if cursor is None:
             cursor = self._descend(offset, end) or self._skip(offset, end) or self._start(offset, end)
@@ -164,23 +154,11 @@ class Window:
         return cursor
 
     def puts_off(self, offset: int, end: int) -> bool:
-        """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
-
-        A fault at random asks for all of the kernel's readahead. If that fails, the kernel asks for the page that is
-        wanted, and nobody else learns of it. A `pread` looks alike once: it then asks for the first page.
-        """
-        last, is_answered = self._last, self._around_reads > 0
-        if end - offset != _AROUND_BYTES or not offset % _AROUND_BYTES or last is None:
+        """Return whether to refuse a request around a fault of a map: see `Faults.puts_off`."""
+        last = self._last
+        if last is None or self._leader(offset) is not None:
             return False
-        # Readers who read on at each place gain nothing.
-        if not self._is_mapped or not is_answered or self._short_runs < _SHORT_RUNS - 1 or not self._is_short(last):
-            return False
-        if any(run.begin - _AROUND_BYTES <= offset <= run.position + _AROUND_BYTES for run in self._runs.values()):
-            return False
-        if self._leader(offset) is not None:
-            return False
-        self._around, self._around_reads = (offset, end), 0
-        return True
+        return self.faults.puts_off(offset, end, last, self._runs.values())
 
     def came(self, cursor: Cursor, now_s: float) -> None:
         """Note that the reader has come to another part."""
@@ -298,7 +276,7 @@ class Window:
         before = self._last
         if before is not None and not cursor.is_tail:
             self._lengths.jumped(before.run_bytes)
-            self._short_runs = self._short_runs + 1 if self._is_short(before) else 0
+            self.faults.jumped(before)
             self._before = before
             if self._leader(offset) is None:  # else it is an early request
                 cursor.follow(next((run for run in runs.values() if run.steps_to(offset)), self.latest[-1]))
@@ -313,11 +291,6 @@ class Window:
         if cursor.sequential:
             self._leave_others(cursor)
         return cursor
-
-    def _is_short(self, run: Cursor) -> bool:
-        """Return whether a run may have been one fault of a map."""
-        is_put_off = self._around[0] <= run.begin < self._around[1]
-        return run.run_bytes <= (KERNEL_REQUEST_BYTES if is_put_off else _AROUND_BYTES)
 
     def _leave_others(self, cursor: Cursor) -> None:
         """Leave the runs that were not read since `cursor` began: most likely they are its reader's, before a jump."""
@@ -416,12 +389,9 @@ class Window:
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
-        if self._around[0] <= start < self._around[1] and end - start <= KERNEL_PAGE_BYTES:
-            # The page may be all that is wanted; whoever asks for the next one reads on, page by page.
-            if self._around_reads == 1:
-                return start, min(start + KERNEL_REQUEST_BYTES, self._size), most_bytes
-            if start > cursor.begin:
-                return start, self._around[1], most_bytes
+        wanted = self.faults.wanted(cursor.begin, start, end)
+        if wanted is not None:
+            return wanted[0], min(wanted[1], self._size), most_bytes
         before = self._before
         # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
         if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= KERNEL_PAGE_BYTES):

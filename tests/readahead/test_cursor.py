@@ -68,6 +68,12 @@ def test_where_distances_vary_more_is_wanted_of_each_piece_and_no_piece_that_may
     assert wanted(cursor, 64)[-1] == (cursor.begin + 150 * MIB, cursor.begin + 150 * MIB + 64 * KIB)
 
 
+def test_a_look_at_the_beginning_says_nothing_of_how_long_pieces_are() -> None:
+    cursor = pieces_at([10 * MIB, 20 * MIB, 30 * MIB, 40 * MIB], first=Cursor(0, MIB))
+    assert cursor.is_strided
+    assert wanted(cursor, 1) == [(50 * MIB, 50 * MIB + 64 * KIB)]
+
+
 def test_pieces_that_touch_or_overlap_are_no_stride() -> None:
     assert not stride(10, step_bytes=64 * KIB).is_strided
     assert not stride(10, step_bytes=-10 * MIB).is_strided

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
@@ -37,15 +37,19 @@ class PageCache:
     async def _fault(self, page: int) -> None:
         first = max(0, page - self.around_pages // 2)
         requests = [] if page in self.refused else [*self._missing(first, first + self.around_pages)]
-        for start, end in requests:
-            if self.engine.puts_off(1, start * PAGE, (end - start) * PAGE):
-                self.refused |= {*range(start, end)}
-                continue
-            await self.engine.read(1, self.ref, start * PAGE, (end - start) * PAGE)
-            self.pages |= {*range(start, end)}
+        async with trio.open_nursery() as asking:
+            for start, end in requests:
+                if self.engine.puts_off(1, start * PAGE, (end - start) * PAGE):
+                    self.refused |= {*range(start, end)}
+                    continue
+                asking.start_soon(self._read, start, end)
+                await wait_all_tasks_blocked()  # in this order
         if page not in self.pages:
-            await self.engine.read(1, self.ref, page * PAGE, PAGE)
-            self.pages.add(page)
+            await self._read(page, page + 1)
+
+    async def _read(self, start: int, end: int) -> None:
+        await self.engine.read(1, self.ref, start * PAGE, (end - start) * PAGE)
+        self.pages |= {*range(start, end)}
 
     def _missing(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Requests of 1 MiB at most."""
@@ -120,6 +124,37 @@ async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_agai
                 for place in dropped:
                     await engine.read(1, ref, place, PAGE)
     assert ref.size_bytes <= service.fetched_bytes <= ref.size_bytes + 20 * PAGE
+
+
+@pytest.mark.parametrize("around_bytes", [MIB, 2 * MIB])
+async def test_few_small_tensors_of_a_map_fetch_little_more(autojump_clock: MockClock, around_bytes: int) -> None:
+    """The kernel asks for 2 MiB around a fault once a reader has announced that it reads in sequence."""
+    ref = listed("model", 300 * MIB)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        cache = PageCache(engine, ref, around_bytes)
+        await cache.touch(0, 4 * KIB)
+        for place in random.Random(1).sample(range(1, 30), 29):
+            await cache.touch(place * 10 * MIB + 40 * KIB, place * 10 * MIB + 44 * KIB)
+    assert service.fetched_bytes <= 4 * around_bytes + 6 * MIB
+
+
+async def test_a_page_that_the_kernel_asks_for_again_does_not_make_it_forgetful(autojump_clock: MockClock) -> None:
+    """More is fetched than the page: as much as the runs before it were long."""
+    ref = listed("model", 160 * MIB)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        cache = PageCache(engine, ref, MIB)
+        places = random.Random(1).sample(range(16), 16)
+        for place in places:
+            await engine.read(1, ref, place * 10 * MIB, 132 * KIB)
+            cache.pages |= {*range(place * 10 * MIB // PAGE, (place * 10 * MIB + 132 * KIB) // PAGE)}
+        for place in places[:8]:
+            await cache.touch(place * 10 * MIB, (place + 1) * 10 * MIB)
+        await engine.read(1, ref, places[0] * 10 * MIB + 5 * MIB, 2 * PAGE)
+        for place in places[8:]:
+            await cache.touch(place * 10 * MIB, (place + 1) * 10 * MIB)
+    assert service.fetched_bytes <= ref.size_bytes + MIB
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -527,11 +527,29 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
     assert not pool.window.puts_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
 
 
+@pytest.mark.parametrize("is_together", [True, False])
+def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_once(*, is_together: bool) -> None:
+    pool = reading(GIB)
+    for place in range(1, 4):
+        for start in (place * 10 * MIB, (place * 10 + 1) * MIB):
+            cursor = pool.read(start, start + MIB)
+        if is_together:  # else one follows on the other, and the reader reads on
+            pool.window.faults.came_together(cursor, MIB)
+    page = 100 * MIB + 8 * KIB
+    assert pool.window.puts_off(page - MIB, page) == is_together
+    if is_together:
+        assert pool.window.puts_off(page, page + MIB)
+        assert not pool.window.puts_off(page + MIB, page + 2 * MIB - 4 * KIB)
+        pool.read(page, page + 4 * KIB)
+        assert pool.fetched[-1] == (page, page + 128 * KIB)
+        assert pool.window.puts_off(page + 99 * MIB, page + 100 * MIB)
+
+
 @pytest.mark.parametrize("page_bytes", [4 * KIB, 16 * KIB, 64 * KIB])
 def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
-    monkeypatch.setattr("fastfuse.readahead.window.KERNEL_PAGE_BYTES", page_bytes)
+    monkeypatch.setattr("fastfuse.readahead.faults.KERNEL_PAGE_BYTES", page_bytes)
     pool = reading(GIB)
     for place in range(1, 4):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
