@@ -1,6 +1,8 @@
 """The pages say what the code does: their tables and options are compared with it."""
 
+import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,7 @@ OTHERS = {
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),
     *("--throttle", "--outage", "--refusal", "--watched", "--shard-mib", "--server-processes"),
+    *("--pid", "--shm-size"),  # py-spy, docker run
     *("--every", "--keep-caches", "--longest", "--only", "--seconds"),  # bench.soak
 }
 
@@ -95,14 +98,30 @@ def test_every_option_of_a_command_is_named(command: str) -> None:
     assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_every_link_leads_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", TEXTS[page]):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / page).read_text()):
         path, _, anchor = target.partition("#")
         file = (ROOT / page).parent / path if path else ROOT / page
         assert file.exists(), target
         headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+def _texts_of_the_code() -> Iterator[str]:
+    for path in (ROOT / "fastfuse").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+    yield from (path.read_text() for path in (ROOT / "fastfuse").rglob("*.pyx"))
+
+
+def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
+    first_cells = re.findall(r"^\| ([^|]+) \|", TEXTS["docs/TROUBLESHOOTING.md"], re.MULTILINE)
+    quoted = {text for cell in first_cells for text in re.findall(r'"([^"]+)"', re.sub(r"`[^`]*`", "", cell))}
+    texts = "\0".join(_texts_of_the_code())
+    assert len(quoted) > 30
+    assert [text for text in quoted if text not in texts] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
