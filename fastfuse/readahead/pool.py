@@ -113,11 +113,14 @@ class PartPool:
         return file
 
     def close(self, file: FileParts) -> None:
-        """Note that nobody reads on: all parts, also those in flight, count as spent."""
+        """Note that nobody reads on: what was not read counts as left, and what is in flight as spent."""
         file.is_open = False
         self._share.forget(file)
         for part in file:
-            self.spend(part)
+            if part.unread_bytes > 0:
+                self.rank(part, is_left=True)
+            else:
+                self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:

@@ -139,6 +139,24 @@ async def test_few_small_tensors_of_a_map_fetch_little_more(autojump_clock: Mock
     assert service.fetched_bytes <= 4 * around_bytes + 6 * MIB
 
 
+async def test_what_was_passed_over_on_the_way_to_the_end_is_there_when_it_is_wanted(autojump_clock: MockClock) -> None:
+    """pyarrow tells the kernel of each batch that it will need, and the kernel fetches the first MiB of each."""
+    batch_bytes = MIB + 960 * KIB
+    ref = listed("batches", 40 * batch_bytes)
+    service = SimulatedService()
+    async with simulated(service, ReadaheadConfig()) as (engine, _):
+        for start in range(0, ref.size_bytes, batch_bytes):
+            await engine.read(1, ref, start, MIB)
+        # The rest of the last batch, so that the reader comes to the end.
+        places = [*range(MIB, ref.size_bytes, batch_bytes)]
+        await engine.read(1, ref, places.pop(), 960 * KIB)
+        random.Random(1).shuffle(places)
+        for start in places:
+            await engine.read(1, ref, start, 960 * KIB)
+        check_books(engine)
+    assert service.fetched_bytes == ref.size_bytes
+
+
 async def test_a_page_that_the_kernel_asks_for_again_does_not_make_it_forgetful(autojump_clock: MockClock) -> None:
     """More is fetched than the page: as much as the runs before it were long."""
     ref = listed("model", 160 * MIB)

@@ -341,8 +341,12 @@ def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     pool, file = a_pool()
     part = held(pool, file, 0)
     pool.close(file)
-    assert pool.statistics().spent_bytes == PART
+    statistics = pool.statistics()
+    assert (statistics.held_bytes, statistics.spent_bytes) == (PART, 0)  # nobody has read it
     assert pool.open(1, listed("a", 100 * MIB)).at(0) is part
+    part.unread_bytes = 0
+    pool.close(file)
+    assert pool.statistics().spent_bytes == PART
 
 
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
