@@ -16,8 +16,8 @@ __all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "sum
 
 # Less waiting than this is no reason to change anything.
 _HARDLY = 0.05
-# The share of GETs that are retried, above which retries are the cause of the waiting.
-_OFTEN_RETRIED = 0.02
+# The share of GETs that are retried, above which retries are the cause of the waiting; and of reads that fail.
+_OFTEN = 0.02
 # The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
 # The share of parts that readers asked for, above which little was foreseen.
@@ -30,9 +30,11 @@ _TINY_BYTES = 256 << 10
 _KERNEL_READAHEAD_KIB = 128
 # The kernel asks for less than this at a time only where a program does.
 _READAHEAD_REQUEST_BYTES = 256 << 10
-# Bytes dropped unread for each byte that was read (MEASUREMENTS.md, "verdicts"): with too little memory some, although
-# the mount then fetches less ahead; where files are read only here and there, more.
-_SOME_WASTE, _MUCH_WASTE = 0.05, 0.5
+# Bytes dropped unread for each byte that was read: so many where files are read only here and there, but not where
+# memory is short, as the mount then fetches less ahead (MEASUREMENTS.md, "verdicts").
+_MUCH_WASTE = 0.5
+# What a reader needs: one part.
+_PART_BYTES = 8 * MIB
 # Bytes read for each byte of the source.
 _TOO_MUCH = 1.3
 # The page cache surely has this share of the memory; scripts and the mount take the rest.
@@ -206,9 +208,9 @@ def _read_again(it: Figures) -> str:
 
 
 def _is_short_of_memory(it: Figures) -> bool:
+    needed_bytes = min(it.readers * min(it.mean_file_bytes, _PART_BYTES), it.total_bytes)
     # Parts have at least half of the target.
-    is_small = 2 * it.total_bytes <= it.memory_target_bytes
-    return not is_small and _SOME_WASTE * it.served_bytes < it.wasted_bytes < _MUCH_WASTE * it.served_bytes
+    return 0 < it.memory_target_bytes < 2 * needed_bytes
 
 
 def _is_random(it: Figures) -> bool:
@@ -221,6 +223,12 @@ def _is_of_tier(it: Figures) -> bool:
 
 
 RULES: Final = (
+    Rule(
+        "reads failed",
+        lambda it: it.failed_reads > _OFTEN * it.reads,
+        lambda it: f"{it.failed_reads:,} of {it.reads:,} reads ended with an error",
+        "fastfuse status and the log tell why",
+    ),
     Rule(
         "too little to judge",
         lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY and not _is_of_tier(it),
@@ -235,13 +243,13 @@ RULES: Final = (
     ),
     Rule(
         "throttled",
-        lambda it: it.throttled > _OFTEN_RETRIED * it.gets,
+        lambda it: it.throttled > _OFTEN * it.gets,
         lambda it: f"S3 refused {it.throttled:,} requests because there were too many",
         "spread the data over more prefixes, make fewer and larger objects, or begin hosts one after the other",
     ),
     Rule(
         "requests failed",
-        lambda it: it.retried > _OFTEN_RETRIED * it.gets,
+        lambda it: it.retried > _OFTEN * it.gets,
         lambda it: f"{it.retried:,} requests failed and were tried again",
         "the log and fastfuse_retries_total name the causes; ask the network and the service",
     ),
@@ -260,10 +268,7 @@ RULES: Final = (
     Rule(
         "memory target too small",
         _is_short_of_memory,
-        lambda it: (
-            f"{format_size(it.wasted_bytes)} were dropped before their readers came, "
-            f"beside {format_size(it.served_bytes)} that were read"
-        ),
+        lambda it: f"{it.readers:.0f} readers waited at a time, within {format_size(it.memory_target_bytes)}",
         "raise --memory-target, or read fewer files at a time",
     ),
     Rule(
@@ -364,7 +369,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     source = f"{files}, {format_size(summary['total_bytes'])}: " if summary["files"] else ""
     read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
     refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
-    ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["parts"] else ""
+    ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["fetched_bytes"] else ""
+    failed = f"; {summary['failed_reads']:,} of {summary['reads']:,} reads failed" if summary["failed_reads"] else ""
     hits = f", {summary['hit_share']:.0%} of the reads hit" if summary["hits"] + summary["misses"] else ""
     read_s, byte_s = summary["read_p50_s"], summary["first_byte_p50_s"]
     took = f"a read took {_ms(read_s)} (p99 {_ms(summary['read_p99_s'])})" if read_s else ""
@@ -375,7 +381,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
         f"in {summary['gets'] - summary['refused']:,} GETs "
         f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}{hits}",
         f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use"
-        f"{'; ' if times else ''}{times}",
+        f"{'; ' if times else ''}{times}{failed}",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",
     ]
 

@@ -18,7 +18,7 @@ from time import monotonic
 
 import pytest
 
-from bench.s3server import INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
 from fastfuse.filesystem.control import RECORD, ask, ask_status, entry_of
 from fastfuse.filesystem.recorder import samples_of
@@ -153,6 +153,12 @@ def test_a_service_that_throttles(place: Place) -> None:
 def test_a_service_that_fails(place: Place) -> None:
     with place.gives("requests failed"), place.faulty(INTERNAL_ERROR, times=ENOUGH):
         at_once(in_order, place.next_files(3), readers=1)
+
+
+def test_reads_that_fail(place: Place) -> None:
+    (path,) = place.next_files(1)
+    with place.gives("reads failed"), place.faulty(ACCESS_DENIED), pytest.raises(PermissionError):
+        in_order(path)
 
 
 def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:

@@ -25,11 +25,12 @@ SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
 SMALL = replace(SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB)
 FAULTS = {
     "not waiting": WELL,
+    "reads failed": replace(SLOW, failed_reads=40_001),
     "too little to judge": replace(SLOW, demanded=0, ahead=19),
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
     "CPU limit": replace(SLOW, loop_cpu_s=2800),
-    "memory target too small": replace(SLOW, fetched_bytes=100 * GB, wasted_bytes=20 * GB),
+    "memory target too small": replace(SLOW, memory_target_bytes=100_000_000),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "local tier limit": replace(SLOW, gets=0, fetched_bytes=0, cache_size_bytes=200 * GB),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
@@ -55,7 +56,7 @@ def test_there_is_a_fault_for_each_rule() -> None:
     assert met == {rule.name for rule in RULES}
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if name not in {"not waiting", "too little to judge"}])
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"not waiting", "reads failed", "too little to judge"}))
 def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 
@@ -72,7 +73,7 @@ def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> 
 AGAIN = FAULTS["page cache too small"]
 FITTING = replace(
     FAULTS["memory target too small"],
-    total_bytes=2 * GB, served_bytes=2 * GB, fetched_bytes=2 * GB + GB // 5, wasted_bytes=GB // 5,
+    files=2, total_bytes=50_000_000, served_bytes=50_000_000, fetched_bytes=50_000_000,
 )  # fmt: skip
 
 
@@ -90,8 +91,8 @@ FITTING = replace(
         (replace(SLOW, fetched_bytes=120 * GB), "network limit"),
         # A source that fits into the memory is not short of it.
         (FITTING, "network limit"),
-        (replace(FITTING, memory_target_bytes=3 * GB), "memory target too small"),
-        (replace(FITTING, memory_target_bytes=0), "memory target too small"),
+        (replace(FITTING, memory_target_bytes=99_000_000), "memory target too small"),
+        (replace(FITTING, memory_target_bytes=0), "network limit"),
         # One that fits into the page cache was dropped from it by somebody.
         (replace(AGAIN, memory_bytes=200 * GB), "network limit"),
         (replace(AGAIN, memory_bytes=199 * GB), "page cache too small"),
@@ -136,6 +137,16 @@ def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     assert " s in use; a GET's first byte 20 ms" in lines[1]
     silent = replace(SLOW, reads=0, fetched_bytes=30_000_000)
     assert judge(silent, mode).text == "readers waited for what S3 and the network deliver, 0.00833 MB/s on average"
+
+
+def test_reads_that_failed_are_counted_however_few_they_are() -> None:
+    few = replace(SLOW, failed_reads=3)
+    assert judge(few).name == "network limit"
+    assert summary_lines(as_json(few))[1].endswith("; 3 of 2,000,000 reads failed")
+    refused = replace(WELL, served_bytes=0, fetched_bytes=0, gets=14, refused=14, reads=10, failed_reads=10)
+    lines = summary_lines(as_json(refused))
+    assert "parts ahead" not in lines[0]
+    assert lines[2].startswith("reads failed: 10 of 10 reads ended with an error; ")
 
 
 def test_idle_hours_hide_no_waiting() -> None:
