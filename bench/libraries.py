@@ -209,11 +209,11 @@ def _row_group(place: str) -> Iterator[bytes]:
     yield from (column.to_numpy().tobytes() for column in table.columns)
 
 
-def _safetensors(place: str, names: list[str]) -> Iterator[bytes]:
+def _safetensors(place: str, names: list[str], framework: str) -> Iterator[bytes]:
     safetensors = importlib.import_module("safetensors")
-    with safetensors.safe_open(f"{place}/tensors.safetensors", "numpy") as file:
+    with safetensors.safe_open(f"{place}/tensors.safetensors", framework) as file:
         for name in names:
-            yield file.get_tensor(name).tobytes()
+            yield np.asarray(file.get_tensor(name)).tobytes()
 
 
 def _torch(place: str, numbers: Iterable[int]) -> Iterator[bytes]:
@@ -300,8 +300,13 @@ _WORKLOADS = {
     "numpy memmap, 1,000 random rows of 8 KiB": _Workload(_mapped_rows),
     "numpy memmap, 1,000 crops of 1,025 tokens": _Workload(_mapped_crops),
     "the same crops by pread": _Workload(_read_crops),
-    "safetensors, 30 biases of 4 KiB": _Workload(partial(_safetensors, names=_BIASES), "safetensors"),
-    "safetensors, 1 tensor of 10 MiB": _Workload(partial(_safetensors, names=["weight07"]), "safetensors"),
+    "safetensors, 30 biases of 4 KiB": _Workload(
+        partial(_safetensors, names=_BIASES, framework="numpy"), "safetensors"
+    ),
+    "the same biases for PyTorch": _Workload(partial(_safetensors, names=_BIASES, framework="pt"), "torch"),
+    "safetensors, 1 tensor of 10 MiB": _Workload(
+        partial(_safetensors, names=["weight07"], framework="numpy"), "safetensors"
+    ),
     "torch.load(mmap=True), 1 of 30 tensors of 10 MiB": _Workload(partial(_torch, numbers=[7]), "torch", "s3fs"),
     "torch.load(mmap=True), all 30 tensors, shuffled": _Workload(partial(_torch, numbers=_SHUFFLED), "torch", "s3fs"),
     "h5py, 1,000 random chunks of 8 KiB": _Workload(partial(_hdf5, in_order=False), "h5py", "s3fs"),
