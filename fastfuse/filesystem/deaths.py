@@ -45,6 +45,7 @@ class Deaths:
             answered=counters.get("fastfuse_requests"),
             was_killed=worker.was_killed,
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
+            has_retired=worker.exit_code == 0,
         )
         _log.warning("the worker died: %s; starting another", worker.end)
         if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):

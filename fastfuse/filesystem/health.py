@@ -67,14 +67,19 @@ class DeathRecord:
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
 
-    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
+    def note(
+        self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool, has_retired: bool = False
+    ) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
-        An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
+        An answer `is_waited_for` if a request waits, or if the worker did not come to serve. One that `has_retired`
+        after answers does not count.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
+        if has_retired and answered > (self._deaths[-1][1] if self._deaths else 0):
+            return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
         from_s = now_s - _DEATHS_WITHIN_S

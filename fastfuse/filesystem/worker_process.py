@@ -43,11 +43,11 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # These are of the last one. It `has_served` once it was ready; the exit code is 0 if nobody waited for its end.
+        # These are of the last one. It `has_served` once it was ready; the exit code is None if it hung.
         # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory.
         self.has_served = False
         self.end = ""
-        self.exit_code = 0
+        self.exit_code: int | None = 0
         self.has_hung = False
         self.was_killed = False
         # Takes newer tables, and log files, to the worker.
@@ -171,6 +171,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, 0, state != "T", state == "T"
+        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, None, state != "T", state == "T"
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +12,21 @@ from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
+
+
+@pytest.mark.parametrize(("exit_code", "pauses"), [(0, [0.0, 0.0]), (-9, [0.0, 0.05]), (None, [0.0, 0.05])])
+def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once(
+    exit_code: int | None, pauses: list[float]
+) -> None:
+    worker = SimpleNamespace(exit_code=exit_code, end="", was_killed=True, has_served=True)
+    session = SimpleNamespace(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
+    counters = Counters()
+    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
+    found = []
+    for _ in pauses:
+        counters.add(counters.slot("fastfuse_requests"))
+        found.append(deaths.note(cast(Session, session)))
+    assert found == pauses
 
 
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
