@@ -47,7 +47,7 @@ class Deaths:
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
             has_retired=worker.exit_code == 0,
         )
-        _log.warning("the worker died: %s; starting another", worker.end)
+        _log.warning("%s; starting another", self._what_happened(session))
         if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         refused = session.refuse_deadly_request(was_killed=worker.was_killed)
@@ -59,3 +59,8 @@ class Deaths:
         # Its successor counts again what it goes on with.
         counters.set(counters.slot("fastfuse_waiting_reads"), 0)
         return pause_s
+
+    def _what_happened(self, session: Session) -> str:
+        if self._worker.exit_code == 0 and not session.is_connected:
+            return "the connection to the kernel was aborted, which ends the worker"
+        return f"the worker died: {self._worker.end}"

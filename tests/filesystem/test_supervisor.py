@@ -485,6 +485,8 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         mount.process.send_signal(signal.SIGHUP)
         server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
         abort_and_wait(mount)
+        assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
+        assert "exited with 0" not in mount.log
         assert len(mount.children()) == 1
         server.faults.remove(stalled)
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
