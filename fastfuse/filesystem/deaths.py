@@ -19,9 +19,7 @@ _log = logging.getLogger(__name__)
 class Deaths:
     """The deaths of one mount's workers."""
 
-    def __init__(
-        self, worker: WorkerProcess, counters: Counters, in_hand: ReadsInHand, *, read_deadline_s: float
-    ) -> None:
+    def __init__(self, worker: WorkerProcess, counters: Counters, in_hand: ReadsInHand, read_deadline_s: float) -> None:
         self._worker = worker
         self._counters = counters
         self._in_hand = in_hand
@@ -29,6 +27,10 @@ class Deaths:
         self._memory = MemoryRecord(oom_kills())
         # At the last death the request that was waited for was failed.
         self._has_refused = False
+
+    def look(self) -> None:
+        """Look whether memory runs out; call it every second."""
+        self._memory.look(time.monotonic(), oom_kills())
 
     def note(self, session: Session) -> float:
         """Count the death of the last worker, and return the seconds to wait before the next one starts.
