@@ -25,6 +25,7 @@ __all__ = [
     "ForeignMountError",
     "MountEntry",
     "abort",
+    "fastfuse_file_systems",
     "fastfuse_mounts",
     "find_mount",
     "is_dead",
@@ -75,6 +76,15 @@ class MountEntry:
 def fastfuse_mounts(uid: int | None = None) -> list[Path]:
     """Return where fastfuse file systems are mounted, those that `uid` mounted if given, in order of mounting."""
     return [entry.path for entry in _entries() if entry.is_ours and uid in (None, entry.owner_uid)]
+
+
+def fastfuse_file_systems() -> list[MountEntry]:
+    """Return each fastfuse file system once, at the place where it was mounted first: others are bind mounts of it."""
+    first: dict[str, MountEntry] = {}
+    for entry in _entries():
+        if entry.is_ours:
+            first.setdefault(entry.device, entry)
+    return list(first.values())
 
 
 def find_mount(path: Path) -> MountEntry | None:

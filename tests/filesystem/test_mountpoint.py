@@ -22,6 +22,7 @@ from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import (
     BusyMountError,
     MountEntry,
+    fastfuse_file_systems,
     fastfuse_mounts,
     find_mount,
     is_mounted,
@@ -109,6 +110,15 @@ def test_a_real_mount_is_found_by_its_name_and_in_the_list_of_ours(tmp_path: Pat
         assert place in fastfuse_mounts()
         assert find_mount(tmp_path) is None
     assert find_mount(place) is None
+
+
+@pytest.mark.fuse
+def test_a_file_system_is_listed_once_where_it_was_mounted_however_often_it_is_bound(place: Path) -> None:
+    bound = place.with_name("bound")
+    bound.mkdir()
+    with fuse_mount(place), kernel_mount(bound, "", source=str(place), flags=_MS_BIND):
+        assert {place, bound} <= set(fastfuse_mounts())
+        assert {place, bound} & {entry.path for entry in fastfuse_file_systems()} == {place}
 
 
 def test_the_topmost_of_stacked_mounts_is_found(tmp_path: Path) -> None:
