@@ -258,6 +258,7 @@ async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
                 counters.add(beats)
             await trio.sleep(BEAT_EVERY_S)
     finally:
+        reads.count_stall()
         report.write()
         _tell_not_taken()
 

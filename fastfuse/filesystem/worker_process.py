@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # A worker whose loop turns, but does not take a table within this time, hangs, too. A million files take 0.1 s.
 _SWAP_S = 10.0
+# A worker without a mount counts what it did last, and ends. While files are open, it is not without.
+_COUNTS_WITHIN_S = 0.5
 
 
 class WorkerProcess:
@@ -137,9 +139,9 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self, within_s: float = 0.0) -> None:
-        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s`."""
-        if self.pid and within_s:
-            is_over_within(self.pid, within_s)
+        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s` and a moment."""
+        if self.pid:
+            is_over_within(self.pid, max(within_s, _COUNTS_WITHIN_S))
         self.kill()
         if self.pid:
             wait_child(self.pid)
