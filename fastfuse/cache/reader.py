@@ -192,7 +192,8 @@ class CachedReader:
             extents = [] if self._is_off() else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
             return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
-        raise DeadlineError(f"{ref.key!r} could not be read within {self._deadline_s:g} s.")
+        message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
+        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""

@@ -110,16 +110,22 @@ class Segments:
 
     @contextmanager
     def locked(self, number: int) -> Iterator[bool]:
-        """Keep others from filling a segment meanwhile; yield False if one fills it now. The block may `remove` it."""
+        """Keep others from filling a segment meanwhile; yield False if one fills it now. The block may `remove` it.
+
+        The segment is made if it is not there: whoever has just added it may be about to make and fill it.
+        """
         try:
-            fd = os.open(_name(number), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directory_fd)
-        except FileNotFoundError:
-            yield True
+            filling = self.fill(number)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            yield True  # nobody else can make it either
             return
         try:
-            yield _try_lock(fd)
+            yield filling is not None
         finally:
-            os.close(fd)
+            if filling is not None:
+                filling.close()
 
     def remove(self, number: int) -> None:
         """Remove a segment, if it is there, and free its room at once, also if readers have it open."""

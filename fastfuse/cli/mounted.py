@@ -51,11 +51,11 @@ def unmount(
     kept: list[FastfuseError] = []
     for path in mounts.fastfuse_mounts(uid) if mountpoint is None else [mountpoint]:
         try:
-            bound = mounts.unmount(path, lazy=lazy)
+            users = mounts.unmount(path, lazy=lazy)
         except FastfuseError as error:
             kept.append(error)  # a busy mount keeps none of the others
         else:
-            say(f"unmounted {path}" + "".join(f"; it is still mounted at {other}" for other in bound))
+            say(f"unmounted {path}" + "".join(f"; it is still used at {user}" for user in users))
     if len(kept) > 1:
         raise MountError("; ".join(map(str, kept)), hint=kept[0].hint)
     if kept:

@@ -19,7 +19,7 @@ from fastfuse.filesystem.mountpoint import (
     DeadMountError,
     ForeignMountError,
     MountEntry,
-    fastfuse_mounts,
+    fastfuse_file_systems,
     is_mounted,
 )
 from fastfuse.filesystem.verdict import summary_lines
@@ -50,7 +50,8 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
         MountError: nothing of fastfuse is mounted at `mountpoint`, or that mount is another user's.
     """
     if mountpoint is None:
-        found = [_asked(entry) for entry in _entries()]
+        # One may be unmounted while others are asked.
+        found = [_asked(entry) for entry in fastfuse_file_systems() if is_mounted(entry.path, entry.device)]
     else:
         found = [_asked(entry_of(mountpoint), raises=(ForeignMountError,))]
     if as_json:
@@ -109,12 +110,6 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
     found = ask_status(entry_of(mountpoint))["summary"]
     say(json.dumps(found) if as_json else "\n".join(summary_lines(found)))
     return 0
-
-
-def _entries() -> Iterator[MountEntry]:
-    for path in fastfuse_mounts():
-        with suppress(MountError):  # it was unmounted just now
-            yield entry_of(path)
 
 
 def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from rich.text import Text
 from fastfuse.cli.status_command import failures_in, grown, percent, plain
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_mounts, is_mounted
+from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
 from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
@@ -300,7 +300,7 @@ def the_only_mount(who: str) -> Path:
     Raises:
         ConfigurationError: there is none, or more than one; `who` wants one.
     """
-    paths = fastfuse_mounts()
+    paths = [entry.path for entry in fastfuse_file_systems()]
     if len(paths) != 1:
         found = f"there are {len(paths)}" if paths else "nothing of fastfuse is mounted"
         hint = f"one of {', '.join(map(str, paths))}" if paths else "fastfuse mount mounts it"

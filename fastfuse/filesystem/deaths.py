@@ -19,9 +19,7 @@ _log = logging.getLogger(__name__)
 class Deaths:
     """The deaths of one mount's workers."""
 
-    def __init__(
-        self, worker: WorkerProcess, counters: Counters, in_hand: ReadsInHand, *, read_deadline_s: float
-    ) -> None:
+    def __init__(self, worker: WorkerProcess, counters: Counters, in_hand: ReadsInHand, read_deadline_s: float) -> None:
         self._worker = worker
         self._counters = counters
         self._in_hand = in_hand
@@ -29,6 +27,10 @@ class Deaths:
         self._memory = MemoryRecord(oom_kills())
         # At the last death the request that was waited for was failed.
         self._has_refused = False
+
+    def look(self) -> None:
+        """Look whether memory runs out; call it every second."""
+        self._memory.look(time.monotonic(), oom_kills())
 
     def note(self, session: Session) -> float:
         """Count the death of the last worker, and return the seconds to wait before the next one starts.
@@ -45,8 +47,9 @@ class Deaths:
             answered=counters.get("fastfuse_requests"),
             was_killed=worker.was_killed,
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
+            has_retired=worker.exit_code == 0,
         )
-        _log.warning("the worker died: %s; starting another", worker.end)
+        _log.warning("%s; starting another", self._what_happened(session))
         if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         refused = session.refuse_deadly_request(was_killed=worker.was_killed)
@@ -58,3 +61,8 @@ class Deaths:
         # Its successor counts again what it goes on with.
         counters.set(counters.slot("fastfuse_waiting_reads"), 0)
         return pause_s
+
+    def _what_happened(self, session: Session) -> str:
+        if self._worker.exit_code == 0 and not session.is_connected:
+            return "the connection to the kernel was aborted, which ends the worker"
+        return f"the worker died: {self._worker.end}"

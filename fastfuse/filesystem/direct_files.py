@@ -316,7 +316,7 @@ class DirectFiles:
             self._tier.was_read(segment, size_bytes)
         else:
             self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
-        self._gets.note(took_s, size_bytes, inode, self._key)
+            self._gets.note(took_s, size_bytes, inode, self._key)
         if self._reads.watched is not None:
             access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
             self._reads.watched.note(access)

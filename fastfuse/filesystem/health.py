@@ -67,14 +67,19 @@ class DeathRecord:
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
 
-    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
+    def note(
+        self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool, has_retired: bool = False
+    ) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
-        An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
+        An answer `is_waited_for` if a request waits, or if the worker did not come to serve. One that `has_retired`
+        after answers does not count.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
+        if has_retired and answered > (self._deaths[-1][1] if self._deaths else 0):
+            return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
         from_s = now_s - _DEATHS_WITHIN_S
@@ -101,8 +106,14 @@ class MemoryRecord:
     def __init__(self, oom_kills: int | None) -> None:
         """Begin with how many processes of the control group were killed for want of memory, if that is known."""
         self._oom_kills = oom_kills
-        self._killed_s = -inf
+        self._grew_s = self._killed_s = -inf
         self._is_told = False
+
+    def look(self, now_s: float, oom_kills: int | None) -> None:
+        """Note how many were killed until now; call it every second, so that a later death is not put down to them."""
+        if None not in (oom_kills, self._oom_kills) and oom_kills != self._oom_kills:
+            self._grew_s = now_s
+        self._oom_kills = oom_kills
 
     def killed(self, now_s: float, oom_kills: int | None) -> str | None:
         """Note that a worker was killed by SIGKILL; return what to tell, if anything.
@@ -110,8 +121,8 @@ class MemoryRecord:
         Where the control group counted no kill, a person may have killed one worker, but hardly a second one.
         """
         is_spell = now_s - self._killed_s < _DEATHS_WITHIN_S
-        is_counted = None not in (oom_kills, self._oom_kills) and oom_kills != self._oom_kills
-        self._oom_kills, self._killed_s = oom_kills, now_s
+        self.look(now_s, oom_kills)
+        self._killed_s, is_counted = now_s, now_s - self._grew_s < _DEATHS_WITHIN_S
         is_told, self._is_told = self._is_told and is_spell, is_counted or is_spell
         if is_told or not self._is_told:
             return None

@@ -25,6 +25,7 @@ __all__ = [
     "ForeignMountError",
     "MountEntry",
     "abort",
+    "fastfuse_file_systems",
     "fastfuse_mounts",
     "find_mount",
     "is_dead",
@@ -51,6 +52,9 @@ _DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 # <sys/mount.h>
 _MNT_FORCE, _MNT_DETACH = 1, 2
 
+# One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
+_BDI = Path("/sys/class/bdi")
+
 # https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -66,6 +70,8 @@ class MountEntry:
     owner_uid: int | None
     # The folder of the file system that the mount shows; a bind mount may show another one than the root.
     root: Path = Path("/")
+    # The directories that an overlay shows.
+    layers: tuple[Path, ...] = ()
 
     @property
     def is_ours(self) -> bool:
@@ -75,6 +81,15 @@ class MountEntry:
 def fastfuse_mounts(uid: int | None = None) -> list[Path]:
     """Return where fastfuse file systems are mounted, those that `uid` mounted if given, in order of mounting."""
     return [entry.path for entry in _entries() if entry.is_ours and uid in (None, entry.owner_uid)]
+
+
+def fastfuse_file_systems() -> list[MountEntry]:
+    """Return each fastfuse file system once, at the place where it was mounted first: others are bind mounts of it."""
+    first: dict[str, MountEntry] = {}
+    for entry in _entries():
+        if entry.is_ours:
+            first.setdefault(entry.device, entry)
+    return list(first.values())
 
 
 def find_mount(path: Path) -> MountEntry | None:
@@ -175,12 +190,12 @@ def prepare_mountpoint(path: Path, *, create_parents: bool, created: list[Path] 
     return _resolved(path)
 
 
-def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> list[Path]:
+def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> list[str]:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    Return where it is still mounted, by bind mounts. With `lazy`, readers of a mount that no process serves get an
-    error. With a `device` (``major:minor``) only that mount is unmounted, and no other one at its place; the daemon
-    passes its own.
+    Return where it is still used: at bind mounts and overlays. With `lazy`, readers of a mount that no process serves
+    get an error. With a `device` (``major:minor``) only that mount is unmounted, and no other one at its place; the
+    daemon passes its own.
 
     Raises:
         BusyMountError: files below it are open.
@@ -199,13 +214,29 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
-    bound = [other for other in _entries() if other.device == entry.device and other != entry]
+    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], _bdi(entry.device)
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
-    return [other.path for other in _entries() if other in bound]
+    left = [str(other.path) for other in _entries() if other in users]
+    if not left and not lazy and bdi and _bdi(entry.device) == bdi:
+        return ["a place that is not seen from here, such as in a container"]
+    return left
+
+
+def _uses(other: MountEntry, entry: MountEntry) -> bool:
+    """Return whether another mount shows the file system of `entry`, or something of it."""
+    return other.device == entry.device or any(layer.is_relative_to(entry.path) for layer in other.layers)
+
+
+def _bdi(device: str) -> int:
+    """Return the number of what sysfs shows of a file system, which no later one has; 0 if there is nothing."""
+    try:
+        return (_BDI / device).stat().st_ino
+    except OSError:
+        return 0
 
 
 def _create(path: Path, *, parents: bool) -> list[Path]:
@@ -349,7 +380,15 @@ def _entry(line: bytes) -> MountEntry:
         source=os.fsdecode(_unescaped(source)),
         owner_uid=int(owner) if owner else None,
         root=Path(os.fsdecode(_unescaped(root))),
+        layers=_layers(options) if kind == b"overlay" else (),
     )
+
+
+def _layers(options: bytes) -> tuple[Path, ...]:
+    r"""Return the lower directories of an overlay. A colon ends each; one in a name has a backslash before it."""
+    shown = [_unescaped(value) for value in re.findall(rb"(?:^|,)lowerdir\+?=([^,]*)", options)]
+    layers = [layer for value in shown for layer in re.split(rb"(?<!\\):", value)]
+    return tuple(Path(os.fsdecode(re.sub(rb"\\(.)", rb"\1", layer))) for layer in layers)
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import FastfuseError, ObjectChangedError, ReadError
+from fastfuse.errors import ObjectChangedError, ReadError
 from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.late_reads import FailedReads
@@ -199,7 +199,7 @@ class Reads:
             return False
         try:
             return begins(request)
-        except FastfuseError:  # `read` meets it again, and tells it
+        except Exception:  # noqa: BLE001 - `read` meets it again, and tells it
             return False
 
     def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:

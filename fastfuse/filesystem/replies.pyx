@@ -23,7 +23,7 @@ from fastfuse.filesystem.threads cimport (
 )
 
 __all__ = [
-    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "drop_under_way", "finish", "keep", "not_taken",
+    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "fail_under_way", "finish", "keep", "not_taken",
     "owed", "refuse", "start", "threads_for", "under_way",
 ]
 
@@ -197,10 +197,14 @@ def under_way(memory):
     return head.unique, head.opcode, head.nodeid
 
 
-def drop_under_way(memory):
-    """Forget the request of `under_way`: it is answered."""
+def fail_under_way(memory, int device_fd, int error):
+    """Answer the request of `under_way` with the errno `error`, and forget it; return False if it stays."""
     cdef uint8_t[::1] view = memory
-    (<fuse_in_header *> &view[0]).unique = 0
+    cdef fuse_in_header *head = <fuse_in_header *> &view[0]
+    if write_reply(device_fd, head.unique, error, NULL, 0):
+        return False
+    head.unique = 0
+    return True
 
 
 cdef char *next_request(int device, ssize_t *size_bytes) noexcept:

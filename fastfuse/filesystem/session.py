@@ -57,8 +57,6 @@ _MAX_WRITE_BYTES = 4096
 _MAX_READ_BYTES = 1 << 20
 
 _INIT_REQUEST_MAX_BYTES = 1 << 20
-# The errors of an answer that nobody waits for: the caller was killed, or the mount is gone.
-_NOBODY_WAITS = {errno.ENOENT, errno.ENODEV, errno.ENOTCONN, errno.ECONNABORTED}
 _PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
 _TRIED_INODE = 1 << 41 | 7
 
@@ -189,13 +187,8 @@ class Session:
         number, self._crashed_under = self._crashed_under, request[0] if request else 0
         if request is None or request[0] != number:
             return None
-        try:
-            os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size, -errno.EIO, number))
-        except OSError as error:
-            if error.errno not in _NOBODY_WAITS:
-                return None  # it stays under way, for the next worker
-        replies.drop_under_way(self.requests)
-        return request
+        # If the kernel does not take it, it stays under way, for the next worker.
+        return request if replies.fail_under_way(self.requests, self.fd, errno.EIO) else None
 
     def abort(self) -> None:
         """End the connection for every process that holds it; every request of the mount fails from now on."""

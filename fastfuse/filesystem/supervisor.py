@@ -101,9 +101,7 @@ class Supervisor:
         self._snapshot_fd = -1
         self._metrics_pid = 0
         self._has_terminal = os.isatty(sys.stderr.fileno())
-        self._deaths = Deaths(
-            self._worker, self._counters, self._in_hand, read_deadline_s=settings.connection.deadline_s
-        )
+        self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
@@ -267,6 +265,7 @@ class Supervisor:
             if number == signal.SIGHUP:
                 self._refresher.want(self._snapshot_fd)
             self._recent.look()
+            self._deaths.look()
             self._answer_requests()
             if self._worker_has_ended() and not self._replace_worker():
                 return

@@ -132,10 +132,11 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
     if trouble := task.board.read().get("trouble"):  # of the worker before this one
         retries.take_over(trouble)
     client = S3Client(task.session, buffers=buffers, counters=counters, retries=retries)
-    reader = cached(client, cache, buffers, counters, task.session, settings.memory_target_bytes)
+    gets = RecordedReader(client)
+    reader = cached(gets, cache, buffers, counters, task.session, settings.memory_target_bytes)
     async with trio.open_nursery() as nursery:
-        gets = RecordedReader(MadeReader(reader, lambda: operations.table))
-        engine = ReadEngine(gets, readahead, nursery, lambda: operations.table, direct_reads)
+        made = MadeReader(reader, lambda: operations.table)
+        engine = ReadEngine(made, readahead, nursery, lambda: operations.table, direct_reads)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s)
         tier = reader if isinstance(reader, CachedReader) else None
@@ -163,7 +164,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         finally:
             replies.finish()
         nursery.cancel_scope.cancel()
-    await gets.aclose()
+    await reader.aclose()
 
 
 def _start_replies(session_fd: int) -> None:
@@ -257,6 +258,7 @@ async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
                 counters.add(beats)
             await trio.sleep(BEAT_EVERY_S)
     finally:
+        reads.count_stall()
         report.write()
         _tell_not_taken()
 

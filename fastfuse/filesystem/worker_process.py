@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # A worker whose loop turns, but does not take a table within this time, hangs, too. A million files take 0.1 s.
 _SWAP_S = 10.0
+# A worker without a mount counts what it did last, and ends. While files are open, it is not without.
+_COUNTS_WITHIN_S = 0.5
 
 
 class WorkerProcess:
@@ -43,11 +45,11 @@ class WorkerProcess:
         self._is_alive = is_alive
         # 0 while no worker lives.
         self.pid = 0
-        # These are of the last one. It `has_served` once it was ready; the exit code is 0 if nobody waited for its end.
+        # These are of the last one. It `has_served` once it was ready; the exit code is None if it hung.
         # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory.
         self.has_served = False
         self.end = ""
-        self.exit_code = 0
+        self.exit_code: int | None = 0
         self.has_hung = False
         self.was_killed = False
         # Takes newer tables, and log files, to the worker.
@@ -137,9 +139,9 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self, within_s: float = 0.0) -> None:
-        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s`."""
-        if self.pid and within_s:
-            is_over_within(self.pid, within_s)
+        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s` and a moment."""
+        if self.pid:
+            is_over_within(self.pid, max(within_s, _COUNTS_WITHIN_S))
         self.kill()
         if self.pid:
             wait_child(self.pid)
@@ -171,6 +173,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, 0, state != "T", state == "T"
+        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, None, state != "T", state == "T"
         self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
         return True

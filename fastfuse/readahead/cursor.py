@@ -15,6 +15,9 @@ _PIECES = 8
 _SLACK_DIVISOR = 4
 # A run this much longer than the runs before a jump is sequential. Random runs of one size vary by less.
 _LONGER = 1.5
+# Where runs differ, one is so before that, if those that came as far were this much longer on average: then it is worth
+# to fetch as much ahead as it has read.
+_WENT_ON = 2
 # The next run is foretold by this many, where all but the two shortest and the two longest are alike.
 _RUNS = 12
 _ALIKE = 1.1
@@ -250,8 +253,13 @@ class RunLengths:
         self._longest_bytes = max(run_bytes, (3 * self._longest_bytes + run_bytes) // 4)
 
     def is_exceeded_by(self, run_bytes: int) -> bool:
-        """Return whether a run of `run_bytes` is longer than random runs are."""
-        return run_bytes > _LONGER * max(self._jumped_bytes, self._longest_bytes)
+        """Return whether a run of `run_bytes` is longer than random runs are, or will most likely be much longer."""
+        if run_bytes > _LONGER * max(self._jumped_bytes, self._longest_bytes):
+            return True
+        reached = [length for length in self._jumped if length >= run_bytes]
+        if not reached or len(self._jumped) < _RUNS or self.usual_bytes:
+            return False
+        return sum(reached) > _WENT_ON * run_bytes * len(reached)
 
 
 def _usual(runs: deque[int]) -> int:

@@ -13,9 +13,9 @@ its own; when the late one closes the gap, the first cursor absorbs it. So a gap
 for progress.
 
 A cursor is *sequential* (and then never goes back: a jump starts another) when it began at 0. It becomes so after
-`_SEQUENTIAL_READS` reads if its run is also clearly longer than the runs before the last jumps: a random reader of
-chunks of 4 MiB sends a few consecutive requests for each, and would pay for readahead that nobody reads. A cursor that
-began where a sequential one has been or is about to come is the same reader at another place, and goes on as fast.
+`_SEQUENTIAL_READS` reads if its run is clearly longer than the runs before the last jumps, or these differ and went on:
+a random reader of chunks of 4 MiB sends a few consecutive requests for each, and would pay for readahead that nobody
+reads. A cursor that began where a sequential one has been or is about to come is the same reader, and goes on as fast.
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
   for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.

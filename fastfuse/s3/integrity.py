@@ -120,7 +120,8 @@ class Integrity:
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
                     return await self._check_whole(ref, data, head, ends_s)
                 return await self._check_piece(known, ref, start, data, ends_s)
-            raise DeadlineError(f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s.")
+            message = f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s."
+            raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
         finally:
             known.under_way.remove(start)
             known.landed.set()

@@ -61,6 +61,8 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
             assert wrong_files(later) == []
             wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
+            slow_gets = run_fastfuse("top", str(later.path)).stdout.partition("slow GETs")[2]
+            assert slow_gets.count("\n") == 1  # the heading
         assert fetched_bytes() == sum(map(len, DATA.values())) + 3
     owner = (tmp_path / "cache").stat()
     assert (owner.st_uid, owner.st_mode & 0o777) == (65534, 0o700)

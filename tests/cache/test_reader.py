@@ -193,8 +193,9 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
         assert waits_s <= trio.current_time() - began_s < waits_s + 0.1
         store.hold = trio.sleep_forever
         began_s = trio.current_time()
-        with pytest.raises(DeadlineError, match=f"'big' could not be read within {deadline_s} s"):
+        with pytest.raises(DeadlineError, match=f"'big' could not be read within {deadline_s} s") as caught:
             await reader.get(ref, 0, MIB)
+        assert caught.value.hint == DeadlineError.TOO_SLOW_HINT
         assert trio.current_time() - began_s == pytest.approx(deadline_s)
         store.hold = trio.lowlevel.checkpoint
         assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's

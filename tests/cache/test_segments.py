@@ -1,7 +1,10 @@
 """Bytes go into a segment and come out of it in any cut, aligned or not."""
 
+import errno
 import os
 import tempfile
+from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -69,3 +72,30 @@ def test_a_tier_has_at_least_so_many_segments_that_one_is_less_than_a_percent() 
     assert segment_bytes(64 * MIB) == MIB
     assert segment_bytes(1 << 30) == 8 * MIB
     assert segment_bytes(1 << 40) == 64 * MIB
+
+
+def test_nobody_begins_to_fill_a_segment_that_is_about_to_be_removed(tmp_path: Path) -> None:
+    directory_fd = os.open(tmp_path, os.O_RDONLY)
+    ours, theirs = Segments(directory_fd), Segments(directory_fd)
+    with ours.locked(1) as is_ours:  # it is known, and has no file yet
+        assert is_ours
+        assert theirs.fill(1) is None
+        ours.remove(1)
+    filling = theirs.fill(1)
+    assert filling is not None
+    with ours.locked(1) as is_ours:
+        assert not is_ours
+    filling.close()
+    os.close(directory_fd)
+
+
+def test_a_segment_without_a_file_can_be_forgotten_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory_fd = os.open(tmp_path, os.O_RDONLY)
+    segments = Segments(directory_fd)
+    monkeypatch.setattr(os, "open", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    with segments.locked(1) as is_ours:
+        assert is_ours
+    monkeypatch.undo()
+    os.close(directory_fd)

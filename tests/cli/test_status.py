@@ -238,8 +238,9 @@ def test_a_mount_of_another_user_alerts_nobody_and_ones_own_that_does_not_answer
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry = MountEntry(Path("/mnt/x"), "no:device", "fuse.fastfuse", "s3://b/\x1b", 1234)
-    monkeypatch.setattr(status_command, "fastfuse_mounts", lambda: [entry.path])
+    monkeypatch.setattr(status_command, "fastfuse_file_systems", lambda: [entry])
     monkeypatch.setattr(status_command, "entry_of", lambda _: entry)
+    monkeypatch.setattr(status_command, "is_mounted", lambda *_: True)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     said = "/mnt/x  s3://b/\\x1b\n  state     {}\n  hint      {}\n"
     assert status_of_all(capsys) == (0, said.format("not yours", "ask as user 1234, or as root"))
@@ -280,6 +281,7 @@ def test_a_trouble_in_which_no_request_waits_is_told_with_what_it_means_for_read
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for mounts in ([], [tmp_path]):
-        monkeypatch.setattr(status_command, "fastfuse_mounts", lambda mounts=mounts: mounts)
+    entry = MountEntry(tmp_path, "no:device", "fuse.fastfuse", "s3://b/", 1234)
+    for entries in ([], [entry]):
+        monkeypatch.setattr(status_command, "fastfuse_file_systems", lambda entries=entries: entries)
         assert status_of_all(capsys) == (0, "nothing of fastfuse is mounted\n")

@@ -3,14 +3,52 @@
 import time
 from types import SimpleNamespace
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
+from fastfuse.filesystem import deaths as module
 from fastfuse.filesystem.deaths import Deaths
 from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
+
+
+@pytest.mark.parametrize(("exit_code", "pauses"), [(0, [0.0, 0.0]), (-9, [0.0, 0.05]), (None, [0.0, 0.05])])
+def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once(
+    exit_code: int | None, pauses: list[float]
+) -> None:
+    worker = SimpleNamespace(exit_code=exit_code, end="", was_killed=True, has_served=True)
+    session = SimpleNamespace(is_waited_for=False, is_connected=True, refuse_deadly_request=Mock(return_value=None))
+    counters = Counters()
+    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
+    found = []
+    for _ in pauses:
+        counters.add(counters.slot("fastfuse_requests"))
+        found.append(deaths.note(cast(Session, session)))
+    assert found == pauses
+
+
+def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = SimpleNamespace(exit_code=-9, end="it was killed by signal 9", was_killed=True, has_served=True)
+    session = SimpleNamespace(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
+    now_s, counted = 0.0, 3
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(module, "oom_kills", lambda: counted)
+    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
+    counted = 4  # another process of the control group
+    deaths.look()
+    now_s = 3600.0
+    deaths.note(cast(Session, session))
+    assert "memory ran out" not in caplog.text
+    now_s, counted = 7200.0, 5  # the worker
+    deaths.look()
+    now_s += 1
+    deaths.note(cast(Session, session))
+    assert caplog.text.count("memory ran out") == 1
 
 
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(

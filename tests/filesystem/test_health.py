@@ -52,8 +52,16 @@ def note(
     answered: int = 7,
     was_killed: bool = True,
     is_waited_for: bool = True,
+    has_retired: bool = False,
 ) -> float:
-    return deaths.note(how, now_s=now_s, answered=answered, was_killed=was_killed, is_waited_for=is_waited_for)
+    return deaths.note(
+        how,
+        now_s=now_s,
+        answered=answered,
+        was_killed=was_killed,
+        is_waited_for=is_waited_for,
+        has_retired=has_retired,
+    )
 
 
 def pauses(answered: Iterable[int], deaths: DeathRecord) -> list[float]:
@@ -68,6 +76,13 @@ def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(answered: Iterable
 
 def test_a_pause_leaves_a_read_most_of_its_deadline() -> None:
     assert pauses(range(6), DeathRecord(read_deadline_s=1.0)) == [0, 0.05, 0.1, 0.2, 0.25, 0.25]
+
+
+def test_a_worker_that_retires_counts_only_if_it_has_answered_nothing() -> None:
+    deaths = DeathRecord()
+    assert [note(deaths, second, answered=second, has_retired=True) for second in range(1, 9)] == [0] * 8
+    assert note(deaths, 9, answered=9) == 0
+    assert [note(deaths, second, answered=9, has_retired=True) for second in (10, 11)] == [0.05, 0.1]
 
 
 @pytest.mark.parametrize("was_killed", [False, True])

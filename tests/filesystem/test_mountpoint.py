@@ -22,6 +22,7 @@ from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import (
     BusyMountError,
     MountEntry,
+    fastfuse_file_systems,
     fastfuse_mounts,
     find_mount,
     is_mounted,
@@ -34,6 +35,7 @@ from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fa
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH, _MS_BIND, _MS_SHARED = 2, 4096, 1 << 20  # <sys/mount.h>
+_OPEN_TREE, _OPEN_TREE_CLONE = 428, 1  # <asm-generic/unistd.h>, <linux/mount.h>
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,15 @@ def test_a_real_mount_is_found_by_its_name_and_in_the_list_of_ours(tmp_path: Pat
         assert place in fastfuse_mounts()
         assert find_mount(tmp_path) is None
     assert find_mount(place) is None
+
+
+@pytest.mark.fuse
+def test_a_file_system_is_listed_once_where_it_was_mounted_however_often_it_is_bound(place: Path) -> None:
+    bound = place.with_name("bound")
+    bound.mkdir()
+    with fuse_mount(place), kernel_mount(bound, "", source=str(place), flags=_MS_BIND):
+        assert {place, bound} <= set(fastfuse_mounts())
+        assert {place, bound} & {entry.path for entry in fastfuse_file_systems()} == {place}
 
 
 def test_the_topmost_of_stacked_mounts_is_found(tmp_path: Path) -> None:
@@ -378,9 +389,37 @@ def test_where_a_mount_is_bound_to_is_told_when_it_is_unmounted(place: Path) -> 
     bound.mkdir()
     with fuse_mount(place), kernel_mount(bound, "", source=str(place), flags=_MS_BIND):
         done = run_fastfuse("unmount", str(place))
-        assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still mounted at {bound}\n")
+        assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still used at {bound}\n")
         done = run_fastfuse("unmount", str(bound))
         assert (done.returncode, done.stdout) == (0, f"unmounted {bound}\n")
+
+
+@pytest.mark.fuse
+def test_an_overlay_that_still_uses_an_unmounted_mount_is_named(tmp_path: Path) -> None:
+    overlay, place, other = tmp_path / "overlay", tmp_path / "a,b:c", tmp_path / "other"
+    for directory in (overlay, place, other):
+        directory.mkdir()
+    layers = str(place).replace(",", "\\,").replace(":", "\\:")
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
+        mounted("s3://bucket", server.endpoint_url, path=place) as mount,
+    ):
+        with kernel_mount(overlay, "overlay", f"lowerdir={other}:{layers}"):
+            done = run_fastfuse("unmount", str(place))
+            assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still used at {overlay}\n")
+            assert (overlay / "a").read_bytes() == b"a"
+        assert mount.wait() == 0
+
+
+@pytest.mark.fuse
+def test_what_keeps_an_unmounted_mount_out_of_sight_is_told_of(place: Path) -> None:
+    with fuse_mount(place):
+        clone_fd = _libc.syscall(_OPEN_TREE, -1, os.fsencode(place), _OPEN_TREE_CLONE)
+        assert clone_fd >= 0
+        done = run_fastfuse("unmount", str(place))
+        os.close(clone_fd)
+    told = "; it is still used at a place that is not seen from here, such as in a container\n"
+    assert (done.returncode, done.stdout) == (0, f"unmounted {place}{told}")
 
 
 @pytest.mark.fuse

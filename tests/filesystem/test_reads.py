@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -162,6 +163,16 @@ async def test_an_unforeseen_failure_is_answered(connection: socket.socket, capl
         assert place.answered() == {7: errno.EIO}
         assert place.count("fastfuse_handler_failures") == 1
         assert caplog.messages == ["read failed for an unforeseen reason; the mount goes on"]
+
+
+async def test_a_read_that_no_thread_has_memory_for_is_answered_by_a_task(connection: socket.socket) -> None:
+    async with place_at(connection) as place:
+        place.reads.begins_elsewhere = Mock(side_effect=MemoryError)
+        place.engine.may_fetch.set()
+        place.reads.take(7, FETCHED, 0, 3, 4711, False)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: b"fff"}
+        assert place.count("fastfuse_handler_failures") == 0
 
 
 async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: socket.socket) -> None:

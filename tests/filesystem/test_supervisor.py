@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
-from bench.s3server.faults import Action
+from bench.s3server.faults import Action, Delay
 from fastfuse.filesystem import mountpoint
 from fastfuse.filesystem.control import ask_status, entry_of
 from fastfuse.filesystem.mountpoint import find_mount, unmount
@@ -204,6 +204,16 @@ def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on
         told = re.findall(r"workers die of request \d+, operation 17 of FUSE, of inode 1: it fails", mount.log)
         assert len(told) == mount.log.count("workers die of") == 4
         assert find_mount(mount.path) is None
+
+
+def test_the_wait_of_the_last_second_is_in_the_summary(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        late = server.faults.add(FaultRule(action=Delay(0.5), operation="GetObject"))
+        assert (mount.path / "b").read_bytes() == b"b"
+        server.faults.remove(late)
+        assert mount.stop() == 0
+        assert "readers waited in" in mount.log
+        assert "readers waited in 0.0%" not in mount.log
 
 
 def test_an_interpreter_of_its_own_ends_without_a_word(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,6 +495,8 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         mount.process.send_signal(signal.SIGHUP)
         server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
         abort_and_wait(mount)
+        assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
+        assert "exited with 0" not in mount.log
         assert len(mount.children()) == 1
         server.faults.remove(stalled)
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0

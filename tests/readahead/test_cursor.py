@@ -137,6 +137,15 @@ def test_runs_that_ended_count_also_while_others_jump_in_the_middle_of_theirs() 
     assert known.is_exceeded_by(MIB)
 
 
+def test_of_runs_that_differ_one_is_sequential_if_those_that_came_so_far_were_twice_as_long_on_average() -> None:
+    runs = [4 * KIB, 512 * KIB, 4 * MIB, 8 * MIB] * 3
+    assert lengths(*runs).is_exceeded_by(3 * MIB - 1)
+    assert not lengths(*runs).is_exceeded_by(3 * MIB)
+    assert not lengths(*runs[:11], 8 * MIB).is_exceeded_by(8 * MIB)
+    assert not lengths(*runs[1:]).is_exceeded_by(3 * MIB - 1)  # too few to tell
+    assert not lengths(*[4 * KIB] * 2, *[4 * MIB] * 9, 8 * MIB).is_exceeded_by(MIB)  # they do not differ
+
+
 def test_twelve_runs_of_about_one_length_or_a_few_pages_foretell_the_longest() -> None:
     runs = [508 * KIB, 504 * KIB, 512 * KIB, 500 * KIB] * 3
     assert lengths(*runs[:11]).usual_bytes == 0

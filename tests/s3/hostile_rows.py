@@ -530,7 +530,8 @@ _IN_GZIP = b"Content-Encoding: gzip"
 @cache
 def _bomb(head: bytes = b"", tail: bytes = b"") -> bytes:
     """Return 128 MiB of spaces in gzip, made in little memory and when they are sent: other modules import this one."""
-    packer = zlib.compressobj(1, wbits=31)
+    # As much as is read of an error document, 64 KiB, stands for 64 MiB then.
+    packer = zlib.compressobj(9, wbits=31)
     return b"".join(map(packer.compress, (head, *[b" " * _MIB] * 128, tail))) + packer.flush()
 
 

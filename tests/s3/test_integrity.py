@@ -379,8 +379,9 @@ async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
 
     integrity = Integrity(is_thorough=verify, deadline_s=60.0, fetch=fetch, head=ask, counters=Counters())
     began_s = trio.current_time()
-    with pytest.raises(DeadlineError):
+    with pytest.raises(DeadlineError) as caught:
         await integrity.get(ObjectRef("bucket", "key", 5, ""), 0, 5, trio.current_time())
+    assert caught.value.hint == (DeadlineError.TOO_SLOW_HINT if verify else "")  # the other one is of `fetch`
     assert trio.current_time() - began_s == 60
 
 
