@@ -117,10 +117,7 @@ class PartPool:
         file.is_open = False
         self._share.forget(file)
         for part in file:
-            if part.unread_bytes > 0:
-                self.rank(part, is_left=True)
-            else:
-                self.spend(part)
+            self.rank(part, is_left=True) if part.unread_bytes > 0 else self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:
