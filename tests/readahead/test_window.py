@@ -319,7 +319,7 @@ def test_of_runs_that_are_over_few_are_kept(request_bytes: int) -> None:
 
 def count_of_cursors() -> int:
     gc.collect()
-    return sum(isinstance(one, Cursor) for one in gc.get_objects())
+    return sum(type(one) is Cursor for one in gc.get_objects())  # some objects warn when they are asked
 
 
 def random_runs(pool: EndlessPool, runs: int, requests: list[int]) -> list[int]:
