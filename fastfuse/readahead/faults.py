@@ -8,7 +8,7 @@ from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES
 __all__ = ["Faults"]
 
 # What the kernel asks for around a fault (filesystem.kernel_readahead): its readahead, the page in the middle. It asks
-# for twice as much, in two requests at once, after `POSIX_FADV_SEQUENTIAL`, which PyTorch 2.14 gives for its maps.
+# for twice as much, in two requests at once, after `POSIX_FADV_SEQUENTIAL`, which PyTorch gives for its maps.
 _AROUND_BYTES = 1 << 20
 # So many faults in a row that were not read on from show that only their pages are wanted.
 _SHORT_RUNS = 3
