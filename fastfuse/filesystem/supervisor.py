@@ -142,6 +142,7 @@ class Supervisor:
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
                 ready(self._snapshot_fd)
+                self._keys.load()
                 self._serve()
             finally:
                 exit_code = self._take_down()
@@ -286,8 +287,7 @@ class Supervisor:
         return self._has_terminal and not os.isatty(sys.stderr.fileno())
 
     def _go_on_with_refresh(self) -> None:
-        new = self._refresher.new_table()
-        if new is not None:
+        if (new := self._refresher.new_table()) is not None:
             self._swap(new)
             assert self._session is not None
             self._refresher.send_notices(self._session.notify)

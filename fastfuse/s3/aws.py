@@ -8,6 +8,7 @@ import io
 import os
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -121,6 +122,22 @@ class S3Session:
         other = copy.copy(self)
         other.credentials = self.credentials and CredentialSource(latest)
         return other
+
+    async def load_renewal(self) -> None:
+        """Load the code and the data with which other processes will renew the credentials, and ask nobody.
+
+        The files may be replaced or removed under a mount that lives for weeks: `pip install --upgrade`, a new Python.
+        """
+        if self.credentials is None or (latest := self.credentials.latest) is None:
+            return
+        # Each is loaded when it is first used.
+        _ = anyio.run_process, anyio.to_thread, get_cert_path(True), "host".encode("idna"), time.strptime("1", "%d")
+        if latest.expires_at is None:
+            await anyio.lowlevel.checkpoint()
+            return
+        service = "sso" if latest.provider == "sso" else "sts"
+        keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
+        await self._new_session().load_client(service, DEFAULT_REGION, **keys)
 
     @cached_property
     def endpoint_url(self) -> str | None:
