@@ -27,6 +27,7 @@ from botocore.loaders import Loader, create_loader
 
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
 from fastfuse.s3.proxies import split_url
@@ -90,6 +91,7 @@ class S3Session:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
+        self.clock = ServiceClock()
         self.aws = self._new_session()
         # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
