@@ -25,7 +25,7 @@ from typing import TypeVar
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
+from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
 from fastfuse.filesystem.health import BEAT_EVERY_S
@@ -49,8 +49,8 @@ __all__ = ["Supervisor", "run"]
 
 _log = logging.getLogger(__name__)
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
+_SIGNALS = _STOPPING | UNHEEDED | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
 # mount was told to stop.
