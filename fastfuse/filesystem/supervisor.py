@@ -36,7 +36,7 @@ from fastfuse.filesystem.mount_places import place_for
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
+from fastfuse.filesystem.privileges import as_nobody, become_supervisor, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
@@ -118,7 +118,7 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         signal.signal(signal.SIGTERM, self._end_at_once)
-        keep_memory_private()
+        become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
         settings = self._settings
