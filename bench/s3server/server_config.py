@@ -3,6 +3,7 @@
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,8 @@ class ServerConfig:
     writes: Literal["refused", "conditional", "unconditional", "creating", "replacing", "bare"] = "refused"
     # The server's clock: of Date, and of the Last-Modified of what is written. None: replies have no Date.
     clock_s: Callable[[], float] | None = None
+    # Requests signed at a time that is further from that clock are refused.
+    most_skew_s: float = inf
     # False: ``encoding-type=url`` is ignored and keys are sent as bare XML.
     encode_keys: bool = True
     # How many requests the log keeps; 0 keeps none, for benches.

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from email.utils import formatdate, parsedate_to_datetime
 from urllib.parse import unquote_to_bytes
 
@@ -251,6 +252,10 @@ class Service:
             raise _S3Error(
                 403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
             )
+        if (clock_s := self._config.clock_s) and (signed := call.request.headers.get("x-amz-date")):
+            signed_s = datetime.strptime(f"{signed}+0000", "%Y%m%dT%H%M%SZ%z").timestamp()
+            if abs(signed_s - clock_s()) > self._config.most_skew_s:
+                raise _S3Error(403, "RequestTimeTooSkewed", "The difference between the two times is too large.")
         if call.bucket not in self._buckets:
             raise _S3Error(404, "NoSuchBucket", "The specified bucket does not exist", {"BucketName": call.bucket})
         region = self._config.regions.get(call.bucket)

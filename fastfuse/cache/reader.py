@@ -77,6 +77,8 @@ def cached(
 ) -> RangeReader:
     """Put the tier `cache`, if there is one, before `reader`. Call it in a trio run."""
     if cache is None:
+        for name in ("fastfuse_cache_used_bytes", "fastfuse_cache_size_bytes"):  # of the worker before this one
+            counters.set(counters.slot(name), 0)
         return reader
     return CachedReader(
         reader, cache, buffers, counters, endpoint_url=session.endpoint_url or "",

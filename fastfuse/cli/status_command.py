@@ -169,7 +169,9 @@ def _cache(cache: Mapping[str, Any], counters: Mapping[str, float]) -> str:
     served = format_size(int(counters['fastfuse_cache_bytes{event="served"}']))
     failed = sum(count for name, count in counters.items() if name.startswith("fastfuse_cache_failures{"))
     failures = f", {failed:,.0f} failure{'s' * (failed != 1)}" if failed else ""
-    return f"{used} of {size} in {plain(cache['directory'])}, {served} served{failures}"
+    is_used = counters["fastfuse_cache_size_bytes"]
+    takes = f"{used} of {size} in" if is_used else "not used by this worker (see the log):"
+    return f"{takes} {plain(cache['directory'])}, {served} served{failures}"
 
 
 def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:

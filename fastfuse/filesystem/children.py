@@ -13,7 +13,18 @@ import fastfuse.errors
 from fastfuse.errors import FastfuseError, ServiceError
 
 __all__ = [
-    *("Fork", "NoRoomError", "answer_on", "ask_child", "error_message", "fork", "fork_child", "heard", "how_it_ended"),
+    *(
+        "UNHEEDED",
+        "Fork",
+        "NoRoomError",
+        "answer_on",
+        "ask_child",
+        "error_message",
+        "fork",
+        "fork_child",
+        "heard",
+        "how_it_ended",
+    ),
     *("is_over_within", "wait_child"),
 ]
 
@@ -23,6 +34,9 @@ _log = logging.getLogger(__name__)
 Fork = Callable[[Callable[[], object]], int]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+# Slurm sends these to every process of a job, as a warning to the training script. By default, each ends a process.
+UNHEEDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 
 
 class NoRoomError(FastfuseError):
@@ -34,7 +48,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
 
     Unless it `outlives_parent`, the kernel kills the child when its parent dies. A supervisor killed with ``kill -9``
     then leaves no process that holds the connection to the kernel, and the next mount can clear the place (clause L4).
-    The child starts with no signal blocked and with default actions.
+    The child starts with no signal blocked and with default actions, but for those that are `UNHEEDED`.
 
     Raises:
         NoRoomError: the system has no room for another process.
@@ -54,6 +68,8 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
                 os._exit(status)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        for number in UNHEEDED:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         work()
         status = 0

@@ -6,6 +6,7 @@ supervisor, which starts a process with its own rights for each question: no pro
 other end of the lister's is the process that the lister was before it became nobody, which also saves the listing.
 """
 
+import gc
 import json
 import logging
 import os
@@ -125,9 +126,20 @@ def _found(session: S3Session) -> bytes:
             return message
         return error_message(AccessError("The AWS credentials are longer than any request may be."))
     except FastfuseError as error:
-        return error_message(error)
+        return error_message(_with_gone_files(error))
     except Exception as error:  # noqa: BLE001 - its text may be what a program printed
-        return error_message(AccessError(f"The AWS credentials cannot be had ({type(error).__name__})."))
+        return error_message(
+            _with_gone_files(AccessError(f"The AWS credentials cannot be had ({type(error).__name__})."))
+        )
+
+
+def _with_gone_files(error: FastfuseError) -> FastfuseError:
+    """Return `error` with the words that name its likely cause, if an upgrade has taken this program's files away."""
+    if os.path.exists(__file__):
+        return error
+    return type(error)(
+        f"{error} The files of this fastfuse were removed since it started: mount again.", hint=error.hint
+    )
 
 
 async def _resolve(session: S3Session) -> Credentials:
@@ -159,6 +171,15 @@ class KeyFinder:
         self.end.setblocking(False)
         raise_sigio(self.end)
         return theirs
+
+    def load(self) -> None:
+        """Load now what the processes need to find credentials that expire: its files may not last as long as we do."""
+        try:
+            trio.run(self._session.load_renewal)
+        except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
+            _log.debug("what renews the credentials cannot be loaded", exc_info=True)
+        # As in `Supervisor.run`: forked processes share it.
+        gc.freeze()
 
     def look_after(self) -> None:
         """Start a process if the worker asks and none runs; kill one that takes too long."""

@@ -25,7 +25,7 @@ from typing import TypeVar
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, wait_child
+from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
 from fastfuse.filesystem.health import BEAT_EVERY_S
@@ -36,7 +36,7 @@ from fastfuse.filesystem.mount_places import place_for
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import as_nobody, keep_memory_private, worker_uid
+from fastfuse.filesystem.privileges import as_nobody, become_supervisor, worker_uid
 from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
@@ -49,8 +49,8 @@ __all__ = ["Supervisor", "run"]
 
 _log = logging.getLogger(__name__)
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
+_SIGNALS = _STOPPING | UNHEEDED | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
 # mount was told to stop.
@@ -116,7 +116,7 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         signal.signal(signal.SIGTERM, self._end_at_once)
-        keep_memory_private()
+        become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
         settings = self._settings
@@ -140,6 +140,7 @@ class Supervisor:
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
                 ready(self._snapshot_fd)
+                self._keys.load()
                 self._serve()
             finally:
                 exit_code = self._take_down()
@@ -285,8 +286,7 @@ class Supervisor:
         return self._has_terminal and not os.isatty(sys.stderr.fileno())
 
     def _go_on_with_refresh(self) -> None:
-        new = self._refresher.new_table()
-        if new is not None:
+        if (new := self._refresher.new_table()) is not None:
             self._swap(new)
             assert self._session is not None
             self._refresher.send_notices(self._session.notify)

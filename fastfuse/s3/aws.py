@@ -8,6 +8,7 @@ import io
 import os
 import re
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ from botocore.loaders import Loader, create_loader
 
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
 from fastfuse.s3.proxies import split_url
@@ -89,6 +91,7 @@ class S3Session:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
+        self.clock = ServiceClock()
         self.aws = self._new_session()
         # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
@@ -121,6 +124,22 @@ class S3Session:
         other = copy.copy(self)
         other.credentials = self.credentials and CredentialSource(latest)
         return other
+
+    async def load_renewal(self) -> None:
+        """Load the code and the data with which other processes will renew the credentials, and ask nobody.
+
+        The files may be replaced or removed under a mount that lives for weeks: `pip install --upgrade`, a new Python.
+        """
+        if self.credentials is None or (latest := self.credentials.latest) is None:
+            return
+        # Each is loaded when it is first used.
+        _ = anyio.run_process, anyio.to_thread, get_cert_path(True), "host".encode("idna"), time.strptime("1", "%d")
+        if latest.expires_at is None:
+            await anyio.lowlevel.checkpoint()
+            return
+        service = "sso" if latest.provider == "sso" else "sts"
+        keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
+        await self._new_session().load_client(service, DEFAULT_REGION, **keys)
 
     @cached_property
     def endpoint_url(self) -> str | None:

@@ -401,6 +401,8 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, await self._routes.correct(bucket, failure.region, route)
+        if failure.kind is Kind.SKEWED:
+            return failure, self.session.clock.correct(head.headers.get("date", ""))
         # A HEAD answered 403 does not tell a denied object from revoked keys.
         kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
         is_mended, trouble = await self.session.replace_refused(credentials, kind)

@@ -267,7 +267,10 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
             )
         case Kind.DENIED:
             return ObjectDeniedError(f"The service denies access to {ref.key!r} ({detail}).")
-        case Kind.EXPIRED | Kind.SKEWED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
+        case Kind.SKEWED:
+            text = f"The service refuses the time at which a request for {ref.key!r} was signed ({detail})."
+            return ObjectDeniedError(text, hint="Set this machine's clock.")
+        case Kind.EXPIRED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
             text = f"The service refuses the credentials for {ref.key!r} ({detail})."
             return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
         case Kind.BAD_CONFIGURATION:

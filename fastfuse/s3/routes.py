@@ -61,6 +61,8 @@ class Route:
     lists: Signer
     # The connection used last is at the end; the others may time out.
     idle: list[Connection]
+    # The Unix time to sign with.
+    now_s: Callable[[], float] = time.time
 
     def request(
         self, method: str, credentials: Credentials | None, *, key: str = "", query: str = "", lines: str = ""
@@ -68,7 +70,7 @@ class Route:
         """Return a request for the object `key`, or for the bucket where there is none, signed with `credentials`."""
         path = f"{self.endpoint.base_path}/{quoted_key(key)}" if key else self.endpoint.base_path or "/"
         signer = self.objects if key else self.lists
-        signed = signer.lines(path, credentials, time.time(), query=query, method=method)
+        signed = signer.lines(path, credentials, self.now_s(), query=query, method=method)
         target = f"{self.origin}{path}?{query}" if query else f"{self.origin}{path}"
         return f"{method} {target}{self.head}{signed}{lines}\r\n".encode()
 
@@ -80,7 +82,7 @@ class Route:
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
         """Return the parts of GETs of objects below `prefix` that are the same for a while, for `direct_get.h`."""
-        signed, canonical_rest, before_hash, key = self.objects.texts(credentials, time.time())
+        signed, canonical_rest, before_hash, key = self.objects.texts(credentials, self.now_s())
         path = f"{self.endpoint.base_path}/{quoted_key(prefix)}"
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
@@ -297,6 +299,7 @@ class Routes:
             objects=Signer(endpoint, session.object_headers),
             lists=Signer(endpoint, session.extra_headers),
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
+            now_s=session.clock.now_s,
         )
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.children import fork_child
+from fastfuse.filesystem.children import UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.files import libc_error
 
@@ -163,8 +163,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 
 # A shell's exit code for a file that cannot be run.
 _CANNOT_RUN = 126
-# Signals that Python ignores from its start, and a program expects at their default.
-_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+# Signals that Python ignores from its start, or `fork_child`, and a program expects at their default.
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ, *UNHEEDED)
 # Signals that `fork_child` resets; a caller may ignore them (nohup, a shell's background).
 _INHERITED = (signal.SIGINT, signal.SIGHUP)
 # A process that outlives SIGKILL for so long waits for a device; we do not wait for it.

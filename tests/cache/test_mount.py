@@ -200,6 +200,7 @@ def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_o
                 assert wrong_files(by_disk) == wrong_files(by_signal) == []
                 assert by_disk.log.count("the worker does not answer: it hung") == 1
                 assert f"the next worker does not use the cache {places[0]}/cache" in by_disk.log
+                assert "  cache     not used by this worker" in run_fastfuse("status", str(by_disk.path)).stdout
                 assert by_signal.log.count("the worker does not answer: it hung") == 1
                 assert by_signal.worker() != stopped
                 assert "does not use the cache" not in by_signal.log

@@ -259,9 +259,10 @@ def test_failures_of_the_local_tier_are_told(mount: Mount, monkeypatch: pytest.M
     monkeypatch.setattr(status_command, "ask_status", lambda _: found)
     monkeypatch.setattr(status_command, "say", said.append)
     for disk, told in ((0, "1 failure"), (2, "3 failures")):
+        found["counters"] |= {"fastfuse_cache_size_bytes": 1 << 30}
         found["counters"] |= {'fastfuse_cache_failures{kind="disk"}': disk, 'fastfuse_cache_failures{kind="index"}': 1}
         assert status_command.status(mount.path, as_json=False) == 0
-        assert f"\n  cache     0 B of 0 B in /nvme/\\x1b, 0 B served, {told}\n" in said.pop()
+        assert f"\n  cache     0 B of 1 GiB in /nvme/\\x1b, 0 B served, {told}\n" in said.pop()
 
 
 def test_a_trouble_in_which_no_request_waits_is_told_with_what_it_means_for_readers(

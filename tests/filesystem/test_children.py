@@ -15,7 +15,15 @@ from fastfuse.errors import (
     FastfuseError,
     MountError,
 )
-from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, heard, is_over_within, wait_child
+from fastfuse.filesystem.children import (
+    UNHEEDED,
+    NoRoomError,
+    error_message,
+    fork_child,
+    heard,
+    is_over_within,
+    wait_child,
+)
 from fastfuse.filesystem.mountpoint import BusyMountError
 
 
@@ -72,14 +80,14 @@ def test_whether_a_child_has_ended_is_told_without_reaping_it() -> None:
     assert wait_child(child) == -signal.SIGKILL
 
 
-def test_a_child_starts_with_default_signals_and_none_blocked() -> None:
+def test_a_child_starts_with_default_signals_but_for_those_unheeded_and_none_blocked() -> None:
     reading_fd, writing_fd = os.pipe()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, *UNHEEDED}
 
     def work() -> None:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        defaults = [signal.getsignal(number) == signal.SIG_DFL for number in numbers]
-        os.write(writing_fd, f"{len(blocked)} {all(defaults)}".encode())
+        ignored = {number for number in numbers if signal.getsignal(number) != signal.SIG_DFL}
+        os.write(writing_fd, f"{len(blocked)} {ignored == UNHEEDED}".encode())
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

@@ -111,14 +111,22 @@ def _look_into(pid: int) -> int:
 
 # The table of docs/SECURITY.md, for a mount that root makes. The supervisor keeps what it has, to unmount.
 _OWN = rights_of(os.getpid())
-_SUPERVISOR = replace(_OWN, is_dumpable=False, core_limit="0/0")
-CONFINED = replace(
-    _SUPERVISOR, capabilities=(_CONFINED_TO, _CONFINED_TO, _CONFINED_TO, 0, 0), no_new_privs=True, umask=0o077
+_FIRST = _OWN.oom_score_adjustment
+_MAY_OUTLIVE = _OWN.capabilities[0] >> 24 & 1  # CAP_SYS_RESOURCE
+_SUPERVISOR = replace(
+    _OWN, is_dumpable=False, core_limit="0/0", oom_score_adjustment=max(_FIRST - 900 * _MAY_OUTLIVE, -1000)
 )
-RUNS_PROGRAM = replace(_SUPERVISOR, umask=0o077)
+CONFINED = replace(
+    _SUPERVISOR,
+    oom_score_adjustment=_FIRST,
+    capabilities=(_CONFINED_TO, _CONFINED_TO, _CONFINED_TO, 0, 0),
+    no_new_privs=True,
+    umask=0o077,
+)
+RUNS_PROGRAM = replace(_SUPERVISOR, oom_score_adjustment=_FIRST, umask=0o077)
 NOBODYS = replace(
     _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), capabilities=(0, 0, 0, 0, 0), no_new_privs=True, umask=0o077,
-    oom_score_adjustment=min(_OWN.oom_score_adjustment + 100, 1000),
+    oom_score_adjustment=min(_FIRST + 100, 1000),
 )  # fmt: skip
 
 
@@ -284,13 +292,16 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
     )
     bounding = _OWN.capabilities[2]
     supervisor = replace(
-        _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), umask=0,
+        _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), umask=0, oom_score_adjustment=_FIRST,
         capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, _READ_SEARCH, _READ_SEARCH),
     )  # fmt: skip
     confined = replace(
         supervisor, capabilities=(_READ_SEARCH, _READ_SEARCH, bounding, 0, 0), no_new_privs=True, umask=0o077
     )
-    nobodys = replace(supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077)
+    nobodys = replace(
+        supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077,
+        oom_score_adjustment=NOBODYS.oom_score_adjustment,
+    )  # fmt: skip
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
         in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
         file = str(mount.path / "a")

@@ -104,6 +104,20 @@ def test_two_signals_at_once_end_an_idle_mount_in_good_order() -> None:
         assert find_mount(here.path) is None
 
 
+def test_signals_to_every_process_of_a_job_end_no_process_of_the_mount() -> None:
+    """L2; Slurm sends SIGUSR1 so (`sbatch --signal`), and a terminal's Ctrl-\\ SIGQUIT."""
+    with place(DATA, "--metrics-listen", "0") as here:
+        processes = here.mount.children()
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            for pid in (*processes, here.mount.process.pid):
+                os.kill(pid, number)
+        os.kill(here.mount.worker(), signal.SIGQUIT)
+        assert (here.path / "other").read_bytes() == b"other"
+        assert here.mount.children() == processes
+        assert here.mount.stop(signal.SIGQUIT) == 0
+        assert find_mount(here.path) is None
+
+
 def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> None:
     """L2"""
     with place(DATA, "--grace-s", "60") as here:

@@ -5,6 +5,7 @@ import pty
 import re
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,19 @@ def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(run: Run,
         assert job.stop(number) == 40 + number
         assert job.output.split() == ["ready", number.name]
         assert f"Stopped - by {number.name}: the command exited with {40 + number}" in job.log
+        assert_nothing_is_left(job)
+
+
+def test_a_signal_that_warns_the_command_ends_no_process_of_the_run(run: Run) -> None:
+    """Slurm sends it to every process of a job (`sbatch --signal`)."""
+    program = PATIENT.replace("(signal.SIGTERM,", "(signal.SIGUSR1, signal.SIGTERM,")
+    with run(CHANNELS, command=program) as job:
+        job.wait_for_output("ready")
+        for pid in (job.process.pid, *descendants(job.process.pid)):
+            with suppress(ProcessLookupError):  # the command has ended by it
+                os.kill(pid, signal.SIGUSR1)
+        assert job.wait() == 40 + signal.SIGUSR1
+        assert job.output.split() == ["ready", "SIGUSR1"]
         assert_nothing_is_left(job)
 
 

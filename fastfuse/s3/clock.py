@@ -1,0 +1,56 @@
+"""The time by which requests are signed.
+
+S3 refuses a signature that is a quarter of an hour off (``RequestTimeTooSkewed``). A host whose clock was set wrong, or
+that was suspended, could read nothing. S3's replies carry the right time (``Date``), which counts from then on.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from email.utils import parsedate_to_datetime
+from math import inf
+
+__all__ = ["ServiceClock"]
+
+_log = logging.getLogger(__name__)
+
+# No service refuses less, and `Date` has whole seconds.
+_AGREES_S = 60.0
+# For so long after a correction, what is refused was signed before it.
+_LATE_S = 10.0
+
+
+class ServiceClock:
+    """This machine's clock, until the service refuses what was signed by it, and the service's clock then."""
+
+    def __init__(self, machine_s: Callable[[], float] = time.time) -> None:
+        self._machine_s = machine_s
+        self._ahead_s = 0.0
+        self._corrected_s = -inf
+
+    def now_s(self) -> float:
+        """Return the Unix time with which the next request is signed."""
+        return self._machine_s() + self._ahead_s
+
+    def correct(self, date: str) -> bool:
+        """Take over the `Date` of a reply that refused the time of a request; return whether others may succeed now."""
+        try:
+            ahead_s = parsedate_to_datetime(date).timestamp() - self._machine_s()
+        except (ValueError, OverflowError):
+            return False
+        if abs(ahead_s - self._ahead_s) >= _AGREES_S:
+            self._ahead_s = ahead_s if abs(ahead_s) >= _AGREES_S else 0.0
+            self._corrected_s = time.monotonic()
+            self._tell()
+        return time.monotonic() - self._corrected_s < _LATE_S
+
+    def _tell(self) -> None:
+        if not self._ahead_s:
+            _log.info("this machine's clock is right again: requests are signed by it")
+            return
+        _log.warning(
+            "this machine's clock is %.0f s %s the service's, which refuses requests for that: they are signed by the "
+            "service's clock from now on; set this machine's",
+            abs(self._ahead_s),
+            "behind" if self._ahead_s > 0 else "ahead of",
+        )

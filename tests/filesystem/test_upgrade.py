@@ -1,0 +1,98 @@
+"""A mount outlives the files that it was started from: a new version, or a new Python, takes their place."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from fastfuse.errors import FastfuseError
+from fastfuse.filesystem import key_finder
+from fastfuse.filesystem.children import heard
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from tests.mounting import ENVIRONMENT
+from tests.s3.test_credentials import process_reply
+
+# A supervisor's process, and the one that it forks to renew credentials. After `load`, no module can be found, and no
+# file of a package be opened.
+_RENEWAL = """
+import os, sys
+from datetime import UTC, datetime, timedelta
+from fastfuse.filesystem import supervisor
+from fastfuse.filesystem.key_finder import KeyFinder, _found
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.credentials import Credentials
+
+def gone(event, arguments):
+    if event == "open" and "/python3" in str(arguments[0]):
+        raise FileNotFoundError(2, "gone", arguments[0])
+
+session = S3Session(ConnectionConfig())
+until = datetime.now(UTC) + timedelta(hours=1)
+session.credentials.take(Credentials(access_key="old", secret_key="-", expires_at=until, provider=sys.argv[1]))
+KeyFinder(session, os.fork).load()
+sys.meta_path.clear()
+sys.addaudithook(gone)
+print(_found(S3Session(session.config)).decode())
+"""
+_ROLE = """
+<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
+<AccessKeyId>new</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
+<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>
+"""
+
+
+class _Role(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(_ROLE)))
+        self.end_headers()
+        self.wfile.write(_ROLE.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@contextmanager
+def role_service() -> Iterator[str]:
+    """Yield the address of a service that gives each caller the keys of a role."""
+    with HTTPServer(("127.0.0.1", 0), _Role) as service:
+        thread = threading.Thread(target=service.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{service.server_port}"
+        service.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("provider", ["custom-process", "assume-role"])
+def test_credentials_are_renewed_without_the_files_of_the_program(provider: str, tmp_path: Path) -> None:
+    profiles = {
+        "custom-process": f"credential_process = cat {tmp_path}/keys",
+        "assume-role": "role_arn = arn:aws:iam::123456789012:role/train\nsource_profile = base\n"
+        "[profile base]\naws_access_key_id = a\naws_secret_access_key = b",
+    }
+    (tmp_path / "keys").write_text(process_reply("new", timedelta(hours=1)))
+    config = tmp_path / "config"
+    config.write_text(f"[default]\nregion = us-east-1\n{profiles[provider]}\n")
+    with role_service() as service:
+        environment = {name: value for name, value in ENVIRONMENT.items() if "ACCESS_KEY" not in name}
+        environment |= {"AWS_CONFIG_FILE": str(config), "AWS_ENDPOINT_URL_STS": service}
+        answer = subprocess.run(
+            [sys.executable, "-c", _RENEWAL, provider], env=environment, stdout=subprocess.PIPE, check=True
+        ).stdout
+    assert heard(answer)["access_key"] == "new"
+
+
+def test_an_error_names_the_files_that_are_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(key_finder, "__file__", str(tmp_path / "gone.py"))
+    session = S3Session(ConnectionConfig(profile="none"))
+    with pytest.raises(FastfuseError, match=r"were removed since it started: mount again"):
+        heard(key_finder._found(session))

@@ -1,0 +1,58 @@
+"""Requests are signed by the service's clock once it refuses this machine's."""
+
+import hashlib
+import logging
+import time
+from contextlib import aclosing
+
+import pytest
+
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
+from fastfuse.objects import ObjectRef
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.clock import ServiceClock
+from tests.s3.places import client_of
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S, 24 * HOUR_S, -24 * HOUR_S])
+async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_read(
+    step_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    ahead_s = 0.0
+    server_config = ServerConfig(clock_s=time.time, most_skew_s=900.0)
+    buckets = {"bucket": MemoryObjects({"key": b"data"})}
+    with (
+        LoopbackServer(buckets, server_config) as server,
+        caplog.at_level(logging.INFO),
+    ):
+        client = client_of(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        client.session.clock = ServiceClock(lambda: time.time() + ahead_s)
+        ref = ObjectRef("bucket", "key", 4, f'"{hashlib.md5(b"data", usedforsecurity=False).hexdigest()}"')
+        async with aclosing(client):
+            for step in (0.0, step_s, 0.0):
+                ahead_s = step
+                for _ in range(2):
+                    assert await client.get(ref, 0, 4) == b"data"
+        statuses = [request.status for request in server.requests]
+    assert statuses.count(403) == 2
+    told = [record.getMessage() for record in caplog.records if record.name == "fastfuse.s3.clock"]
+    wrong, right = told
+    assert f" {'ahead of' if step_s > 0 else 'behind'} the service's" in wrong
+    assert "right again" in right
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "Sat, 99 Nov 2026 08:00:00 GMT"])
+def test_a_reply_without_a_time_corrects_nothing(date: str) -> None:
+    clock = ServiceClock(lambda: 1e9)
+    assert not clock.correct(date)
+    assert clock.now_s() == 1e9
+
+
+def test_a_service_that_refuses_its_own_time_is_not_asked_again() -> None:
+    clock = ServiceClock(lambda: 0.0)
+    assert not clock.correct("Thu, 01 Jan 1970 00:00:30 GMT")
+    assert clock.now_s() == 0.0
