@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from fastfuse.filesystem.session import Session
 from tests import mounting
 from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.test_supervisor import with_change
-from tests.filesystem.waiting import PATIENCE_S
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
 
 pytestmark = pytest.mark.fuse
@@ -64,13 +64,19 @@ def test_no_worker_waits_for_a_request_that_is_gone_because_its_caller_was_kille
 
 
 def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
-    targets = [os.readlink(fd) for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir()]
-    assert targets.count("/dev/fuse") == 1
-    # The file that libfuse's complaints were captured in.
-    assert not [target for target in targets if target.startswith("/tmp/#")]
+    def targets() -> list[str]:
+        found = []
+        for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.append(os.readlink(fd))
+        return found
+
     # Of the socket pair of INIT nothing: the four that are there are two ways to the worker, and those on which
-    # refreshes are asked for and orders announced.
-    assert sum(target.startswith("socket:") for target in targets) == 4
+    # refreshes are asked for and orders announced. More are open while the supervisor loads what renews credentials.
+    wait_until(lambda: sum(target.startswith("socket:") for target in targets()) == 4)
+    assert targets().count("/dev/fuse") == 1
+    # The file that libfuse's complaints were captured in.
+    assert not [target for target in targets() if target.startswith("/tmp/#")]
 
 
 _MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
