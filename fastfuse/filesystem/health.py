@@ -66,6 +66,8 @@ class DeathRecord:
         self._deaths: list[tuple[float, int, bool]] = []
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
+        # Requests answered until the last worker ended, in whatever way.
+        self._answered = 0
 
     def note(
         self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool, has_retired: bool = False
@@ -78,7 +80,8 @@ class DeathRecord:
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
-        if has_retired and answered > (self._deaths[-1][1] if self._deaths else 0):
+        before, self._answered = self._answered, answered
+        if has_retired and answered > before:
             return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s

@@ -208,6 +208,8 @@ def _read_again(it: Figures) -> str:
 
 
 def _is_short_of_memory(it: Figures) -> bool:
+    if _is_random(it) and it.served_bytes < _READAHEAD_REQUEST_BYTES * it.reads:
+        return False  # no more is fetched for them than they ask for
     needed_bytes = min(it.readers * min(it.mean_file_bytes, _PART_BYTES), it.total_bytes)
     # Parts have at least half of the target.
     return 0 < it.memory_target_bytes < 2 * needed_bytes

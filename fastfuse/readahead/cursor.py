@@ -155,7 +155,8 @@ class Stride:
     @property
     def piece_bytes(self) -> int:
         """The length of the longest of the latest pieces, as far as they were read; a look at the beginning is none."""
-        return max(run.run_bytes for run in self._runs if run.begin)
+        # All may have gone down to the beginning by now.
+        return max((run.run_bytes for run in self._runs if run.begin), default=0)
 
     def go_on(self, run: Cursor) -> None:
         """Take `run` for the next piece."""

@@ -75,6 +75,8 @@ class PartPool:
         self.max_expected_parts = self._expected.max_parts
         self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
+        # A closed file leaves as much as this free of what may be ahead of its next reader.
+        self._most_left_bytes = self._ahead.window_bytes // 2
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -113,11 +115,15 @@ class PartPool:
         return file
 
     def close(self, file: FileParts) -> None:
-        """Note that nobody reads on: what was not read counts as left, and what is in flight as spent."""
+        """Note that nobody reads on: what was not read counts as left, the rest and what is in flight as spent.
+
+        So does what would take the room from the next reader of the file, or the place of too many Python objects.
+        """
         file.is_open = False
         self._share.forget(file)
         for part in file:
-            self.rank(part, is_left=True) if part.unread_bytes > 0 else self.spend(part)
+            has_room = len(self._left) < self.max_expected_parts and self.has_room_ahead(file, self._most_left_bytes)
+            self.rank(part, is_left=True) if part.unread_bytes > 0 and has_room else self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:

@@ -93,6 +93,9 @@ FITTING = replace(
         (FITTING, "network limit"),
         (replace(FITTING, memory_target_bytes=99_000_000), "memory target too small"),
         (replace(FITTING, memory_target_bytes=0), "network limit"),
+        # Readers of a few pages here and there need no part each.
+        (replace(FAULTS["random reads"], blocked_s=10_000 * 1800), "random reads"),
+        (replace(FAULTS["random reads"], blocked_s=10_000 * 1800, reads=300_000), "memory target too small"),
         # One that fits into the page cache was dropped from it by somebody.
         (replace(AGAIN, memory_bytes=200 * GB), "network limit"),
         (replace(AGAIN, memory_bytes=199 * GB), "page cache too small"),

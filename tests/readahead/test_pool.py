@@ -349,6 +349,29 @@ def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     assert pool.statistics().spent_bytes == PART
 
 
+def test_a_closed_file_leaves_its_next_reader_half_of_the_room_ahead() -> None:
+    pool, file = a_pool()
+    for index in range(16):
+        held(pool, file, index)
+    pool.close(file)
+    check_books(pool)
+    statistics = pool.statistics()
+    assert (statistics.held_bytes - statistics.spent_bytes, statistics.spent_bytes) == (6 * PART, 2 * PART)
+    file = pool.open(1, listed("a", 100 * MIB))
+    assert [ahead(pool, file, index) is not None for index in range(20, 27)] == [True] * 6 + [False]
+
+
+def test_small_files_that_were_read_in_part_are_left_up_to_a_number() -> None:
+    pool, _ = a_pool()
+    page = 4 * KIB
+    for inode in range(2, 66):
+        file = pool.open(inode, listed(f"small-{inode}", page))
+        pool.land(pool.demand(file, 0, page), bytes(page))
+        pool.close(file)
+        check_books(pool)
+    assert pool.statistics().held_bytes == 2 * pool.max_expected_parts * page
+
+
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
     pool, file = a_pool()
     part = demanded(pool, file, 0)

@@ -274,6 +274,23 @@ def test_equal_pieces_at_equal_distances_are_fetched_ahead_and_nothing_between_t
     assert sum(end - start for start, end in pool.fetched) <= (100 + 64) * (64 + 4) * KIB
 
 
+def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing() -> None:
+    pool = reading(GIB)
+    # So long are runs here that none of the following is sequential.
+    for run in range(40):
+        pool.read((900 - 20 * run) * MIB, (900 - 20 * run) * MIB + 120 * KIB)
+    places = [16 * KIB * piece for piece in range(1, 5)]
+    for place in places:
+        pool.read(place, place + 4 * KIB)
+    for place in places:
+        for end in range(place, 0, -8 * KIB):
+            cursor = pool.read(end - 8 * KIB, end)
+        assert cursor.begin == 0
+    ahead = [*pool.ahead]
+    assert pool.read(68 * KIB, 72 * KIB).is_strided
+    assert pool.ahead == ahead
+
+
 def test_two_readers_in_strides_who_take_turns_are_told_apart_once_they_run() -> None:
     pool = reading(16 * GIB)
     for piece in range(4):
