@@ -75,8 +75,6 @@ class PartPool:
         self.max_expected_parts = self._expected.max_parts
         self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
-        # A closed file leaves as much as this free of what may be ahead of its next reader.
-        self._most_left_bytes = self._ahead.window_bytes // 2
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
@@ -84,8 +82,7 @@ class PartPool:
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0
-        self._fetched_bytes = 0
-        self._unread_dropped_bytes = 0
+        self._fetched_bytes = self._unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -115,15 +112,13 @@ class PartPool:
         return file
 
     def close(self, file: FileParts) -> None:
-        """Note that nobody reads on: what was not read counts as left, the rest and what is in flight as spent.
-
-        So does what would take the room from the next reader of the file, or the place of too many Python objects.
-        """
+        """Note that nobody reads on: what was not read is left if the next reader has room beside it, or else spent."""
         file.is_open = False
         self._share.forget(file)
         for part in file:
-            has_room = len(self._left) < self.max_expected_parts and self.has_room_ahead(file, self._most_left_bytes)
-            self.rank(part, is_left=True) if part.unread_bytes > 0 and has_room else self.spend(part)
+            is_left = part.unread_bytes > 0 and len(self._left) < self.max_expected_parts
+            is_left = is_left and self.has_room_ahead(file, self._ahead.window_bytes // 2)
+            self.rank(part, is_left=True) if is_left else self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:
