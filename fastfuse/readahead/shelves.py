@@ -5,7 +5,7 @@
 * left: read ahead for a reader that has jumped away or goes backwards, or the rest of a file that is read at random. It
   stays while memory is not short, and is fresh again if a reader is about to come to it. It gives way to other files,
   but not to readahead of its own file: a reader that jumps from place to place would fetch many times what it reads.
-  The parts that readers in strides have passed are spent once memory is short (`Stream`).
+  The parts that readers have passed, in strides or with small gaps, are spent once memory is short (`Stream`).
 * guessed: of a file that is begun some time, as every file is. It takes only free room, and once it has landed gives
   it to known files. An order that comes to it adopts it. After a refresh of the table all expected files are guesses.
 * known: of a file that an order names, kept until it is begun or the order drops it.

@@ -243,8 +243,8 @@ class Stream:
     def _read_ahead(self, cursor: Cursor) -> None:
         """Start the fetches that the window wants and the pool allows, and then those of the rest."""
         window = self.window
-        if cursor.is_strided:
-            self._leave_passed()
+        if cursor.is_strided or cursor.sequential:
+            self._leave_passed(cursor)
         while (wanted := window.next_ahead(cursor)) is not None:
             until = self._cover(*wanted, is_left=not cursor.sequential)
             if until is None:
@@ -259,13 +259,19 @@ class Stream:
             self._want_rest(cursor, 1 + 2 * window.latest.dense_bytes // self._config.part_size_bytes)
         self._fetch_rest()
 
-    def _leave_passed(self) -> None:
-        """Let go what a stride has passed where memory is short: it would stay, as its pieces are not all of it."""
-        if self._pool.has_room_ahead(self.file, self._config.part_size_bytes):
+    def _leave_passed(self, cursor: Cursor) -> None:
+        """Let go what readers have passed where memory is short: it would stay, as they have not read all of it."""
+        part_bytes = self._config.part_size_bytes
+        if self._pool.has_room_ahead(self.file, part_bytes):
             return
-        first = min(run.begin for run in self.window.latest)
+        if cursor.sequential:
+            # It may leave out less than a request at a time, and a late request may be on its way.
+            readers = (cursor, *self.window.cursors)
+            first, end = cursor.begin, min(run.position for run in readers if run.sequential) - part_bytes
+        else:
+            first, end = 0, min(run.begin for run in self.window.latest)
         for part in self.file:
-            if part.is_left and part.end <= first:
+            if first <= part.start and part.end <= end and (part.is_left or cursor.sequential):
                 self._pool.spend(part)
 
     def _cover(self, start: int, end: int, *, is_left: bool) -> int | None:

@@ -290,6 +290,33 @@ async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_mem
     assert service.fetched_bytes <= 1.5 * len(reads) * MIB
 
 
+async def test_what_is_left_out_of_a_file_larger_than_memory_does_not_end_its_readahead(
+    autojump_clock: MockClock,
+) -> None:
+    """A reader leaves out less than a request each time, as where the kernel has some of the pages."""
+    ref, service = listed("gaps", 1 << 30), SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
+        for offset in range(0, ref.size_bytes, 1600 * KIB):
+            await engine.read(1, ref, offset, MIB)
+        check_books(engine)
+        took_s = trio.current_time()
+    # One part at a time would take 14 s.
+    assert took_s < 3
+    assert service.fetched_bytes <= ref.size_bytes
+
+
+async def test_a_second_reader_finds_what_the_first_has_passed(autojump_clock: MockClock) -> None:
+    """It is not far behind, but further than the first one's requests."""
+    ref, service = listed("gaps", 1 << 30), SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
+        for offset in range(0, ref.size_bytes, 1600 * KIB):
+            await engine.read(1, ref, offset, MIB)
+            if offset >= 32 * MIB:
+                await engine.read(1, ref, offset - 32 * MIB, MIB)
+        check_books(engine)
+    assert service.fetched_bytes <= 1.05 * ref.size_bytes
+
+
 @pytest.mark.parametrize("is_down", [False, True])
 async def test_rows_of_a_file_larger_than_memory_fetch_little_more(autojump_clock: MockClock, is_down: bool) -> None:
     ref, service = listed("rows", 1 << 30), SimulatedService()
