@@ -100,8 +100,11 @@ def wait_child(pid: int) -> int:
 
 
 def is_over_within(pid: int, timeout_s: float) -> bool:
-    """Return whether the child `pid` ends within `timeout_s`; it is not reaped."""
-    fd = os.pidfd_open(pid)
+    """Return whether the child `pid` ends within `timeout_s`; it is not reaped. False if no descriptor is left."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
     try:
         ready, _, _ = select.select([fd], [], [], timeout_s)
     finally:

@@ -227,7 +227,7 @@ def _is_of_tier(it: Figures) -> bool:
 RULES: Final = (
     Rule(
         "reads failed",
-        lambda it: it.failed_reads > _OFTEN * it.reads,
+        lambda it: it.failed_reads > _OFTEN * it.reads > 0,
         lambda it: f"{it.failed_reads:,} of {it.reads:,} reads ended with an error",
         "fastfuse status and the log tell why",
     ),

@@ -146,6 +146,7 @@ def test_reads_that_failed_are_counted_however_few_they_are() -> None:
     few = replace(SLOW, failed_reads=3)
     assert judge(few).name == "network limit"
     assert summary_lines(as_json(few))[1].endswith("; 3 of 2,000,000 reads failed")
+    assert judge(replace(WELL, reads=0, failed_reads=1)).name == "not waiting"  # a stat of a file that is gone
     refused = replace(WELL, served_bytes=0, fetched_bytes=0, gets=14, refused=14, reads=10, failed_reads=10)
     lines = summary_lines(as_json(refused))
     assert "parts ahead" not in lines[0]
