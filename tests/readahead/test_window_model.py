@@ -25,6 +25,7 @@ def reading(size_bytes: int) -> EndlessPool:
 
 
 @given(size_bytes=sizes, steps=st.lists(st.tuples(st.integers(0, 2 * MIB), requests, st.booleans()), max_size=60))
+@example(size_bytes=131_076, steps=[(1, 1, False), (3, 1, False), (0, 100, False), (1, 100, False)])
 def test_any_read_is_covered_by_parts_within_the_file_that_never_overlap(
     size_bytes: int, steps: list[tuple[int, int, bool]]
 ) -> None:

@@ -68,7 +68,9 @@ class EndlessPool:
             if cursor.descending:
                 assert cursor.begin - self.config.max_window_bytes <= start < end <= cursor.begin
             else:
-                assert cursor.position <= start < end <= cursor.position + self.config.max_window_bytes
+                # Pieces begin with a page, which the reader may have read in part.
+                first = cursor.position - cursor.position % PAGE_BYTES if cursor.is_strided else cursor.position
+                assert first <= start < end <= cursor.position + self.config.max_window_bytes
             gap = self.gap(start)
             if gap is None:
                 self.window.commanded(cursor, next(e for s, e in self.fetched if s <= start < e))
