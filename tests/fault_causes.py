@@ -66,7 +66,13 @@ class Cause:
             return [as_read_error(self.resolution, ref)]
         errors = [read_error(self.failure, ref)]
         if deadline_s is not None:  # a busy machine may be asking then
-            errors.append(DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s."))
+            late = f"{ref.key!r} could not be read within {deadline_s:g} s."
+            errors += [
+                DeadlineError(late),
+                # If not even the first request has failed by then, and if an earlier one has.
+                DeadlineError(late, hint=DeadlineError.TOO_SLOW_HINT),
+                DeadlineError(f"{late} What failed last: {errors[0]}"),
+            ]
             if self.kind is Kind.THROTTLED:
                 told = f"the service throttles ({self.detail})"
                 errors.append(UnavailableError(f"{ref.key!r} could not be read in time: {told}."))
