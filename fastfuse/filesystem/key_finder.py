@@ -178,7 +178,7 @@ class KeyFinder:
             trio.run(self._session.load_renewal)
         except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
             _log.debug("what renews the credentials cannot be loaded", exc_info=True)
-        # As in `Supervisor.run`: forked processes share it.
+        # Forked processes share what is loaded, as they do after `Supervisor.run`.
         gc.freeze()
 
     def look_after(self) -> None:

@@ -20,7 +20,7 @@ class Faults:
     __slots__ = ("_around", "_fault_bytes", "_is_mapped", "_reads", "_short_runs")
 
     def __init__(self) -> None:
-        # What was put off last, and the reads in it since. Maps are believed in until one shows otherwise.
+        # `_around` was put off last, and `_reads` came in it since. Maps are believed in until one shows otherwise.
         self._around, self._reads, self._is_mapped = (0, 0), 1, True
         # The runs before the last jumps, in a row, that may have been one fault each; and what one asks for at most.
         self._short_runs, self._fault_bytes = 0, _AROUND_BYTES

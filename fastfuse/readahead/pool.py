@@ -80,9 +80,8 @@ class PartPool:
         self._lacks_memory = False
         self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
-        self._reserved_bytes = 0
         self._in_flight = self._ahead_in_flight = 0
-        self._fetched_bytes = self._unread_dropped_bytes = 0
+        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -115,10 +114,10 @@ class PartPool:
         """Note that nobody reads on: what was not read is left if the next reader has room beside it, or else spent."""
         file.is_open = False
         self._share.forget(file)
+        half_bytes = self._ahead.window_bytes // 2
         for part in file:
-            is_left = part.unread_bytes > 0 and len(self._left) < self.max_expected_parts
-            is_left = is_left and self.has_room_ahead(file, self._ahead.window_bytes // 2)
-            self.rank(part, is_left=True) if is_left else self.spend(part)
+            has_room = len(self._left) < self.max_expected_parts and self.has_room_ahead(file, half_bytes)
+            self.rank(part, is_left=True) if part.unread_bytes > 0 and has_room else self.spend(part)
         self._forget_if_empty(file)
 
     def forget(self, inode: int) -> None:
