@@ -18,21 +18,6 @@ from bench.readers import Manner, Outcome, RawAccess, Span, in_turns, read_mount
 from bench.server import Server
 from fastfuse import hints
 
-__all__ = [
-    "CANDIDATES",
-    "LIMITED",
-    "LIMITED_BYTES",
-    "MADE_UP",
-    "OTHERS",
-    "RCLONES",
-    "Candidate",
-    "Limits",
-    "Target",
-    "fastfuse_mount",
-    "peer",
-    "rclone",
-]
-
 # A memory target that a small container has.
 LIMITED_BYTES = 512 << 20
 LIMITED = "fastfuse-512MiB"

@@ -16,8 +16,6 @@ from bench.verdicts import verdicts
 from bench.workloads import WORKLOADS, Scale
 from fastfuse.sizes import parse_size
 
-__all__ = ["chosen", "default_matrix", "main"]
-
 _DESCRIPTION = """\
 Measures how fast a mount reads objects of the loopback S3 server, beside others in the same run:
 

@@ -24,8 +24,6 @@ from bench.mounting import Mounted
 from bench.server import PROFILES, Server
 from fastfuse.sizes import parse_size
 
-__all__ = ["files_of", "main"]
-
 _EXAMPLES = Path("/usr/share/doc/fio/examples")
 _USUAL = [_EXAMPLES / "fio-seq-read.fio", _EXAMPLES / "fio-rand-read.fio"]
 _END_S = 30.0

@@ -33,8 +33,6 @@ from fastfuse.index import saved
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retry_policy import RetryBudget, longest_pause_s
 
-__all__ = ["Fleet", "Outcome", "main", "measure", "simulate"]
-
 # Between two looks of a request whether its turn has come.
 _LOOK_S = 0.001
 T = TypeVar("T")

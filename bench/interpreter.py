@@ -26,8 +26,6 @@ from bench.server import PROFILES, Server
 from bench.suite import get_ready, read_once
 from bench.workloads import WORKLOADS, Scale
 
-__all__ = ["main", "seconds_held"]
-
 _SPY = [str(Path(sysconfig.get_path("scripts"), "py-spy")), "record"]
 _LOOKS_PER_S = 500
 # Long enough for a few thousand looks.

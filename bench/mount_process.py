@@ -19,8 +19,6 @@ from prometheus_client.samples import Sample
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 
-__all__ = ["MountProcess"]
-
 # The mount is detached if files are still open after this time.
 _GRACE_S = 5.0
 # Ending takes a second more. A mount that needs longer than this is killed.

@@ -13,8 +13,6 @@ from bench.readers import Manner, Outcome, Span, read_mount
 from bench.server import Server
 from fastfuse.filesystem.mountpoint import find_mount
 
-__all__ = ["ENVIRONMENT", "Mounted", "UnavailableError", "foreground", "make_mountpoint"]
-
 # Nothing of the user's own configuration or proxies; keys of a length that rclone takes. Compiled modules are kept, as
 # they are where the package is installed.
 ENVIRONMENT = {

@@ -28,8 +28,6 @@ from bench.soak.data import Kind
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 
-__all__ = ["main", "measure_outage", "measure_throttling", "outage_findings", "throttling_findings"]
-
 _KIND = Kind("small/", 60_000, 4096, 16_384)
 # What the bucket of the server holds when the limit begins is used up by then.
 _FIRST_S = 3.0

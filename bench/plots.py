@@ -8,8 +8,6 @@ from bench.results import Results
 from bench.verdicts import speed
 from bench.workloads import WORKLOADS
 
-__all__ = ["Bar", "Panel", "draw", "panels", "write"]
-
 # The mount in blue, what bounds it in grey, the peers in warm colours.
 _COLOURS = {"raw": "#777777", "fuse-only": "#aaaaaa", "local": "#cccccc"}
 _COLOURS |= {"fastfuse": "#1f5fbf", "fastfuse-512MiB": "#5b93e0", "fastfuse-hints": "#0b2f66"}

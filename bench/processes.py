@@ -11,8 +11,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-__all__ = ["cpu_seconds", "fork_with_pipe", "peak_pss_bytes", "process_tree", "pss_bytes", "thread_cpu_seconds"]
-
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _KIB_FIELD = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)

@@ -18,8 +18,6 @@ from typing import Any
 
 from bench.processes import peak_pss_bytes
 
-__all__ = ["Manner", "Outcome", "RawAccess", "Span", "Times", "in_turns", "read_mount", "read_raw"]
-
 
 @dataclass(frozen=True, slots=True)
 class Span:

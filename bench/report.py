@@ -10,8 +10,6 @@ from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, speed, verdicts
 from bench.workloads import WORKLOADS, Workload
 
-__all__ = ["as_json", "as_markdown", "head", "line", "verdict_table"]
-
 _OURS = "fastfuse"
 _MIB = 1 << 20
 

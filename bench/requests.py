@@ -32,8 +32,6 @@ from bench.mounting import Mounted
 from bench.processes import process_tree
 from bench.server import Server
 
-__all__ = ["Cost", "main", "measure"]
-
 _SMALL_BYTES = 4096
 _LARGE_BYTES = 1 << 20
 _FILE_BYTES = 256 << 20

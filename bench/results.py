@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Results", "Run"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:

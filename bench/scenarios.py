@@ -28,8 +28,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["main"]
-
 _MIB = 1 << 20
 # The mode and the manner of the training script.
 _MODES = {

@@ -19,8 +19,6 @@ from bench.s3server.server import LoopbackServer, bind_loopback
 from bench.s3server.server_config import Pace, ServerConfig, TlsFiles, create_chain
 from bench.s3server.synthetic import parse_synthetic, synthetic_bytes
 
-__all__ = ["PROFILES", "Profile", "Server", "Traffic"]
-
 # Ending takes milliseconds; a process that needs longer is killed.
 _STOP_S = 10.0
 

@@ -8,8 +8,6 @@ from typing import NamedTuple
 import google_crc32c
 import numpy as np
 
-__all__ = ["Shard", "create_shards", "frame"]
-
 # Payloads are slices of one block: they must not compress, and need not be made anew for each record.
 _NOISE_BYTES = 16 << 20
 # Records of ImageNet have 110 KB on average.

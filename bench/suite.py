@@ -15,8 +15,6 @@ from bench.results import Run
 from bench.server import Profile, Server
 from bench.workloads import Scale, Workload
 
-__all__ = ["Cell", "Measured", "Plan", "get_ready", "read_once", "run_suite"]
-
 Tasks = Sequence[Sequence[Span]]
 
 # No candidate held more of what it read in any run, the page cache apart.

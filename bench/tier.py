@@ -25,8 +25,6 @@ from bench.server import PROFILES, Server
 from bench.suite import read_once
 from bench.workloads import WORKLOADS, Scale, Workload
 
-__all__ = ["main"]
-
 _TOUCHED_BYTES = 6 << 30
 _FIO = {
     "MB/s": ("--rw=read", "--bs=8m", "--numjobs=4", "--ioengine=libaio", "--iodepth=4"),

@@ -15,8 +15,6 @@ from heapq import heappop, heappush
 from fastfuse.cache.catalog import Extent, Index, create_in
 from fastfuse.cache.policy import Returns, is_worth_it
 
-__all__ = ["WORKLOADS", "lru", "optimum", "tier"]
-
 MIB = 1 << 20
 _SEGMENT = 16
 # The ranges that a tier holds.

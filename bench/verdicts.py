@@ -8,8 +8,6 @@ from bench.results import Results
 from bench.server import PROFILES
 from bench.workloads import SMALL_FILE_BYTES, WORKLOADS
 
-__all__ = ["Verdict", "ratio", "speed", "verdicts"]
-
 _OURS = "fastfuse"
 _MIB = 1 << 20
 _RANDOM_READ_BYTES = 256 << 10

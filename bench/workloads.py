@@ -9,8 +9,6 @@ from typing import Literal
 from bench.readers import Manner, Span
 from bench.s3server.synthetic import parse_synthetic
 
-__all__ = ["SMALL_FILE_BYTES", "WORKLOADS", "DataSet", "Scale", "Unit", "Workload"]
-
 # The size of an image of ImageNet at 256 pixels, and what SageMaker's users have by the million.
 SMALL_FILE_BYTES = 39_000
 _KIB, _MIB = 1 << 10, 1 << 20

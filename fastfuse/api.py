@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
 from fastfuse.filesystem.control import ask_status, entry_of
 
-__all__ = ["Mount", "mount", "stats"]
-
 Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] | None
 
 _KINDS: dict[int, type[FastfuseError]] = {

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from math import inf
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_memory_bytes", "cpu_limit", "memory_limit_bytes", "oom_kills", "usable_cpus"]
-
 _PROCESSES = Path("/proc")
 _HIERARCHIES = Path("/sys/fs/cgroup")
 

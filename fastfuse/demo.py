@@ -29,8 +29,6 @@ from fastfuse.filesystem.children import is_over_within
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import format_size
 
-__all__ = ["DataFile", "DemoSettings", "Pass", "make_files", "read_files", "require_space", "run"]
-
 _BUCKET = "demo"
 # One process serves while another waits for the disk or the GIL. More would take cores from the readers.
 _SERVER_PROCESSES = 2

@@ -20,12 +20,6 @@ from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = [
-    *("LEVELS", "SYSLOG", "HumanFormatter", "JsonFormatter", "LogConfig", "command_text", "configure", "formatter"),
-    *("go_on_in", "level", "moved_file", "set_level"),
-]
-
-
 _OWN: Final = "fastfuse"
 # The first logs most, the last least.
 LEVELS: Final = ("debug", "info", "warning", "error")

@@ -2,8 +2,6 @@
 
 import ctypes
 
-__all__ = ["trim_malloc", "tune_malloc"]
-
 # <malloc.h>. By default glibc maps each part afresh (page faults, zeroing).
 # One arena, because what is free in one cannot serve another: with a target of 512 MiB and four readers, four arenas
 # held 756 MB when idle, of which 112 were in use; one held 603 and was not measurably slower.

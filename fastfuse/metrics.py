@@ -28,12 +28,6 @@ from prometheus_client.utils import floatToGoString
 from fastfuse.errors import ConfigurationError
 from fastfuse.version import VERSION
 
-__all__ = [
-    *("ASKERS", "BUILD_INFO", "CACHE_EVENTS", "CACHE_FAILURES", "ERRNO_LABELS", "HISTOGRAMS", "MEMORY_USES"),
-    *("METRICS", "OUTCOMES", "READS", "READ_ERRNOS", "RETRY_CAUSES", "SOURCES", "Counter", "Counters"),
-    *("Distribution", "Histogram", "bind_metrics", "endpoint_url", "health", "mount_labels", "serve_metrics"),
-]
-
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
 OUTCOMES = ("ok", "changed", "denied", "unavailable", "deadline", "bad_reply", "cancelled", "other")
 

@@ -6,10 +6,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import compress
 from typing import Any, NamedTuple
 
-__all__ = [
-    *("ARCHIVE_STORAGE_CLASSES", "MAX_KEY_BYTES", "MAX_MOMENT_MS", "Buffer", "ObjectColumns", "ObjectRef", "times_ns")
-]
-
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html
 MAX_KEY_BYTES = 1024
 

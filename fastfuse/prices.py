@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["FSX_LEAST_GB", "HOURS_PER_MONTH", "PRICES", "Item", "dollars"]
-
 # As AWS computes GB-months.
 HOURS_PER_MONTH: Final = 730
 # The smallest FSx for Lustre file system; AWS bills what was created, not what is filled.

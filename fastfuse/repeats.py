@@ -9,8 +9,6 @@ from math import inf
 
 import trio
 
-__all__ = ["EVERY_S", "RepeatedFailures"]
-
 # The least time between two lines of one class.
 EVERY_S = 30.0
 # Names that a summary tells apart, and classes that have lines of their own.

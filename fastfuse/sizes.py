@@ -6,8 +6,6 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["GIB", "KIB", "MIB", "format_duration", "format_size", "parse_share", "parse_size", "three_digits"]
-
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB

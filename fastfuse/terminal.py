@@ -8,8 +8,6 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["can_redraw", "load_line", "redrawn_line"]
-
 
 def can_redraw(console: Console) -> bool:
     """Return whether `console` is a terminal that can move its cursor.

@@ -10,8 +10,6 @@ from bench.processes import process_tree, pss_bytes
 from bench.s3server.synthetic import SyntheticObjects
 from bench.server import PROFILES, Server
 
-__all__ = ["measure_channels"]
-
 _MIB = 1 << 20
 # The least that one channel works with.
 _CHANNEL_BYTES = 128 * _MIB

@@ -13,8 +13,6 @@ from bench.modes.measure import CANDIDATES, WORKLOADS, Plan, measure
 from bench.plots import Bar, Panel, draw
 from bench.server import PROFILES
 
-__all__ = ["main"]
-
 _DESCRIPTION = """\
 Runs the same training script by `fastfuse run` in modes File, FastFile and Pipe, beside raw GETs: 2 GiB of TFRecords
 in 20 files, and 20,000 files of 39 KB. Each run starts cold, candidates take turns, figures are medians.

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from bench.report import head, line, verdict_table
 from bench.verdicts import Verdict, ratio
 
-__all__ = ["ChannelFigures", "Figures", "Measured", "as_json", "as_markdown", "median", "median_stages", "verdicts"]
-
 _FIRST_RECORD_S = 2.0
 _MIB = 1 << 20
 # What a job may hold beside its memory target: as much as one mount (`bench.verdicts`).

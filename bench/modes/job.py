@@ -15,8 +15,6 @@ from bench.modes.figures import Figures
 from bench.mounting import ENVIRONMENT
 from bench.server import Server
 
-__all__ = ["channel", "is_script", "run_job", "stages_of"]
-
 _TRAINING = Path(__file__).with_name("training.py")
 _PREPARED = "files, guardian, forks"
 # What a line of standard error says is over, in the order of a job with one channel.

@@ -17,8 +17,6 @@ from bench.server import PROFILES, Server
 from bench.shards import create_shards
 from bench.workloads import SMALL_FILE_BYTES
 
-__all__ = ["CANDIDATES", "WORKLOADS", "Plan", "measure"]
-
 # As many GETs at once as a channel may have, of parts as large.
 _PART_BYTES = 8 << 20
 _CONNECTIONS = 64

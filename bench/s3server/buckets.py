@@ -15,11 +15,6 @@ from typing import Protocol
 
 from bench.s3server.xml import contents_element
 
-__all__ = [
-    *("DEFAULT_MODIFIED_S", "Content", "DirectoryObjects", "FileSpan", "MemoryContent", "MemoryObjects", "ObjectSet"),
-    *("ObjectTable", "ObjectView", "StoredObject", "UploadedPart", "key_bytes"),
-]
-
 # 2024-01-01T00:00:00Z: objects made in memory have a fixed time, so that replies are the same in every run.
 DEFAULT_MODIFIED_S = 1_704_067_200
 

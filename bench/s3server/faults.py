@@ -11,12 +11,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-__all__ = [
-    *("ACCESS_DENIED", "EXPIRED_TOKEN", "INTERNAL_ERROR", "SERVICE_UNAVAILABLE", "SLOW_DOWN", "Action", "Answer"),
-    *("Delay", "Fault", "FaultRule", "FaultSet", "Flip", "Limit", "Replace", "Reset", "ShortPage", "Stall"),
-    *("Truncate", "WrongEtag", "WrongLength", "WrongRange"),
-]
-
 
 class Delay(NamedTuple):
     """Wait before the first byte of the reply."""

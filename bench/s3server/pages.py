@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from bench.s3server.buckets import ObjectView
 from bench.s3server.xml import DECLARATION, element, escape, text
 
-__all__ = ["ListPage", "ListQuery", "decode_token", "render_page", "select_page"]
-
 _TOKEN_MARK = b"fastfuse"
 
 

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-__all__ = ["RequestLog", "RequestRecord", "Statistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:

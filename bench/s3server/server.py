@@ -22,8 +22,6 @@ from bench.s3server.server_config import ServerConfig
 from bench.s3server.service import Call, Service
 from bench.s3server.wire import BadRequestError, Reply, RequestReader, ResponseWriter, close_by_reset
 
-__all__ = ["LoopbackServer", "bind_loopback"]
-
 _HOST = "127.0.0.1"
 # A lister opens hundreds of connections at once; the kernel caps this at net.core.somaxconn.
 _BACKLOG = 1024

@@ -9,8 +9,6 @@ from typing import Literal
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Pace", "ServerConfig", "TlsFiles", "create_certificate", "create_chain"]
-
 _NEW_CERTIFICATE = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
 
 

@@ -30,8 +30,6 @@ from bench.s3server.wire import Reply, Request
 from bench.s3server.xml import DECLARATION, error_document, escape
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
-__all__ = ["Call", "Service"]
-
 _CREDENTIAL = re.compile(r"Credential=([^/,\s]*)/\d*/([^/,\s]*)/")
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _NAMESPACE = b' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'

@@ -23,8 +23,6 @@ from bench.s3server.xml import contents_element
 from fastfuse.errors import ConfigurationError
 from fastfuse.sizes import parse_size
 
-__all__ = ["SyntheticContent", "SyntheticObjects", "parse_synthetic", "synthetic_bytes"]
-
 # The first prime above 16 MiB: offsets that are multiples of any part size fall on different places of the block
 # until prime × part size (128 TiB for 8 MiB); small enough to stay in the processor's cache.
 _BLOCK_BYTES = 16_777_259

@@ -18,8 +18,6 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from bench.s3server.buckets import Content, FileSpan, MemoryContent
 
-__all__ = ["BadRequestError", "Reply", "Request", "RequestReader", "ResponseWriter", "close_by_reset"]
-
 # S3 refuses heads above 8 KiB of headers; signed requests with long session tokens come to about 4 KiB.
 _HEAD_BYTES_MAX = 32 * 1024
 _RECEIVE_BYTES = 16 * 1024

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import quote_plus
 
-__all__ = ["DECLARATION", "contents_element", "element", "error_document", "escape", "text"]
-
 DECLARATION = b'<?xml version="1.0" encoding="UTF-8"?>\n'
 
 _ENTITIES = {b"&": b"&amp;", b"<": b"&lt;", b">": b"&gt;", b'"': b"&quot;"}

@@ -23,8 +23,6 @@ from bench.soak.squeezing import MemoryGroup, memory_group
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 
-__all__ = ["main"]
-
 _DESCRIPTION = """\
 Reads a mount of a local S3 server in every way, compares every byte, and meanwhile kills and stops workers, has the
 server die, refuse, throttle, stall, reset, truncate and lie, lets tokens expire, drops the page cache and refreshes.

@@ -15,8 +15,6 @@ import google_crc32c
 from bench.s3server.buckets import DEFAULT_MODIFIED_S, ObjectTable, ObjectView, StoredObject, key_bytes
 from bench.s3server.synthetic import SyntheticContent, synthetic_bytes
 
-__all__ = ["MOVING", "Kind", "Objects", "expected_bytes", "is_size_right", "version_of"]
-
 MOVING = "moving/"
 # One part in so many of the moving objects changes in a generation; as many vanish.
 _CHANGES_ONE_IN = 8

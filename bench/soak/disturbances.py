@@ -39,8 +39,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import Failure, Kind, read_error
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
 
-__all__ = ["DISTURBANCES", "HANGS", "SQUEEZED", "Disturbance", "Scene", "Window", "disturb"]
-
 HANGS = "worker hangs"
 SQUEEZED = "memory squeezed"
 

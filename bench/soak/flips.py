@@ -22,8 +22,6 @@ from bench.soak.data import Kind, expected_bytes
 from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 
-__all__ = ["flipped", "main"]
-
 # Small files, and larger ones that take several GETs and are right in about a third of all transfers.
 _KINDS = [Kind("small/", 4000, 1, 64 << 10), Kind("large/", 200, 8 << 20, 14 << 20)]
 _BYTES_A_FLIP = 10e6

@@ -8,10 +8,6 @@ from bench.soak.data import MOVING
 from bench.soak.disturbances import DISTURBANCES, Window
 from bench.soak.readers import SHORT, WRONG, Failure, Share, latency_of
 
-__all__ = [
-    *("as_text", "causes", "failure_counts", "latency_rows", "percentiles", "too_slow", "unexpected", "unsettled"),
-]
-
 # What is left of a disturbance when it is over: retries under way, and readahead that failed and is asked for again.
 _AFTER_S = 1.5
 

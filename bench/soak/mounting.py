@@ -15,8 +15,6 @@ from bench.soak.server import BUCKET, SoakServer
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.control import TASKS, ask, ask_status, entry_of
 
-__all__ = ["SoakMount", "at_rest", "is_alive", "sample", "settled"]
-
 _LOG_CHARACTERS = 20_000
 _PROC = Path("/proc")
 _SETTLE_S = 30.0

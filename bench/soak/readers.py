@@ -21,8 +21,6 @@ from pathlib import Path
 from bench.processes import fork_with_pipe
 from bench.soak.data import Kind, expected_bytes, is_size_right, version_of
 
-__all__ = ["MANNERS", "SHORT", "WRONG", "Failure", "Reader", "Readers", "Share", "Shared", "bucket_of", "latency_of"]
-
 # Buckets of latencies: so many for each doubling, that is 9 % wide.
 _BUCKETS_A_DOUBLING = 8
 _BLOCKS_BYTES = (4096, 65_536, 131_072, 1 << 20, 4 << 20)

@@ -12,8 +12,6 @@ from bench.s3server.server import LoopbackServer, bind_loopback
 from bench.s3server.server_config import ServerConfig
 from bench.soak.data import Kind, Objects
 
-__all__ = ["BUCKET", "SoakServer"]
-
 BUCKET = "soak"
 
 

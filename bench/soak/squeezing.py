@@ -6,8 +6,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
-__all__ = ["MemoryGroup", "memory_group"]
-
 _HIERARCHIES = Path("/sys/fs/cgroup")
 # By the folder of the controller, in version 1 and 2: what is used, the most that was, the limit, and what stands for
 # none.

@@ -19,11 +19,6 @@ from typing import Final
 from fastfuse.prices import FSX_LEAST_GB, Item, dollars
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
-__all__ = [
-    *("PART_BYTES", "RANDOM_BYTES", "Access", "Advice", "Estimate", "Job", "Mode", "Network", "Shape", "estimates"),
-    "recommend",
-]
-
 # A larger object is fetched in several GETs; see `readahead.limits`.
 PART_BYTES = 8 * MIB
 # What a random read is taken to ask for.

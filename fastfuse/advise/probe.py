@@ -28,8 +28,6 @@ from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.client import S3Client
 from fastfuse.sizes import KIB, MIB
 
-__all__ = ["MOST_BYTES", "Probe", "measure_network", "probe", "shape_of"]
-
 _Range = tuple[ObjectRef, int, int]
 _Ranges = Sequence[_Range]
 

@@ -11,19 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-__all__ = [
-    "BLOCK_BYTES",
-    "FORMAT",
-    "MAX_EXTENT_BYTES",
-    "Extent",
-    "Index",
-    "Segment",
-    "connect",
-    "create",
-    "create_in",
-    "is_full",
-]
-
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 2
 _APPLICATION_ID = 0x66667563

@@ -11,8 +11,6 @@ import struct
 import threading
 from contextlib import suppress
 
-__all__ = ["Claims"]
-
 # struct flock of 64-bit Linux: type, whence, start, length, pid.
 _LOCK = struct.Struct("hhqqi4x")
 _PAGE_BYTES = 4096

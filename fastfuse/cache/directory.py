@@ -18,8 +18,6 @@ from fastfuse.cache.segments import give_to_owner
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["OpenCache", "open_cache", "open_or_none", "prepare"]
-
 _log = logging.getLogger(__name__)
 
 _INDEX, _CLAIMS = "index.db", "claims"

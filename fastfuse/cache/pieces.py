@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from fastfuse.cache.catalog import Extent
 
-__all__ = ["gaps", "pieces"]
-
 
 def pieces(extents: Sequence[Extent], start: int, end: int) -> list[tuple[Extent, int, int]]:
     """Return what each extent, in order of their starts, gives of ``[start, end)``, so that no byte is given twice."""

@@ -8,8 +8,6 @@ replacing what will be read just as soon costs hits. So epochs of more than the 
 
 import numpy as np
 
-__all__ = ["Returns", "is_worth_it"]
-
 # A segment may take so many times the long returns; those decline by an eighth of what is asked for.
 _PATIENCE = 1.5
 _DECLINE_DIVISOR = 8

@@ -31,8 +31,6 @@ from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.threads import NoThreadError, in_thread
 
-__all__ = ["CachedReader", "Place", "cached", "identity"]
-
 _log = logging.getLogger(__name__)
 
 # The pauses between looks whether somebody else's claim is over: the first, and the longest.

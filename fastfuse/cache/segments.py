@@ -21,18 +21,6 @@ import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
 
-__all__ = [
-    "DamagedError",
-    "Filling",
-    "Segments",
-    "aligned",
-    "digests_of",
-    "evict",
-    "give_to_owner",
-    "place_of",
-    "segment_bytes",
-]
-
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
 _SEGMENTS_AT_LEAST, _MAX_SEGMENT_BYTES = 128, 64 * _MIB

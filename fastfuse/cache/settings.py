@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CacheSettings", "queue_bytes"]
-
 # A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
 _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 128 << 20

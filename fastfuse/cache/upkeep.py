@@ -14,8 +14,6 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError
 from fastfuse.objects import ObjectRef
 
-__all__ = ["clear", "disk_errors", "pin", "status", "unpin_all", "verify"]
-
 
 @contextmanager
 def disk_errors(settings: CacheSettings) -> Iterator[None]:

@@ -21,8 +21,6 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 
-__all__ = ["WarmState", "Warming", "warm"]
-
 _PART_BYTES = 8 << 20
 # After so many failures it is not about single objects.
 _MOST_FAILURES = 100

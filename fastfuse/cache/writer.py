@@ -23,8 +23,6 @@ from fastfuse.cache.policy import Returns, is_worth_it
 from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, evict, place_of, segment_bytes
 from fastfuse.metrics import CACHE_EVENTS, Counters
 
-__all__ = ["Range", "Writer"]
-
 # The most that one transaction makes known: whoever waits for a claim waits for one of these.
 _BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
 # Small files gather for as long as a GET takes: a transaction and a write cost more than adding a file to them.

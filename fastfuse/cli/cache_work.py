@@ -35,8 +35,6 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.routes import read_files
 from fastfuse.sizes import GIB, format_size
 
-__all__ = ["Outcome", "Plan", "fill", "maintain", "plan_of_mount", "plan_of_source", "refs_of"]
-
 _log = logging.getLogger(__name__)
 
 # 64 parts in flight, and as many that wait for the disk.

@@ -12,8 +12,6 @@ from typing import Any, Final, NamedTuple
 
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["HELP_OPTIONS", "PAGES", "Command", "Group", "Page", "first_sentence", "sections_of"]
-
 _ALL: Final = "--help-all"
 HELP_OPTIONS: Final = ["-h", "--help", _ALL]
 

@@ -35,17 +35,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import GIB, KIB, MIB, format_size, parse_share, parse_size
 
-__all__ = [
-    *(
-        "channel_mountpoint",
-        "job_memory_bytes",
-        "memory_target_bytes",
-        "mount_settings",
-        "parse_listen_address",
-    ),
-    "parse_part_size",
-]
-
 # Where a SageMaker training job finds the data of its channels.
 CHANNELS_ROOT: Final = Path("/opt/ml/input/data")
 # SageMaker's own rule for ChannelName.

@@ -20,8 +20,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size, parse_size
 from fastfuse.version import VERSION
 
-__all__ = ["deploy", "install"]
-
 # docs/MEASUREMENTS.md, "Listing, names and their memory": 56 bytes an object in the table, and 135 while it is listed.
 _OBJECT_BYTES: Final = 56 + 135
 

@@ -17,8 +17,6 @@ from fastfuse.cli.commands import Command
 from fastfuse.cli.instead import instead_of
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["MountCommand", "asks_for_writing", "expand", "helper_arguments"]
-
 # Options for mount(8), systemd or the boot order, and options without effect on a read-only mount that has neither
 # set-uid files nor devices. mount(8) writes `rw` for `defaults`.
 # fmt: off

@@ -8,8 +8,6 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from fastfuse.cli.commands import PAGES, first_sentence, sections_of
 from fastfuse.version import VERSION
 
-__all__ = ["completion", "man_pages"]
-
 # Characters that roff reads, or prints as another one where a reader copies them from.
 _ESCAPES: Final = str.maketrans({"\\": r"\e", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", "~": r"\(ti"})
 

@@ -16,8 +16,6 @@ from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["ShardBy", "by_channel", "origin", "parse_duration_s", "parse_index_place"]
-
 INDEX_PANEL = "Index"
 _SOURCE = "What the source is"
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -7,8 +7,6 @@ Here are those that are typed most and that no option of fastfuse resembles.
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["INSTEAD", "instead_of"]
-
 _SOURCE: Final = "the prefix is part of the source: s3://BUCKET/PREFIX"
 _ALWAYS: Final = "leave it out: every mount is like that"
 _FOREGROUND: Final = "leave it out: a mount stays in the foreground without --daemon"

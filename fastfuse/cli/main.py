@@ -19,8 +19,6 @@ from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.log import LogConfig
 from fastfuse.version import VERSION
 
-__all__ = ["app", "main"]
-
 _logger = logging.getLogger(__name__)
 
 # The commands' own modules are imported where they are called: `--help` and a mistyped option should answer at once,

@@ -12,8 +12,6 @@ from fastfuse import log
 from fastfuse.cli.instead import instead_of
 from fastfuse.errors import FastfuseError
 
-__all__ = ["INTERRUPTED", "fail", "say", "usage_message", "variables_of", "warn", "warn_of_unknown_variables"]
-
 # The exit code of a command that Ctrl-C ends, as shells report it: 128 and the signal.
 INTERRUPTED = 130
 

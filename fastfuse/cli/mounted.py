@@ -17,8 +17,6 @@ from fastfuse.errors import ConfigurationError, FastfuseError, MountError
 if TYPE_CHECKING:
     from fastfuse.report.records import Record
 
-__all__ = ["fuse_helper", "hint", "log_level", "refresh", "report", "stats", "status", "top", "trace", "unmount"]
-
 
 def _absolute(path: Path | None) -> Path | None:
     return None if path is None else Path(os.path.abspath(path))

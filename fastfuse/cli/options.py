@@ -24,11 +24,6 @@ from fastfuse.s3.base import ConnectionConfig, enough_connections
 from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import MIB, format_size, parse_share
 
-__all__ = [
-    *("Gid", "Io", "LogFormat", "MetricsListen", "PartSize", "Source", "Uid", "cache", "checked_cache", "connection"),
-    *("logs", "option", "setting", "takes"),
-]
-
 MEMORY_PANEL = "Memory and speed"
 VIEW_PANEL = "What the mount shows"
 _CONNECTION = "Connection"

@@ -21,8 +21,6 @@ from fastfuse.s3.base import ConnectionConfig
 if TYPE_CHECKING:
     from fastfuse.sagemaker.description.channel import TrainingJob
 
-__all__ = ["EPILOG", "run"]
-
 _JOB = "Job"
 
 EPILOG = (

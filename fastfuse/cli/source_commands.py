@@ -28,8 +28,6 @@ from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import parse_size
 
-__all__ = ["advise", "cache", "demo", "doctor", "index", "warm"]
-
 
 @options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
 def index(

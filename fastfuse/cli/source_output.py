@@ -27,8 +27,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sizes import GIB, KIB, MIB, format_size
 
-__all__ = ["advise", "index", "shown", "summarise"]
-
 
 def index(
     source: S3Uri,

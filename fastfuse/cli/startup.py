@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NoReturn
 
-__all__ = ["Startup", "fork", "has_working_directory", "loading", "open_standard_streams", "prepare"]
-
 
 def prepare() -> None:
     """Set up the process before it loads what it needs."""

@@ -25,11 +25,6 @@ from fastfuse.filesystem.mountpoint import (
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_duration, format_size
 
-__all__ = [
-    *("Choice", "failures_in", "grown", "line_of", "percent", "plain", "stack", "stats", "status"),
-    *("summary", "trace"),
-]
-
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
 # As many lines as fit on a small terminal.

@@ -31,8 +31,6 @@ from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_file_systems, is
 from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
-__all__ = ["SORTS", "Look", "Screen", "the_only_mount", "top"]
-
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = "_.:-=+*#"
 # The orders of files, by the keys that choose them.

@@ -18,8 +18,6 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Kind", "manifest", "shipped"]
-
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*", re.ASCII)
 # A pod of a job is called after the job and its index, in 63 letters.

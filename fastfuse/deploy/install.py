@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from fastfuse.deploy.cluster_manifest import shipped
 from fastfuse.errors import FastfuseError
 
-__all__ = ["File", "files", "settle", "writable_by_others"]
-
 # The path of the program in the unit as it lies in the package.
 _PROGRAM: Final = "/usr/local/bin/fastfuse"
 _HELPER: Final = """\

@@ -11,8 +11,6 @@ from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
 from fastfuse.filesystem.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
-__all__ = ["look"]
-
 
 def look(root: Path = Path("/")) -> Facts:
     """Return the facts of this machine, its files being below `root`."""

@@ -7,8 +7,6 @@ from enum import StrEnum
 from fastfuse.advise.model import Network
 from fastfuse.sizes import MIB, format_size
 
-__all__ = ["Facts", "Finding", "Level", "clock", "findings", "network", "region"]
-
 # A descriptor for each connection of the client and of threads, by default 768 at most, and some for the mount itself.
 _LEAST_FILES = 1024
 # A quarter of it is the least memory target, 128 MiB.

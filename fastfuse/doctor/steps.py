@@ -25,8 +25,6 @@ from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, failure_of_connection
 
-__all__ = ["ask_service"]
-
 # Nobody waits longer for a step.
 _PATIENCE_S = 20.0
 _EMPTY_SAMPLES = 3

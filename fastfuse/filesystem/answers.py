@@ -32,8 +32,6 @@ from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.s3.aws import S3Session
 from fastfuse.version import VERSION
 
-__all__ = ["Answers"]
-
 _log = logging.getLogger(__name__)
 
 # A client that takes nothing for so long has gone.

@@ -12,11 +12,6 @@ from typing import Any
 import fastfuse.errors
 from fastfuse.errors import FastfuseError, ServiceError
 
-__all__ = [
-    *("UNHEEDED", "Fork", "NoRoomError", "answer_on", "ask_child", "error_message", "fork", "fork_child", "heard"),
-    *("how_it_ended", "is_over_within", "wait_child"),
-]
-
 _log = logging.getLogger(__name__)
 
 # The type of `fork_child` and of its wrappers.

@@ -24,20 +24,6 @@ from fastfuse.filesystem.children import error_message, heard
 from fastfuse.filesystem.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
 from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
-__all__ = [
-    *("INDEX", "LOG_LEVEL", "PROTOCOL", "RECORD", "REFRESH", "STACK", "STATUS", "TASKS", "TOP", "TRACE"),
-    "ControlSocket",
-    "RefreshReport",
-    "answer_of",
-    "ask",
-    "ask_status",
-    "entry_of",
-    "request_refresh",
-    "send_answer",
-    "take_index",
-    "watching",
-]
-
 _log = logging.getLogger(__name__)
 
 PROTOCOL: Final = 1

@@ -11,8 +11,6 @@ from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
-__all__ = ["Deaths"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -35,8 +35,6 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
 from fastfuse.s3.routes import quoted_key
 
-__all__ = ["DirectFiles"]
-
 _log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0

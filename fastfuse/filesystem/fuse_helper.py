@@ -32,8 +32,6 @@ from fastfuse.filesystem.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
 from fastfuse.filesystem.sockets import peer_uid
 
-__all__ = ["MAX_PACKET_BYTES", "PROTOCOL", "Helper", "listen_at", "serve"]
-
 _log = logging.getLogger(__name__)
 
 PROTOCOL: Final = 1

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import trio
 
-__all__ = ["DUMP_SIGNAL", "cpu_and_state", "hang_report", "task_report"]
-
 # Makes the worker write the stacks of its threads (`faulthandler`), unless it cannot run.
 DUMP_SIGNAL = signal.SIGUSR2
 _DUMP_WITHIN_S = 0.7

@@ -5,8 +5,6 @@ from math import inf
 
 from fastfuse.errors import ServiceError
 
-__all__ = ["BEAT_EVERY_S", "HANGS_AFTER_S", "DeathRecord", "FailingReads", "Heartbeat", "MemoryRecord"]
-
 # The worker's loop counts a beat so often.
 BEAT_EVERY_S = 1.0
 # A worker without a beat for so long is replaced, and a reader waits for less than 10 s. The longest that a loop was

@@ -27,8 +27,6 @@ from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.readahead.prefetch import Announcer
 
-__all__ = ["HintTaker", "cancel_when_gone", "listen_for_hints"]
-
 _log = logging.getLogger(__name__)
 
 # A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.

@@ -9,8 +9,6 @@ import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ["Read", "ReadsInHand"]
-
 # More than the reads that have a task at once (filesystem/reads.py), and those of threads.
 _SLOTS = 4096
 _THREAD_SLOTS = 256

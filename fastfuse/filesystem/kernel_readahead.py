@@ -3,8 +3,6 @@
 import logging
 from pathlib import Path
 
-__all__ = ["raise_readahead", "readahead_kib"]
-
 _log = logging.getLogger(__name__)
 
 # Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.

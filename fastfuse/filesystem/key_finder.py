@@ -29,8 +29,6 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 
-__all__ = ["KeyFinder", "ask_for_keys", "credentials_of", "give_up_rights", "packed"]
-
 _log = logging.getLogger(__name__)
 
 _KEYS, _SAVE = b"keys", b"save"

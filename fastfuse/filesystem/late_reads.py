@@ -9,8 +9,6 @@ from typing import Final
 
 from fastfuse.filesystem.in_hand import Read
 
-__all__ = ["FailedReads"]
-
 # The kernel asks again within milliseconds, and a program that tries again is to find a service that is back.
 _REMEMBERED_S: Final = 1.0
 # All that a worker has in hand may fail at once (filesystem/reads.py).

@@ -13,8 +13,6 @@ import trio
 
 from fastfuse.filesystem.fuse import pyfuse3, replies
 
-__all__ = ["serve", "take_over_waiting"]
-
 
 class _Done:
     """An event that has happened: awaiting it makes no coroutine and no checkpoint."""

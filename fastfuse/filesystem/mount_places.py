@@ -20,8 +20,6 @@ from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
 from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, obstacle
 
-__all__ = ["GivenPlace", "HelperPlace", "Place", "Ready", "place_for"]
-
 _log = logging.getLogger(__name__)
 
 # A helper looks whether a mount that does not answer lives, for 10 s at most.

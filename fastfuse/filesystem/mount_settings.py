@@ -10,8 +10,6 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = ["EXCESS_MEMORY_BYTES", "MINIMUM_MEMORY_BYTES", "MountSettings", "most_worker_bytes"]
-
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
 

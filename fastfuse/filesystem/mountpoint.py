@@ -18,23 +18,6 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.children import fork_child, is_over_within, wait_child
 from fastfuse.filesystem.sockets import addresses, control_prefix
 
-__all__ = [
-    "SUBTYPE",
-    "BusyMountError",
-    "DeadMountError",
-    "ForeignMountError",
-    "MountEntry",
-    "abort",
-    "fastfuse_file_systems",
-    "fastfuse_mounts",
-    "find_mount",
-    "is_dead",
-    "is_mounted",
-    "mount_holding",
-    "prepare_mountpoint",
-    "unmount",
-]
-
 _log = logging.getLogger(__name__)
 
 SUBTYPE = "fastfuse"

@@ -10,8 +10,6 @@ import struct
 
 from fastfuse.index.inodes.changes import Changes
 
-__all__ = ["OUT_HEADER", "pack_notices", "send_notices"]
-
 # <linux/fuse.h>, fuse_out_header: the length of all, the error or the notification's code, the request's number or 0.
 OUT_HEADER = struct.Struct("=IiQ")
 

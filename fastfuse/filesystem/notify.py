@@ -5,8 +5,6 @@ import socket
 import time
 from math import inf
 
-__all__ = ["Notifier"]
-
 _logger = logging.getLogger(__name__)
 
 # A sixth of WatchdogSec= in systemd/fastfuse@.service. Of a shorter one it is a third, for looks come a second apart.

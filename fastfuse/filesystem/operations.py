@@ -21,8 +21,6 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 from fastfuse.readahead import ReadEngine
 
-__all__ = ["MountOperations", "unread_classes"]
-
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
 # no "for ever".
 _FOREVER_S = 10 * 365 * 24 * 3600.0

@@ -13,8 +13,6 @@ from fastfuse.filesystem.fuse import pyfuse3
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.repeats import RepeatedFailures
 
-__all__ = ["Outcomes", "answered"]
-
 _log = logging.getLogger(__name__)
 
 _NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA, errno.ENOSYS})  # they answer questions

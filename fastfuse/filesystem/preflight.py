@@ -14,8 +14,6 @@ from pathlib import Path
 
 from fastfuse.errors import MountError
 
-__all__ = ["CONTAINER", "DEVICE_NUMBER", "check_device", "fusermount", "may_allow_other", "may_mount", "obstacle"]
-
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
 _DEVICE = Path("/dev/fuse")

@@ -15,10 +15,6 @@ from pathlib import Path
 
 from fastfuse.s3.aws import S3Session
 
-__all__ = [
-    *("as_nobody", "become_nobody", "become_supervisor", "confine", "die_with", "keep_memory_private", "worker_uid"),
-]
-
 # <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the
 # user who called sudo: AWS profiles, the cache of listings. With the third the kernel ends nobody's processes with it.
 _CONFINED = frozenset({1, 2, 5})

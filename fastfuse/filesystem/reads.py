@@ -27,8 +27,6 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.repeats import RepeatedFailures
 
-__all__ = ["Reads", "Request"]
-
 _log = logging.getLogger(__name__)
 
 # Reads that wait at once, with a task each; more wait for one of them. This is more than the kernel's background

@@ -11,8 +11,6 @@ from typing import Any, Final, TypeAlias
 
 from fastfuse.metrics import Counters
 
-__all__ = ["HISTORY_NAME", "Recorder", "samples_of"]
-
 # A job leaves its record here, below the directory of its outputs.
 HISTORY_NAME: Final = "job-history.json"
 

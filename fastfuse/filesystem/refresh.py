@@ -33,8 +33,6 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.routes import read_files
 
-__all__ = ["IndexReport", "NewTable", "Refresher", "run_lister"]
-
 _log = logging.getLogger(__name__)
 
 # A process that sends notices and dies is followed by another, but not for ever.

@@ -28,8 +28,6 @@ from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
 from fastfuse.filesystem.notices import OUT_HEADER, send_notices
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
 
-__all__ = ["InitialisedOperations", "Session"]
-
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
 _INIT_IN = struct.Struct("=IIII")  # major, minor, max_readahead, flags
 _LIMITS_OFFSET = OUT_HEADER.size + 16  # after major, minor, max_readahead, flags

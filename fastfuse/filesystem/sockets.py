@@ -16,11 +16,6 @@ import struct
 from pathlib import Path
 from typing import Protocol
 
-__all__ = [
-    *("MAX_PATH_BYTES", "REFUSED", "SERVED", "TAKEN", "PathTooLongError", "addresses", "control_prefix"),
-    *("hint_prefix", "listen", "peer_uid", "raise_no_sigio", "raise_sigio", "split_paths"),
-]
-
 SERVED = b"+"
 REFUSED = b"-"
 TAKEN = b"."

@@ -17,8 +17,6 @@ from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
 from fastfuse.metrics import METRICS, Counters
 
-__all__ = ["Board", "Recent"]
-
 _log = logging.getLogger(__name__)
 
 # The counters whose rates are told.

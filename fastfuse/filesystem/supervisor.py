@@ -37,15 +37,14 @@ from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import as_nobody, become_supervisor, worker_uid
-from fastfuse.filesystem.refresh import IndexReport, NewTable, Refresher, run_lister
+from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
+from fastfuse.index.make import IndexReport
 from fastfuse.metrics import Counters, bind_metrics, endpoint_url, mount_labels, serve_metrics
 from fastfuse.s3.aws import S3Session
-
-__all__ = ["Supervisor", "run"]
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from fastfuse.metrics import HISTOGRAMS, METRICS, READ_ERRNOS, RETRY_CAUSES, Cou
 from fastfuse.prices import Item, dollars
 from fastfuse.sizes import MIB, format_size, three_digits
 
-__all__ = ["RULES", "Figures", "Verdict", "as_json", "figures_of", "judge", "summary_lines"]
-
 # Less waiting than this is no reason to change anything.
 _HARDLY = 0.05
 # The share of GETs that are retried, above which retries are the cause of the waiting; and of reads that fail.

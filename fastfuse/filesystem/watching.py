@@ -32,8 +32,6 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["Access", "RecordedReader", "Trace", "WatchedReads", "process_name"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_WATCHERS = 16

@@ -53,8 +53,6 @@ from fastfuse.s3.buffers import PartBuffers, private_bytes
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 
-__all__ = ["LOG_FILE", "LOG_LEVEL", "READY", "REQUEST", "SWAPPED", "TABLE", "WorkerTask", "run_worker"]
-
 _log = logging.getLogger(__name__)
 
 # The worker writes this to its supervisor's pipe once it takes requests,

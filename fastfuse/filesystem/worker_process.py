@@ -24,8 +24,6 @@ from fastfuse.filesystem.sockets import raise_no_sigio
 from fastfuse.filesystem.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
 from fastfuse.metrics import Counters
 
-__all__ = ["WorkerProcess"]
-
 _log = logging.getLogger(__name__)
 
 # A worker whose loop turns, but does not take a table within this time, hangs, too. A million files take 0.1 s.

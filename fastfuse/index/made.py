@@ -9,8 +9,6 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["MadeReader"]
-
 
 class MadeReader:
     """A `RangeReader` of the objects of `reader` and of a table's made files, whose refs have an empty bucket."""

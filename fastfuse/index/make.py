@@ -32,8 +32,6 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import load_writer
 
-__all__ = ["BeforeNetwork", "IndexReport", "make_index"]
-
 _log = logging.getLogger(__name__)
 
 # See `make_index`.

@@ -9,8 +9,6 @@ from typing import Final
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["KEY_NAME_PREFIX", "IndexOrigin", "SourceKind"]
-
 # Begins the view of a prefix that is taken as the beginning of key names.
 KEY_NAME_PREFIX: Final = "key name prefix"
 

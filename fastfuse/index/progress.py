@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
 
-__all__ = ["load_progress", "shown_line", "shown_progress"]
-
 _log = logging.getLogger(__name__)
 
 # The pause between two progress lines without a terminal.

@@ -45,11 +45,6 @@ from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter, refused_con
 from fastfuse.s3.whole import read_into
 from fastfuse.sizes import format_size
 
-__all__ = [
-    *("CLAIM_SUFFIX", "EXPIRY_S", "FIRST_PAUSE_S", "LONGEST_PAUSE_S", "RENEWAL_S", "SharedIndex", "copy_index"),
-    *("find_kept", "keep", "kept_path", "load_index", "replace_file", "store_index", "verify_index"),
-]
-
 _log = logging.getLogger(__name__)
 
 _STEP_BYTES = 64 << 20

@@ -44,8 +44,6 @@ from fastfuse.index.inodes.columns import BLOBS, COLUMN_TYPES, OPTIONAL_COLUMN_T
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import MAX_NAME_BYTES, Reason, Refusals
 
-__all__ = ["Snapshot", "open_snapshot", "save_snapshot", "verify_snapshot"]
-
 _MAGIC = b"FASTFUSE"
 _OLDEST_VERSION, _VERSION = 1, 2
 _HEAD = struct.Struct("<8sIIII")

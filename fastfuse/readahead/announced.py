@@ -12,8 +12,6 @@ fetched ones far behind it are dropped.
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-__all__ = ["AnnouncedOrder"]
-
 # How far apart the places of readers are: 16 workers, each in a batch of 32 files.
 _WORKERS = 16
 _SPREAD_FILES = 32 * _WORKERS

@@ -5,8 +5,6 @@ from collections import deque
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.pace import ReaderPace
 
-__all__ = ["Cursor", "Latest", "RunLengths", "Stride"]
-
 # Equal steps between pieces before the next piece is foreseen. Random reads do not make four such pieces.
 _STRIDES = 3
 # The next step is the mean of those between so many pieces.

@@ -22,8 +22,6 @@ from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import Stream
 from fastfuse.s3.base import BeginGet, RangeReader
 
-__all__ = ["ReadEngine", "ReadStatistics"]
-
 # Files that are read ahead for each reader before they are begun.
 _MAX_FOLLOWERS = 4
 # Files begun that were not foreseen before such a file is released; half as many where several readers want the memory.

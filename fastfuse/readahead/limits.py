@@ -12,16 +12,6 @@ from typing import Generic, TypeVar
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = [
-    "KERNEL_PAGE_BYTES",
-    "KERNEL_REQUEST_BYTES",
-    "PAGE_BYTES",
-    "FairShare",
-    "ReadaheadConfig",
-    "Share",
-    "ahead_share",
-]
-
 _KIB = 1 << 10
 _MIB = 1 << 20
 

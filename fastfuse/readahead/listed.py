@@ -16,8 +16,6 @@ readers make runs of one row.
 from collections import deque
 from collections.abc import Sequence
 
-__all__ = ["ListingOrder"]
-
 # Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
 _RUN_FILES = 4
 # Few large files are read ahead. A reader that begins the first of all before any other most likely goes on with the

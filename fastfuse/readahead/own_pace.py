@@ -8,8 +8,6 @@ where a GET takes long, as from S3, and costs where the service is near and read
 from collections import deque
 from math import inf
 
-__all__ = ["OwnPace"]
-
 # The most small files a second that were fetched ahead: docs/MEASUREMENTS.md.
 _AHEAD_PER_S = 4000.0
 # One of so many files is left to its reader, which tells how long a GET takes now; more often in the beginning.

@@ -24,8 +24,6 @@ than the time that the fetch takes, because bytes that nobody asked for take the
 from collections import deque
 from itertools import product
 
-__all__ = ["Load", "ReaderPace", "Rest", "ServicePace", "Waits"]
-
 # Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
 _WEIGHT = 1 / 16
 # A reader waits for its parts in order, so a window is made for the latest GET, which is forgotten by half in 90.

@@ -9,8 +9,6 @@ from bisect import bisect_right
 
 from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES
 
-__all__ = ["CachedRanges", "Delivered"]
-
 # A few misses in an epoch that the page cache serves otherwise are no sign. Twice as many are remembered.
 _MANY_MISSES = 8
 # A random reader leaves a range with each read. Beyond this the short ranges are forgotten, then all of them.

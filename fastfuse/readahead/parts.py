@@ -14,8 +14,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
 from fastfuse.s3.base import BeginGet
 
-__all__ = ["Claims", "Fetches", "FileParts", "Files", "Part", "ReadCounts", "Shelf"]
-
 
 class Claims(Protocol):
     """Tells whoever else reads files which of them are read here, or held, or on their way."""

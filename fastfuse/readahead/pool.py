@@ -38,8 +38,6 @@ from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_s
 from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
 from fastfuse.readahead.shelves import Expected, LeftShelf
 
-__all__ = ["PartPool", "PoolStatistics"]
-
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
 _USED_PER_FREE_CONNECTION = 3
 # Spent parts: two behind a reader with a full window, and no more than eight parts of 8 MiB.

@@ -24,8 +24,6 @@ from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["Announcer", "Listing", "Prefetcher"]
-
 # The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.

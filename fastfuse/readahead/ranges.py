@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from itertools import chain
 
-__all__ = ["OPENING_PARTS", "grown_part_bytes", "known_part_end", "opening_ends", "part_ranges", "parts_around"]
-
 # GETs of the first MiB of a large file, side by side, as its reader waits for it.
 OPENING_PARTS = 4
 # No part is more than half of the run.

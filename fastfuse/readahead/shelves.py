@@ -16,8 +16,6 @@ INVARIANT: known, guessed and what is in flight for them take at most a quarter 
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
-__all__ = ["Expected", "LeftShelf"]
-
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
 _MAX_PARTS = 16 << 10

@@ -9,8 +9,6 @@ The pool says how many files are held, and gives them up for everything else. If
 pass were found, not every file is read or no memory is spare: there is no other pass.
 """
 
-__all__ = ["ShuffledEpoch"]
-
 # Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_FILE = 4
 # No pass begins over more than this many times the files that can be held: too few would be found.

@@ -21,8 +21,6 @@ from fastfuse.readahead.ranges import OPENING_PARTS, parts_around
 from fastfuse.readahead.window import Window
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["Stream"]
-
 # The rest of a file comes over more connections, but nobody asked for its bytes. A price at the rate of few of them
 # spares the network where a library reads a few places: docs/MEASUREMENTS.md.
 _PRICED_CONNECTIONS = 4

@@ -40,8 +40,6 @@ from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, P
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes
 
-__all__ = ["Window"]
-
 # Linux takes the second consecutive read as a sign; one more, as a wrong guess here costs a GET.
 _SEQUENTIAL_READS = 3
 # Bytes ahead per byte read, while nothing better is known: a reader that stops has wasted at most twice what it read.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from fastfuse.filesystem.verdict import Figures, figures_of
 from fastfuse.metrics import Counters
 
-__all__ = ["Interval", "figures", "intervals"]
-
 # A line of more points is not told from one of these on the width of a page.
 _MOST = 120
 

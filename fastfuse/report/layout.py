@@ -20,8 +20,6 @@ from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record
 from fastfuse.sizes import MIB, format_duration, format_size, three_digits
 
-__all__ = ["page"]
-
 # A shorter phase has no room for its name on a phone; the table has it.
 _LABELLED: Final = 0.2
 

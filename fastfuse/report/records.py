@@ -12,8 +12,6 @@ from fastfuse.filesystem.control import RECORD, ask, entry_of
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.recorder import HISTORY_NAME
 
-__all__ = ["ChannelRecord", "Job", "Record", "read_record", "record_at"]
-
 # A job of a week with twenty channels has less.
 _MOST_BYTES: Final = 256 << 20
 _HINT: Final = "give a mountpoint, the base directory of 'fastfuse run', or what 'fastfuse report --json' printed"

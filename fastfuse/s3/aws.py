@@ -34,8 +34,6 @@ from fastfuse.s3.proxies import split_url
 from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.tls import TlsContext
 
-__all__ = ["DEFAULT_REGION", "REGION_NAME", "S3Session", "bad_ca_bundle", "stall_timeout_s"]
-
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
 # A region becomes part of a host name and of the string to sign.

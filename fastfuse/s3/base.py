@@ -10,11 +10,6 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
-__all__ = [
-    *("LIST_DEADLINE_S", "BeginGet", "ConnectionConfig", "ObjectSource", "PageSource", "RangeReader"),
-    "enough_connections",
-]
-
 # The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
 LIST_DEADLINE_S = 300.0
 

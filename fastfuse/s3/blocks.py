@@ -6,8 +6,6 @@ joined with its other half as soon as that is free, too. What a piece leaves of 
 
 from collections.abc import Iterator
 
-__all__ = ["Blocks"]
-
 
 class Blocks:
     """`[0, count)` in pieces of `most` units at most. Invariant: free blocks are joined as far as they can be."""

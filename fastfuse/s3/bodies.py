@@ -16,11 +16,6 @@ from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead, first_words
 
-__all__ = [
-    *("MAX_PAGE_BYTES", "failure_of_page", "failure_of_refusal", "is_of_s3", "is_whole_page"),
-    *("read_document", "read_page", "read_range"),
-]
-
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
 MAX_PAGE_BYTES = 8 << 20
 # A server that ignores Range sends the object from its start. A read that would skip more than this is refused.

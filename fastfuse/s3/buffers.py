@@ -21,8 +21,6 @@ import numpy as np
 from fastfuse.malloc import trim_malloc
 from fastfuse.s3.blocks import Blocks
 
-__all__ = ["PartBuffers", "private_bytes", "without_waste"]
-
 # The least that can be taken from the mapping: the smallest part of a large file. Smaller buffers come from malloc.
 _UNIT_BYTES = 128 << 10
 # This share of the limit may be lost to units that are not filled, and as much again to what the C library keeps of

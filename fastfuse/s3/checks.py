@@ -8,8 +8,6 @@ from fastfuse.errors import BadReplyError, ObjectChangedError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.http1 import ReplyHead
 
-__all__ = ["body_start", "check_range_arguments", "check_version", "condition_line", "object_of"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NS_PER_S = 10**9
 # The largest size, and the largest time in nanoseconds, that a file system can hold.

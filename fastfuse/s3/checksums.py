@@ -17,11 +17,6 @@ from typing import Any
 
 from fastfuse.objects import Buffer
 
-__all__ = [
-    *("Checksum", "CrcPieces", "digest_of", "etag_of", "given_checksum", "is_composite", "load_models"),
-    *("md5_checksum", "md5_of_etag"),
-]
-
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 _CRC_MODELS = {"crc64nvme": "CRC64-NVME", "crc32c": "CRC32C", "crc32": "CRC32"}
 # By cost, the cheapest first; the length of each in bytes. CRCs take 4 µs for 39 KB, SHAs 22, MD5 52.

@@ -36,8 +36,6 @@ from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection, read_failure
 
-__all__ = ["S3Client"]
-
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
 # The deadline of the search for a bucket's region, retries included. It delays the start of the mount.

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from math import inf
 
-__all__ = ["ServiceClock"]
-
 _log = logging.getLogger(__name__)
 
 # No service refuses less, and `Date` has whole seconds.

@@ -18,8 +18,6 @@ from fastfuse.s3.http1 import MAX_HEAD_BYTES, BadReplyHeadError, BodyDecoder, Re
 from fastfuse.s3.threads import NoThreadError, in_thread
 from fastfuse.s3.tls import TlsConnection
 
-__all__ = ["SILENT_CALLS", "TASK_BYTES", "Connection", "StallWatch"]
-
 # The task itself receives a body of at most this size: a hop to a thread and back costs as much as copying it.
 TASK_BYTES = 256 << 10
 # One call for the head and the beginning of the body, or for all of a small object.

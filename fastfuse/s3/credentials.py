@@ -20,8 +20,6 @@ from fastfuse.repeats import EVERY_S
 from fastfuse.s3.failures import Failure, Kind, resolution_error, safe_cause
 from fastfuse.s3.retries import RetryableError
 
-__all__ = ["CredentialSource", "Credentials", "resolve_credentials", "retry_if_passing"]
-
 logger = logging.getLogger(__name__)
 # Its warnings of a failed refresh have a traceback, which may show the output of a credential process. This module
 # logs those failures itself.

@@ -20,8 +20,6 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import REGION_NAME, S3Session
 from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
 
-__all__ = ["Endpoint", "load_rules", "resolve_endpoint"]
-
 _RULES = "endpoint-rule-set-1"
 # Buckets of S3 Express One Zone and the access points to them.
 _DIRECTORY_SUFFIXES = ("--x-s3", "--xa-s3")

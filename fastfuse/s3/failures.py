@@ -39,12 +39,6 @@ from fastfuse.s3.proxies import ProxyRefusalError
 from fastfuse.s3.threads import NoThreadError
 from fastfuse.s3.tls import CertificateError, TlsError
 
-__all__ = [
-    *("CODES", "STATUSES", "Failure", "Kind", "NoReplyError", "as_read_error", "failure_of_exception"),
-    *("failure_of_network", "failure_of_reply", "object_error", "outcome_of", "read_error", "resolution_error"),
-    *("safe_cause", "start_error"),
-]
-
 
 class NoReplyError(ConnectionResetError):
     """A new connection ended before any byte of a reply."""

@@ -7,8 +7,6 @@ differently is refused: a repeated length, a length beside chunks, a folded line
 import re
 from dataclasses import dataclass
 
-__all__ = ["MAX_HEAD_BYTES", "BadReplyHeadError", "BodyDecoder", "ReplyHead", "first_words", "parse_head"]
-
 # S3 sends about 500 bytes; user metadata may add 2 KB. Other servers' limits are 8 to 64 KB and 100 lines.
 MAX_HEAD_BYTES = 64 << 10
 _MAX_HEADERS = 256

@@ -25,8 +25,6 @@ from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.checksums import Checksum, CrcPieces, digest_of, given_checksum, is_composite, md5_checksum
 from fastfuse.s3.http1 import ReplyHead
 
-__all__ = ["Integrity"]
-
 _log = logging.getLogger(__name__)
 
 _HINT = "Something changes bytes on their way: use https, and look at proxies and network cards."

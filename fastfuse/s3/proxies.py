@@ -17,8 +17,6 @@ from botocore.utils import should_bypass_proxies
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["DEFAULT_PORTS", "Proxy", "ProxyRefusalError", "is_host", "proxy_for", "split_url", "uses_tls_proxies"]
-
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # A name or an address that a request's head may hold and that can be looked up. Private names have underscores, too.
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?", re.ASCII)

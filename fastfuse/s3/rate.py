@@ -7,8 +7,6 @@ allows come to equal rates. The figures are those of the simulation in tests/s3/
 
 from math import inf, sqrt
 
-__all__ = ["RequestRate"]
-
 # A lone refusal is no limit: S3 refuses a few while it moves load about.
 _LEAST_REFUSED = 3
 _LEAST_SHARE = 0.02

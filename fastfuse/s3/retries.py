@@ -15,8 +15,6 @@ from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retry_policy import FailedAttempts, RetryBudget, attempts
 
-__all__ = ["Retries", "RetryableError"]
-
 _log = logging.getLogger(__name__)
 
 # The objects that waited, and the failures by name, that are counted apart; and how many of the latter are told.

@@ -9,8 +9,6 @@ from math import inf
 
 from fastfuse.s3.failures import Kind
 
-__all__ = ["UNTIL_DEADLINE", "FailedAttempts", "RetryBudget", "attempts", "longest_pause_s"]
-
 # "Full jitter", https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0

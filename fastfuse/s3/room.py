@@ -8,8 +8,6 @@ from math import inf
 
 import trio
 
-__all__ = ["Pace", "Room"]
-
 # 4 parts of 8 MiB arrive in time at 1 MB/s, and doubling gets to 64 within four round trips.
 _FIRST = 4
 # Far enough from the deadline for what is doubled to keep it.

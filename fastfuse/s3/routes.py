@@ -33,11 +33,6 @@ from fastfuse.s3.signing import Signer
 from fastfuse.s3.threads import NoThreadError
 from fastfuse.s3.tls import TlsConnection, TlsContext
 
-__all__ = [
-    *("Direct", "NotConnectedError", "Route", "Routes", "failure_of_connection", "quoted_key"),
-    *("read_failure", "read_files"),
-]
-
 _log = logging.getLogger(__name__)
 
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>

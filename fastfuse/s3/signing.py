@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint
 
-__all__ = ["Signer"]
-
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _NO_BODY = hashlib.sha256(b"").hexdigest()
 

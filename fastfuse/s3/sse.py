@@ -8,8 +8,6 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["customer_key_headers", "read_customer_key"]
-
 _logger = logging.getLogger(__name__)
 
 _KEY_BYTES = 32

@@ -11,8 +11,6 @@ from typing import TypeVar
 
 import trio
 
-__all__ = ["NoThreadError", "in_thread"]
-
 T = TypeVar("T")
 
 

@@ -41,11 +41,6 @@ from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
 
-__all__ = [
-    *("NO_OBJECT", "ObjectState", "ObjectWriter", "load_writer", "md5_of", "patience_s", "refused_condition"),
-    "upload",
-]
-
 _log = logging.getLogger(__name__)
 
 # The size of one part of a multipart upload. S3 takes at least 5 MiB a part, and 10,000 parts.

@@ -13,8 +13,6 @@ from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
 
-__all__ = ["UPLOADS_IN_FLIGHT", "Clients"]
-
 UPLOADS_IN_FLIGHT: Final = 4
 
 

@@ -17,8 +17,6 @@ from fastfuse.errors import (
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["command_error", "read_into", "read_small", "write_all"]
-
 # One GET.
 _PART_BYTES = 8 << 20
 # GETs in flight: 16 of 90 MB/s fill a 10 Gbit/s host, and 128 MiB of memory.

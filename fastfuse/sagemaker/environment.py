@@ -12,8 +12,6 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Cluster, TrainingJob
 from fastfuse.sagemaker.files import BASE_DIR, JobPaths, input_data_config, resource_config
 
-__all__ = ["count_gpus", "script_environment", "service_environment"]
-
 # A driver that hangs must not keep the job from starting; a healthy one answers within 2 s for 8 GPUs.
 _GPU_PATIENCE_S: Final = 10.0
 

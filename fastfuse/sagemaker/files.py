@@ -21,12 +21,6 @@ from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 
-__all__ = [
-    *("BASE_DIR", "BaseDirInUseError", "JobPaths", "claim_base_dir", "directory_at", "input_data_config"),
-    *("libc_error", "note_run", "open_directory", "path_of", "put_aside", "resource_config", "write_file"),
-    "write_job_files",
-]
-
 
 def open_directory(path: Path, base: Path) -> int:
     """Return a descriptor of the directory `path`, made if it is missing, which lies below `base`.

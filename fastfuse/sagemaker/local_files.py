@@ -39,8 +39,6 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import LocalDirectory
 
-__all__ = ["FileReader", "Found", "find_directory", "find_files", "index_files", "list_files"]
-
 
 class Found(NamedTuple):
     """The directory of a channel, and the one that nothing in it may lead out of, whose path has no link in it."""

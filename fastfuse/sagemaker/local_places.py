@@ -24,8 +24,6 @@ from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
 from fastfuse.sagemaker.local_files import find_directory, find_files
 from fastfuse.sagemaker.outputs.record import listing_of
 
-__all__ = ["keep_in_place", "take_away"]
-
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}

@@ -34,8 +34,6 @@ from fastfuse.filesystem.children import UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.files import libc_error
 
-__all__ = ["CommandProcess", "HostNames", "adopt_orphans", "find_command", "ignored_signals", "parse_addresses"]
-
 _log = logging.getLogger(__name__)
 
 HOSTS_FILE: Final = Path("/etc/hosts")

@@ -25,8 +25,6 @@ from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Reason, Refusals, Tree
 from fastfuse.objects import MAX_KEY_BYTES
 
-__all__ = ["TableBuilder", "complete_table", "levels_of"]
-
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
 _ETAG_INDEX = struct.Struct("<Q8x")

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from fastfuse.index.inodes.columns import Kind, are_made
 from fastfuse.index.inodes.table import InodeTable
 
-__all__ = ["Changes", "take_over"]
-
 _Rows = npt.NDArray[np.int64]
 
 

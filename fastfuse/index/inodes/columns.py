@@ -48,11 +48,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    *("BLOBS", "COLUMN_TYPES", "MADE", "OPTIONAL_COLUMN_TYPES", "Kind", "are_made", "are_objects", "exact_sum"),
-    "exact_sums",
-]
-
 COLUMN_TYPES: Mapping[str, str] = {
     "names": "uint8",
     "name_ends": "uint64",

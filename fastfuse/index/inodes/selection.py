@@ -13,8 +13,6 @@ from fastfuse.index.inodes.columns import BLOBS, Kind, are_objects
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 
-__all__ = ["archived", "key_order", "readable_rows", "take_part"]
-
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
 

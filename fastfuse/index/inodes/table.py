@@ -25,8 +25,6 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.index.inodes.columns import MADE, Kind
 from fastfuse.objects import ObjectRef
 
-__all__ = ["ROOT", "Attributes", "InodeTable", "TableMetadata"]
-
 ROOT = 1
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")

@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from fastfuse.objects import MAX_KEY_BYTES
 
-__all__ = ["MAX_NAME_BYTES", "Reason", "Refusals", "Tree"]
-
 MAX_NAME_BYTES = 255  # NAME_MAX of Linux
 
 # `--strict` and the log name this many: enough to see the pattern, and the log cannot fill up with hostile keys.

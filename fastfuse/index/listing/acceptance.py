@@ -26,11 +26,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = [
-    *("ALLOW_EMPTY_HINT", "Listing", "ListingProgress", "ProgressCallback", "accept", "check_readable"),
-    *("partial_name", "samples", "samples_of_table", "shown_names"),
-]
-
 _log = logging.getLogger(__name__)
 
 ALLOW_EMPTY_HINT = "check the prefix, or mount it anyway with --allow-empty"

@@ -30,8 +30,6 @@ from typing import Final
 
 from fastfuse.objects import MAX_KEY_BYTES
 
-__all__ = ["Alphabets", "Frontier", "KeyRange", "Span", "cut_evenly", "cut_galloping", "pages_left"]
-
 # Names differ before this position; it also bounds the arithmetic.
 _MAX_POSITIONS = 128
 # Enough digits to distinguish 2^48 keys behind a common prefix.

@@ -16,8 +16,6 @@ from fastfuse.objects import ObjectColumns
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.whole import read_into, read_small
 
-__all__ = ["list_inventory"]
-
 # A manifest names a file of up to 2 GB in about 200 bytes: this is enough for 10^12 objects.
 _MAX_MANIFEST_BYTES = 64 << 20
 # An MD5 in hexadecimal and a line's end fit.

@@ -37,8 +37,6 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import PageSource, RangeReader
 from fastfuse.s3.retries import Retries
 
-__all__ = ["list_source"]
-
 _log = logging.getLogger(__name__)
 
 # The sweep requests folder names this deep, while there is only one folder: train/, train/images/, ...

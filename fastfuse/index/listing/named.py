@@ -31,8 +31,6 @@ from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
 from fastfuse.s3.whole import read_into
 
-__all__ = ["head_all", "list_augmented_manifest", "list_keys", "list_manifest", "parse_keys", "read_keys"]
-
 # An error names this many of the missing objects.
 _MAX_NAMED = 10
 # Ten million keys of a hundred bytes.

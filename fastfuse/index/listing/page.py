@@ -29,8 +29,6 @@ from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import Retries, RetryableError
 
-__all__ = ["MAX_IN_FLIGHT", "Page", "Pager", "parse_page"]
-
 _log = logging.getLogger(__name__)
 
 # Only what both parsers understand alike: no white space that one of them strips, no element in another's place.

@@ -19,8 +19,6 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import shown
 from fastfuse.objects import ObjectColumns, times_ns
 
-__all__ = ["DataFile", "Manifest", "load_parquet", "parse_manifest", "read_rows"]
-
 # The names of the fields in Parquet files, which are ours too, by their names in the schema of CSV files.
 _CSV_NAMES = {
     "Bucket": "bucket", "Key": "key", "VersionId": "version_id", "Size": "size", "ETag": "e_tag",

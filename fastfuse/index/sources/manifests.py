@@ -22,11 +22,6 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.objects import MAX_KEY_BYTES
 
-__all__ = [
-    *("AugmentedLine", "JsonText", "Member", "Reference", "check_attribute_names", "decoded", "filtered_manifest"),
-    *("read_augmented_manifest", "read_manifest"),
-]
-
 _CORRECT = "correct the file here"
 _SPACE = re.compile(r"[ \t\n\r]*")
 _MANIFEST_FORM = 'a manifest is [{"prefix": "s3://BUCKET/PREFIX/"}, "KEY", "KEY", ...]'

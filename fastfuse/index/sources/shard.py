@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["Shard"]
-
 # A part's bytes, its objects and its number are one integer, which compares as the three of them do.
 _NUMBER_BITS = 32
 _COUNT_BITS = 64

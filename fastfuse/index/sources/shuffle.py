@@ -16,8 +16,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["shuffled"]
-
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 

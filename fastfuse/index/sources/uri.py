@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
 
-__all__ = ["S3Uri", "shown"]
-
 # An error quotes this much of a text.
 _SHOWN_LETTERS = 120
 # Parts of another kind of address: a user, perhaps with a password, and a query, which may be a signature.

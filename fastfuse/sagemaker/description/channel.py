@@ -12,12 +12,6 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size
 
-__all__ = [
-    *("HOMOGENEOUS", "Channel", "Cluster", "FieldRow", "Handling", "InputMode"),
-    *("InstanceGroup", "LocalDirectory", "OutputConfig", "RequestedGroup", "SyncedDirectory", "TrainingJob"),
-    *("divide_memory", "minimum_job_bytes"),
-]
-
 # SageMaker's name for the only group of a job without groups.
 HOMOGENEOUS: Final = "homogeneousCluster"
 

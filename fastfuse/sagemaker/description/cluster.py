@@ -25,8 +25,6 @@ from typing import Final, NoReturn
 from fastfuse.errors import ConfigurationError
 from fastfuse.sagemaker.description.channel import HOMOGENEOUS, Cluster, InstanceGroup, TrainingJob
 
-__all__ = ["find_cluster"]
-
 _HINT: Final = "say which host this is with --host I/N, as in --host 1/1 for the only one"
 
 

@@ -22,8 +22,6 @@ from fastfuse.sagemaker.description.channel import (
 )
 from fastfuse.sagemaker.description.request import FieldError, FieldPath
 
-__all__ = ["job_of"]
-
 # A structure of a request, by the names of the API.
 _Fields = dict[str, Any]
 

@@ -38,8 +38,6 @@ from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDire
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
 
-__all__ = ["channels_job", "located", "parse_json_job", "read_job", "read_json"]
-
 _CHANNELS: Final = "InputDataConfig"
 _S3: Final = ("DataSource", "S3DataSource")
 

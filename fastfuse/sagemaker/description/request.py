@@ -15,8 +15,6 @@ from botocore.model import ServiceModel, Shape
 
 from fastfuse.sagemaker.description.channel import FieldRow, Handling
 
-__all__ = ["FIELDS", "FieldError", "FieldPath", "given_fields", "parse_request"]
-
 FieldPath = tuple[str | int, ...]
 
 

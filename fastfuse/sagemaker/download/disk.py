@@ -21,11 +21,6 @@ from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
 from fastfuse.sagemaker.files import libc_error, open_directory
 
-__all__ = [
-    *("PRIVATE_NAME", "Directory", "DiskClaim", "Trust", "disk_claims", "disk_errors", "open_private", "open_root"),
-    *("read_stamp", "read_trust", "settle", "version_of", "write_stamp"),
-]
-
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
 _DIGEST_BYTES = 16
 

@@ -35,8 +35,6 @@ from fastfuse.sagemaker.download import disk, landing
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, disk_claims, disk_errors, open_root
 from fastfuse.sagemaker.download.landing import Job, Landing, Places
 
-__all__ = ["DownloadReport", "DownloadSettings", "download", "download_channel", "settle_channel"]
-
 T = TypeVar("T")
 
 # A bar that is drawn more often looks no smoother.

@@ -26,8 +26,6 @@ from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
 from fastfuse.sizes import format_size
 
-__all__ = ["Job", "Landing", "Places", "Survey", "check_room", "jobs", "land", "private_name", "take_survey"]
-
 
 class Job(NamedTuple):
     """One file to fetch, and where it goes."""

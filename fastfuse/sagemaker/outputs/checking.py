@@ -11,8 +11,6 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
 
-__all__ = ["check_places"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ import trio
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.sagemaker.files import open_directory, path_of
 
-__all__ = ["Found", "content_of", "open_found", "piece_bytes_of", "unreadable", "walk", "written_to"]
-
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
 _MOST_PIECES = 9_000

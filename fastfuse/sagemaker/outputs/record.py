@@ -25,11 +25,6 @@ from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
 from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 
-__all__ = [
-    *("ETAGS_NAME", "RECORD_NAME", "ChannelAccount", "Usage", "job_history", "job_record"),
-    *("listing_of", "read_failure", "write_etags", "write_record"),
-]
-
 _log = logging.getLogger(__name__)
 
 # They say which rows there are, with their sizes and versions; times and inode numbers are left out.

@@ -44,10 +44,6 @@ from fastfuse.s3.upload import ObjectWriter, patience_s
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, piece_bytes_of, unreadable, walk
 from fastfuse.sizes import format_size
 
-__all__ = [
-    *("Outgoing", "Tell", "Unsent", "as_failure", "key_of", "send_outputs", "write_archive", "writer_to"),
-]
-
 _log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 1 << 20

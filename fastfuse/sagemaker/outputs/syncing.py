@@ -35,8 +35,6 @@ from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unre
 from fastfuse.sagemaker.outputs.sending import Tell, Unsent, as_failure, key_of, writer_to
 from fastfuse.sizes import format_size
 
-__all__ = ["sync_directories"]
-
 _log = logging.getLogger(__name__)
 
 _RESTORE_MEMORY_BYTES = 128 << 20

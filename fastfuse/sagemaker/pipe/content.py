@@ -36,8 +36,6 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.sagemaker.description.channel import Channel
 
-__all__ = ["MAX_RECORD_BYTES", "File", "Framer", "Gunzip", "Item", "Lines", "Objects", "Scan", "sequence_of"]
-
 _REFERENCE_SUFFIX = "-ref"
 
 

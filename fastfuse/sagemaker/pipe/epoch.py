@@ -16,8 +16,6 @@ from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
 from fastfuse.sagemaker.pipe.content import MAX_RECORD_BYTES, File, Framer, Gunzip, Item, Scan
 
-__all__ = ["EpochWriter", "Lookahead"]
-
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]
 

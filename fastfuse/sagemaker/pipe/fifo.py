@@ -26,8 +26,6 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
 from fastfuse.sagemaker.files import libc_error
 
-__all__ = ["Fifo", "Guard", "remove_stale"]
-
 # One write: the reader takes it while the next is on its way; larger ones wait for each other.
 _WRITE_BYTES = 512 << 10
 # Linux's default maximum without privileges, /proc/sys/fs/pipe-max-size; the default of 64 KiB is slow.

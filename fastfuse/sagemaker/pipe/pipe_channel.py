@@ -31,8 +31,6 @@ from fastfuse.sagemaker.pipe.content import Lines, Objects, sequence_of
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
 from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
 
-__all__ = ["PipeSettings", "PipeStream", "stream_channel"]
-
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 1.0

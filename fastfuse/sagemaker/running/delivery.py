@@ -24,8 +24,6 @@ from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import RunSettings
 
-__all__ = ["Delivery", "Sender"]
-
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 0.2

@@ -22,8 +22,6 @@ from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
 from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
 
-__all__ = ["Guardian", "sweep"]
-
 _log = logging.getLogger(__name__)
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -27,8 +27,6 @@ from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.running.phases import Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
 
-__all__ = ["ChannelProcess", "ChildProcess", "LinePipe", "serving_metrics", "usage_lines"]
-
 _READ_BYTES = 65536
 
 

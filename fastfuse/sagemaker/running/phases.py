@@ -20,8 +20,6 @@ from rich.text import Text
 from fastfuse.sizes import format_size
 from fastfuse.terminal import can_redraw
 
-__all__ = ["Phase", "Phases"]
-
 _log = logging.getLogger(__name__)
 
 # Between two lines on a download where there is no terminal to draw on.

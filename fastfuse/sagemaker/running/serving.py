@@ -36,8 +36,6 @@ from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 from fastfuse.sizes import format_size
 
-__all__ = ["ChannelTask", "RunSettings", "serve_channel"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:

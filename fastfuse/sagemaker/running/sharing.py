@@ -20,8 +20,6 @@ from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.serving import RunSettings
 
-__all__ = ["Members", "claim_or_join", "has_ended"]
-
 _log = logging.getLogger(__name__)
 
 _NAME = ".fastfuse-shared"
