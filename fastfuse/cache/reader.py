@@ -126,6 +126,8 @@ class CachedReader:
         self._wrong: set[int] = set()
         self._off_until_s = 0.0
         self._is_closed = False
+        # Called when a `place` is not to be used any more, whatever it was told before.
+        self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
 
         def tell(kind: str, line: str) -> None:
@@ -214,12 +216,9 @@ class CachedReader:
                 return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
         return None
 
-    def ask(self, place: Place, size_bytes: int) -> None:
-        """Note that an object is asked for, and will be read from its `place`."""
-        self._ask(place.seed, 0, size_bytes)
-
-    def was_read(self, segment: int, size_bytes: int) -> None:
-        """Note that a kept object was read from its `place`."""
+    def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
+        """Note that a kept object was read from its `place`, by a reader who asked for all of it."""
+        self._ask(seed, 0, size_bytes)
         self._writer.hit(segment, size_bytes)
         self._counters.add(self._events["served"], size_bytes)
 
@@ -401,10 +400,12 @@ class CachedReader:
             self._wrong.clear()
         self._wrong.add(object_id)
         self._writer.forget(object_id)
+        self.forgets()
         self._tell("corrupt", f"{self._where}: what it keeps of {ref.key!r} is forgotten: its checksum is wrong")
 
     def _leave_alone(self, kind: str, why: str) -> None:
         self._off_until_s = trio.current_time() + _OFF_S
+        self.forgets()
         self._tell(kind, f"{self._where} is not used for {_OFF_S:g} s: {why}")
 
     def _tell(self, kind: str, line: str) -> None:

@@ -138,6 +138,7 @@ class DirectFiles:
         self._tier = tier
         if tier is not None:
             direct_reads.keep_in(tier.directory_fd, _patience_s(client))
+            tier.forgets = direct_reads.forget_kept
             reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
@@ -175,7 +176,6 @@ class DirectFiles:
             return False
         place = self._tier.place(ref)
         if place is not None and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place):
-            self._tier.ask(place, ref.size_bytes)
             return True
         if place is not None or not self._is_within_reach(ref) or not direct_reads.may_get_file():
             return False
@@ -305,13 +305,13 @@ class DirectFiles:
 
     def _tell_of(
         self, inode: int, size_bytes: int, process: int, asked_bytes: int, ago_s: float, took_s: float,
-        first_byte_s: float, is_checked: bool, segment: int, name: int, start: int,
+        first_byte_s: float, is_checked: bool, segment: int, seed: int, name: int, start: int,
     ) -> None:  # fmt: skip
         if (file := self._files.pop(name, None)) is not None:
             self._keep(file, start, size_bytes)
         self._reads.count(size_bytes, took_s)
         if segment and self._tier is not None:
-            self._tier.was_read(segment, size_bytes)
+            self._tier.was_read(segment, seed, size_bytes)
         else:
             self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
             self._gets.note(took_s, size_bytes, inode, self._key)

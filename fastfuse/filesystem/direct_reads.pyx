@@ -6,7 +6,7 @@ nothing, a thread from here GETs the object (s3/direct_get.h), compares the repl
 the kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
 
 With a local tier Python begins small files: it says where one lies that is kept (`read_kept`), or gives memory from
-which one can be kept (`get_file`).
+which one can be kept (`get_file`). Where one lies is remembered, and its later reads take no Python.
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -28,12 +28,6 @@ from fastfuse.filesystem.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.threads cimport (
     PR_SET_NAME, prctl, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
-
-__all__ = [
-    "HEAD_BYTES", "arm", "begin_wait", "claim", "count_waits", "cover", "disarm", "end_stalled", "end_wait", "get_file",
-    "get_part", "in_flight_now", "is_armed", "is_read", "keep_in", "may_get_file", "may_get_part", "may_read_kept",
-    "parts", "read_kept", "release", "returned", "served", "stalled_ns", "start",
-]
 
 cdef extern from "<semaphore.h>" nogil:
     ctypedef struct sem_t:
@@ -105,6 +99,7 @@ cdef enum:
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
+    _MOST_KEPT = 1 << 20  # places in the tier that are remembered: 40 MiB, of which only what is used takes memory
     _STALLED = -1  # the status of a file that the disk does not give
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
@@ -141,14 +136,18 @@ cdef struct Record:
     uint32_t pid, asked_bytes, size_bytes
     int is_checked, status
     int64_t began_ns, took_ns, first_byte_ns
-    # Where the tier keeps it; 0 if it was GET.
-    uint64_t segment
+    # Where the tier keeps it, and the seed of its digest; 0 if it was GET.
+    uint64_t segment, seed
     # Of a file that is to be kept: what Python calls it, or -1, and where it begins in its memory.
     int64_t name
     uint32_t body_at
 
+cdef struct Kept:
+    uint64_t inode  # 0 for none
+    kept_place place
+
 cdef pthread_mutex_t lock
-# All below is used with `lock` held, but for what only the loop's thread uses: `marks`, and the making of threads.
+# All below is used with `lock` held, but for what only the loop's thread uses: `marks`, `kept`, the making of threads.
 cdef direct_route *route = NULL
 cdef Thread *idle = NULL
 # Those that have ended a part of which Python has not heard; they have no other job until then.
@@ -168,6 +167,8 @@ cdef bint reads_files = False
 # Of the tier, if there is one.
 cdef int kept_directory = -1
 cdef int64_t kept_patience_ns = 0
+# Where files lie in the tier, each at its inode modulo `_MOST_KEPT`.
+cdef Kept *kept = NULL
 cdef int64_t *in_hand = NULL
 cdef int64_t *waiting = NULL
 cdef int64_t waiting_since_ns = 0, stalled = 0, in_flight_bytes = 0
@@ -198,6 +199,14 @@ def keep_in(int directory_fd, double patience_s):
     """Read the files of `read_kept` from segments below a directory; after `patience_s` each is returned."""
     global kept_directory, kept_patience_ns
     kept_directory, kept_patience_ns = directory_fd, <int64_t> (patience_s * 1e9)
+    forget_kept()
+
+
+def forget_kept():
+    """Have Python say again where each file lies."""
+    global kept
+    free(kept)
+    kept = <Kept *> calloc(_MOST_KEPT, sizeof(Kept))
 
 
 def count_waits(int64_t[::1] count):
@@ -349,8 +358,8 @@ def served():
     """Return what threads have read since the last call.
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
-    byte, whether it had a checksum, the segment of the tier that it was read from or 0, its name of `get_file` or -1,
-    where it begins in that one's memory)``.
+    byte, whether it had a checksum, the segment of the tier that it was read from or 0, the seed of its digest there,
+    its name of `get_file` or -1, where it begins in that one's memory)``.
     """
     cdef int at
     cdef Record *one
@@ -361,8 +370,8 @@ def served():
     for at in range(take_records(records, &record_count)):
         one = &told_records[at]
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.name,
-                     one.body_at))
+                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed,
+                     one.name, one.body_at))
     return told
 
 
@@ -377,6 +386,8 @@ def returned():
     told = []
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
+        if one.segment and kept_at(one.inode) != NULL:
+            kept_at(one.inode).inode = 0
         told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment, one.name))
     return told
 
@@ -392,11 +403,15 @@ def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pi
 
     It lies at the `offset` of a `segment`, which is not 0; `seed` is that of its digest.
     """
+    cdef Kept one
     cdef Thread *thread = taken_thread(False, False) if segment else NULL
     if thread == NULL:
         return False
-    thread.kept.segment, thread.kept.offset, thread.kept.digest, thread.kept.seed = segment, offset, digest, seed
-    thread.is_given_back = False
+    one.inode = inode
+    one.place.segment, one.place.offset, one.place.digest, one.place.seed = segment, offset, digest, seed
+    if kept != NULL:
+        kept[inode % _MOST_KEPT] = one
+    thread.kept, thread.is_given_back = one.place, False
     begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
     return True
 
@@ -560,13 +575,26 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
     Called by the loop's thread, which holds the GIL.
     """
     cdef Thread *thread
-    if not reads_files or route == NULL or inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
+    cdef Kept *one
+    if inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
         return NULL
-    thread = taken_thread(False, True)
+    one = kept_at(inode)
+    if one == NULL and (not reads_files or route == NULL):
+        return NULL
+    thread = taken_thread(False, one == NULL)
     if thread == NULL:
         return NULL
     thread.job.object.target = NULL
+    if one != NULL:
+        thread.kept, thread.is_given_back = one.place, False
     return &thread.job
+
+
+cdef inline Kept *kept_at(uint64_t inode) noexcept:
+    """Return where a file lies in the tier, or NULL if that is not known."""
+    if kept == NULL or kept[inode % _MOST_KEPT].inode != inode:
+        return NULL
+    return &kept[inode % _MOST_KEPT]
 
 
 cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
@@ -590,6 +618,7 @@ cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
 cdef void drop(Job *job) noexcept:
     global idle
     cdef Thread *thread = <Thread *> job
+    thread.kept.segment = 0
     pthread_mutex_lock(&lock)
     thread.next_idle, idle = idle, thread
     pthread_mutex_unlock(&lock)
@@ -719,7 +748,8 @@ cdef inline Record record_of(const Thread *thread) noexcept nogil:
     memset(&record, 0, sizeof(record))
     record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
     record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
-    record.began_ns, record.segment, record.name = thread.began_ns, thread.kept.segment, thread.name
+    record.began_ns, record.name = thread.began_ns, thread.name
+    record.segment, record.seed = thread.kept.segment, thread.kept.seed
     return record
 
 

@@ -9,7 +9,7 @@ import sqlite3
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 
 import pytest
@@ -156,6 +156,38 @@ def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetc
                 for segment in segments:
                     opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
                 assert mount.stop() == 0
+
+
+def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path: Path) -> None:
+    """The index forgets all after the first reads, so later ones find only what is remembered; then that is damaged."""
+    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}
+
+    def all_right(mount: Mount, count: int = len(data)) -> bool:
+        """Read so many files through the kernel, past pages that it has."""
+        for key, content in islice(data.items(), count):
+            with open(mount.path / key[2:], "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                if file.read() != content:
+                    return False
+        return True
+
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
+
+        def get_count() -> int:
+            return sum(one.operation == "GetObject" for one in server.requests)
+
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+            assert all_right(mount)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+            assert all_right(mount)
+            before = get_count()
+            with closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index, index:
+                index.execute("DELETE FROM extents")
+            assert all_right(mount)
+            assert get_count() - before < len(data) / 2  # the files beside these are fetched on suspicion
+            for segment in tmp_path.glob("cache/*.segment"):
+                segment.write_bytes(bytes(segment.stat().st_size))
+            assert all_right(mount, 100)
 
 
 def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> None:
