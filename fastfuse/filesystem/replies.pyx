@@ -22,11 +22,6 @@ from fastfuse.filesystem.threads cimport (
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
-__all__ = [
-    "REQUESTS_BYTES", "answer", "are_all_kept", "are_left", "are_moving", "fail_under_way", "finish", "keep", "not_taken",
-    "owed", "refuse", "start", "threads_for", "under_way",
-]
-
 cdef extern from "Python.h":
     int Py_AddPendingCall(int (*)(void *) noexcept, void *) nogil
 

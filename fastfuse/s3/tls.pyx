@@ -22,8 +22,6 @@ from libc.errno cimport EINTR, errno
 
 from fastfuse.s3.openssl cimport *
 
-__all__ = ["CertificateError", "TlsConnection", "TlsContext", "TlsError"]
-
 cdef extern from *:
     """
     #ifdef Py_GIL_DISABLED
