@@ -164,10 +164,24 @@ class DirectFiles:
                 elif status < 0 and self._tier is not None:
                     self._tier.hangs(_patience_s(self._client))
                 request = Request(number, inode, 0, size_bytes, process)
-                nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+                if not (segment and not status and self._is_got(request)):
+                    nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
-    def begin_file(self, request: Request) -> bool:
-        """Have a thread answer a read of all of a small file, from the tier or for it; return whether one does."""
+    def _is_got(self, request: Request) -> bool:
+        """Have a thread get a small file that is not kept any more, of which it was remembered where; or False."""
+        try:
+            is_begun = self.begin_file(request, is_lost=True)
+        except Exception:  # noqa: BLE001 - `answer` meets it again, and tells it
+            return False
+        if is_begun:
+            direct_reads.end_wait()  # it waits for another thread now
+        return is_begun
+
+    def begin_file(self, request: Request, *, is_lost: bool = False) -> bool:
+        """Have a thread answer a read of all of a small file, from the tier or for it; return whether one does.
+
+        If it `is_lost`, because a thread could not read it from the tier, none reads it there again.
+        """
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
         ref = self._reads.table.ref(inode)
@@ -175,9 +189,9 @@ class DirectFiles:
         if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         place = self._tier.place(ref)
-        if place is not None and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place):
-            return True
-        if place is not None or not self._is_within_reach(ref) or not direct_reads.may_get_file():
+        if place is not None:
+            return not is_lost and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place)
+        if not self._is_within_reach(ref) or not direct_reads.may_get_file():
             return False
         return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
 

@@ -22,6 +22,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObjec
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from fastfuse.filesystem.replies cimport write_reply
 from fastfuse.filesystem.direct_reads cimport Job, direct_object
@@ -205,8 +206,13 @@ def keep_in(int directory_fd, double patience_s):
 def forget_kept():
     """Have Python say again where each file lies."""
     global kept
-    free(kept)
-    kept = <Kept *> calloc(_MOST_KEPT, sizeof(Kept))
+    cdef size_t size_bytes = _MOST_KEPT * sizeof(Kept)
+    if kept != NULL:
+        munmap(kept, size_bytes)
+    # The heap keeps what is freed (`tune_malloc`), and would write zeros to all of it.
+    kept = <Kept *> mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if <void *> kept == MAP_FAILED:
+        kept = NULL
 
 
 def count_waits(int64_t[::1] count):

@@ -7,6 +7,7 @@ import re
 import signal
 import sqlite3
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import islice, repeat
@@ -30,6 +31,16 @@ DATA = {f"d/{n}": random.Random(n).randbytes(5 * MIB + n if n < 2 else 39_000 + 
 
 def wrong_files(mount: Mount) -> list[str]:
     return [key for key, data in DATA.items() if Path(mount.path, key[2:]).read_bytes() != data]
+
+
+def all_right(mount: Mount, data: Mapping[str, bytes]) -> bool:
+    """Read files through the kernel, past pages that it has."""
+    for key, content in data.items():
+        with open(mount.path / key[2:], "rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if file.read() != content:
+                return False
+    return True
 
 
 def options_of(place: Path) -> tuple[str, ...]:
@@ -162,32 +173,60 @@ def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path
     """The index forgets all after the first reads, so later ones find only what is remembered; then that is damaged."""
     data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}
 
-    def all_right(mount: Mount, count: int = len(data)) -> bool:
-        """Read so many files through the kernel, past pages that it has."""
-        for key, content in islice(data.items(), count):
-            with open(mount.path / key[2:], "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-                if file.read() != content:
-                    return False
-        return True
-
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
 
         def get_count() -> int:
             return sum(one.operation == "GetObject" for one in server.requests)
 
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
             before = get_count()
             with closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index, index:
                 index.execute("DELETE FROM extents")
-            assert all_right(mount)
+            assert all_right(mount, data)
             assert get_count() - before < len(data) / 2  # the files beside these are fetched on suspicion
             for segment in tmp_path.glob("cache/*.segment"):
                 segment.write_bytes(bytes(segment.stat().st_size))
-            assert all_right(mount, 100)
+            assert all_right(mount, dict(islice(data.items(), 100)))
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_alone(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change = """
+    from fastfuse.filesystem import reads
+    answer = reads.Reads.answer
+
+    def counted(*arguments, is_begun=False):
+        if is_begun:
+            print("left to Python", file=sys.stderr, flush=True)
+        return answer(*arguments, is_begun=is_begun)
+
+    reads.Reads.answer = counted
+    """
+    with_change(monkeypatch, change)
+    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}
+    options = (*options_of(tmp_path), "--read-deadline-s", "4")
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server, ExitStack() as opened:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert all_right(mount, data)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
+            assert all_right(mount, data)
+            segments = [*tmp_path.glob("cache/*.segment")]
+            if hangs:
+                for segment in segments:
+                    segment.unlink()
+                    os.mkfifo(segment, 0o666)  # whoever opens it waits
+            else:
+                assert run_fastfuse("cache", "clear", "--cache", str(tmp_path / "cache")).returncode == 0
+            assert all_right(mount, data)
+            assert mount.log.count("left to Python") < len(data) / 20  # as many as the disk is asked for in vain
+            for segment in segments if hangs else ():
+                opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
+            assert mount.stop() == 0
 
 
 def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> None:

@@ -124,10 +124,15 @@ async def test_nothing_is_kept_of_an_object_that_has_not_the_checksum_of_the_ser
     store.hold = fail_the_last
     async with tier(store, settings) as reader:
         await reader.get(ref, 0, MIB)
+    forgotten = list[bool]()
     async with tier(store, settings) as reader:
+        assert isinstance(reader, CachedReader)
+        reader.forgets = lambda: forgotten.append(True)
         await reader.get(ref, 0, 2 * MIB)  # the first half is kept, the second is on its way to the disk
+        assert not forgotten
         with pytest.raises(IntegrityError):
             await reader.get(ref, 2 * MIB, len(BIG))
+        assert forgotten
         await reader.get(ref, 0, MIB)
     async with tier(store, settings) as reader:
         await reader.get(ref, 0, 2 * MIB)

@@ -1,6 +1,8 @@
 """Parts that threads get, or leave to the client."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import repeat
 from types import SimpleNamespace
@@ -160,3 +162,22 @@ async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(
     assert place.files.begin(REF, 8, 24, ended.append)
     place.files._end_parts()
     assert len(ended) == 1
+
+
+def test_what_is_remembered_of_the_tier_takes_no_memory_after_it_was_forgotten_however_often() -> None:
+    script = """
+from pathlib import Path
+from fastfuse.filesystem.fuse import direct_reads
+from fastfuse.malloc import tune_malloc
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+tune_malloc()
+before_bytes = resident_bytes()
+for _ in range(3):
+    direct_reads.forget_kept()
+print(resident_bytes() - before_bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 8 << 20
