@@ -126,7 +126,7 @@ class CachedReader:
         self._wrong: set[int] = set()
         self._off_until_s = 0.0
         self._is_closed = False
-        # Called when a `place` is not to be used any more, whatever it was told before.
+        # Called when no `place` that was told holds any more.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
 
