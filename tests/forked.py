@@ -1,7 +1,8 @@
 """Start ``fastfuse`` as a fork of a process that has loaded everything already.
 
 Each command is a process of its own, with its own environment, streams and exit code, and a child of the tests. Only
-the start is saved: half a second of CPU, in which an interpreter starts and loads the libraries of a mount.
+the start is saved: half a second of CPU, in which an interpreter starts, loads the libraries of a mount, and makes the
+options of all commands.
 `python -m tests.forked FD` is the process that is forked. It has one thread. A command is forked twice: the fork
 between ends at once, and the tests adopt the command as the nearest subreaper.
 
