@@ -1,7 +1,8 @@
 """Start ``fastfuse`` as a fork of a process that has loaded everything already.
 
 Each command is a process of its own, with its own environment, streams and exit code, and a child of the tests. Only
-the start is saved: half a second of CPU, in which an interpreter starts and loads the libraries of a mount.
+the start is saved: half a second of CPU, in which an interpreter starts, loads the libraries of a mount, and makes the
+options of all commands.
 `python -m tests.forked FD` is the process that is forked. It has one thread. A command is forked twice: the fork
 between ends at once, and the tests adopt the command as the nearest subreaper.
 
@@ -33,7 +34,8 @@ _LOADED = (
     *("fastfuse.filesystem.supervisor", "fastfuse.sagemaker.description.cluster"),
     *("fastfuse.sagemaker.description.job", "fastfuse.sagemaker.running.run"),
     # What typer converts a variable of the environment with, and what else a mount loads late.
-    *("anycrc", "pydantic.types", "pydantic.type_adapter", "zoneinfo", "encodings.idna", "encodings.utf_8_sig"),
+    *("anycrc", "pydantic.fields", "pydantic.types", "pydantic.type_adapter", "zoneinfo", "encodings.idna"),
+    "encodings.utf_8_sig",
 )
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0
@@ -100,7 +102,10 @@ def _can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 
 def _settings() -> dict[str, str]:
-    return {**os.environ, "PYTHONWARNINGS": "error::ResourceWarning"}
+    """Return the environment of the process that is forked, without the machine's own AWS configuration."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    nowhere = {"AWS_CONFIG_FILE": "/nonexistent", "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent"}
+    return {**others, **nowhere, "PYTHONWARNINGS": "error::ResourceWarning"}
 
 
 def _fork(request: Mapping[str, object], streams: list[int]) -> int:
@@ -211,6 +216,24 @@ def _end(code: object) -> NoReturn:
     sys.exit(code)  # type: ignore[arg-type]
 
 
+def _make_once() -> None:
+    """Make what each command would make anew, whatever it is: the options of all commands, and botocore's data."""
+    import trio
+    import typer
+
+    from fastfuse.cli.main import app
+    from fastfuse.s3.aws import S3Session
+    from fastfuse.s3.base import ConnectionConfig
+    from fastfuse.s3.endpoints import load_rules
+    from fastfuse.s3.upload import load_writer
+
+    typer.main.get_group = cache(typer.main.get_group)
+    typer.main.get_group(app)
+    session = S3Session(ConnectionConfig(sign_request=False))
+    load_rules(session)
+    trio.run(load_writer, session)
+
+
 def main() -> None:
     """Load what commands need, and run each command that is asked for in a fork."""
     from fastfuse.cli import startup
@@ -218,6 +241,7 @@ def main() -> None:
     startup.prepare()
     for name in _LOADED:
         importlib.import_module(name)
+    _make_once()
     gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as control:
         request = _serve(control)

@@ -169,7 +169,7 @@ def test_the_made_data_set_is_read_checked_and_taken_away(tmp_path: Path, option
 @pytest.mark.parametrize(
     ("step", "number", "options"),
     [
-        ("==> reading one shard", signal.SIGINT, ("--shards", "2", "--shard-size", "150MiB")),
+        ("==> reading one shard", signal.SIGINT, ("--shards", "2", "--shard-size", "40MiB")),
         ("==> fastfuse mount", signal.SIGTERM, SMALL),
     ],
 )

@@ -1,4 +1,3 @@
-import re
 import struct
 from itertools import pairwise
 from pathlib import Path
@@ -8,8 +7,7 @@ import pytest
 from bench.candidates import CANDIDATES
 from bench.command import chosen, default_matrix
 from bench.readers import Span
-from bench.s3server import parse_synthetic
-from bench.server import PROFILES
+from bench.s3server import DirectoryObjects, parse_synthetic
 from bench.shards import create_shards, frame
 from bench.workloads import WORKLOADS, Scale
 from tests.reading.tfrecord import read_records
@@ -26,29 +24,9 @@ def test_every_reader_reads_files_that_are_there_within_their_size(name: str, tm
     assert len(tasks) == workload.readers
     assert all(tasks)
     assert all(0 <= span.start < span.end <= sizes[span.name] for spans in tasks for span in spans)
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(WORKLOADS) if name != "records-4"])
-def test_the_server_has_the_files_that_are_read(name: str, tmp_path: Path) -> None:
-    data = WORKLOADS[name].data_set(SCALE, tmp_path)
-    objects = parse_synthetic(str(data.source))
-    for file, size_bytes in data.files:
-        stored = objects.lookup(file.encode())
-        assert stored is not None
-        assert stored.size_bytes == size_bytes
-
-
-def test_records_are_files_of_a_directory(tmp_path: Path) -> None:
-    data = WORKLOADS["records-4"].data_set(SCALE, tmp_path)
-    assert data.source == tmp_path
-    assert [(tmp_path / name).stat().st_size for name, _ in data.files] == [size for _, size in data.files]
-
-
-@pytest.mark.parametrize(("readers", "total_bytes"), [(1, 8 << 20), (4, 12 << 20), (16, 16 << 20)])
-def test_more_readers_read_smaller_shards(readers: int, total_bytes: int, tmp_path: Path) -> None:
-    data = WORKLOADS[f"sequential-{readers}-64k"].data_set(SCALE, tmp_path)
-    assert len(data.files) == readers
-    assert sum(size for _, size in data.files) == total_bytes
+    made = DirectoryObjects(data.source) if isinstance(data.source, Path) else parse_synthetic(str(data.source))
+    stored = {name: found.size_bytes for name in sizes if (found := made.view().lookup(name.encode()))}
+    assert stored == sizes
 
 
 def test_shuffled_files_are_each_read_once_in_another_order(tmp_path: Path) -> None:
@@ -84,16 +62,6 @@ def test_the_first_byte_is_that_of_a_file_not_opened_before(tmp_path: Path) -> N
     (spans,) = workload.share(workload.data_set(SCALE, tmp_path), 1, SCALE)
     assert len({span.name for span in spans}) == len(spans)
     assert spans[0] == Span(spans[0].name, 0, 1 << 20)
-
-
-def test_names_can_be_listed_on_a_command_line() -> None:
-    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in WORKLOADS)
-
-
-def test_everybody_and_every_kind_of_server_has_its_turn() -> None:
-    cells = default_matrix()
-    assert {name for cell in cells for name in cell.candidates} == set(CANDIDATES)
-    assert {cell.profile.name for cell in cells} == set(PROFILES)
 
 
 def test_of_some_candidates_only_their_cells_are_left() -> None:

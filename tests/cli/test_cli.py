@@ -34,7 +34,8 @@ RELATIVE = (
     *("warm s3://b --cache c", "cache status --cache c"),
 )
 
-COMMANDS: list[str] = list(vars(typer.main.get_command(app))["commands"])
+GROUP = typer.main.get_group(app)
+COMMANDS = list(GROUP.commands)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,8 @@ def _process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for variable in ("AWS_REGION", "NOTIFY_SOCKET"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    # To make the options of all commands takes longer than most tests.
+    monkeypatch.setattr(typer.main, "get_group", lambda _: GROUP)
     root, own = logging.getLogger(), logging.getLogger("fastfuse")
     handlers, level, own_level = root.handlers[:], root.level, own.level
     root.handlers = []
@@ -445,7 +448,7 @@ class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
         output = CliRunner().invoke(app, [command, "--help-all"]).output
-        for parameter in vars(typer.main.get_command(app))["commands"][command].params:
+        for parameter in GROUP.commands[command].params:
             if getattr(parameter, "hidden", False):  # --io, which is refused
                 continue
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
@@ -464,7 +467,7 @@ class TestHelp:
 
     @pytest.mark.parametrize("command", COMMANDS)
     def test_the_examples_of_help_use_options_of_their_command(self, command: str) -> None:
-        known = {name for one in vars(typer.main.get_command(app))["commands"][command].params for name in one.opts}
+        known = {name for one in GROUP.commands[command].params for name in one.opts}
         words = [word for line in PAGES[command].examples for word in line.partition(" -- ")[0].split()]
         assert words[:2] == ["fastfuse", command]
         assert {word for word in words if word.startswith("-")} <= known
@@ -512,7 +515,7 @@ class TestHelp:
 
     def test_every_option_of_mount_but_two_has_a_variable_of_its_name(self) -> None:
         without = set()
-        for parameter in vars(typer.main.get_command(app))["commands"]["mount"].params:
+        for parameter in GROUP.commands["mount"].params:
             named = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             assert not named or f"FASTFUSE_{parameter.name.upper()}" in named
             without |= set() if named else {parameter.name}

@@ -15,6 +15,7 @@ import pytest
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.status_command import Choice, line_of
 from tests.filesystem.waiting import wait_until
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, Mount, mounted
 from tests.terminals import terminal
 
@@ -60,7 +61,7 @@ def server() -> Iterator[LoopbackServer]:
 def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """A trace, once its connection is with the worker."""
     command = [sys.executable, "-m", "fastfuse", "trace", str(mount.path), *options]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+    with Forked[str](command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
         wait_until(lambda: is_watched(mount))
         yield process
         process.kill()

@@ -31,6 +31,7 @@ from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
 from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.forked import Forked
 from tests.mounting import (
     ENVIRONMENT,
     Mount,
@@ -325,9 +326,9 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
         listener.bind(os.fspath(path))
         listener.listen()
         options = ("--fuse-socket", str(path), "--metrics-listen", "0")
-        process = subprocess.Popen(
+        process = Forked[str](
             mount_command("s3://bucket/data", None, server.endpoint_url, *options),
-            env=dict(ENVIRONMENT), stderr=subprocess.PIPE, text=True,
+            env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         with process, listener.accept()[0] as connection:
             connection.recv(MAX_PACKET_BYTES)

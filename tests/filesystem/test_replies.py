@@ -5,7 +5,6 @@ import os
 import select
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from fastfuse.filesystem.fuse import replies
 from tests.filesystem.test_mountpoint import fuse_mount
+from tests.forked import run_forked
 
 # <linux/fuse.h>: fuse_out_header.
 HEAD = struct.Struct("=IiQ")
@@ -170,7 +170,7 @@ with open("/dev/full", "wb", buffering=0) as device:
 
 @pytest.mark.parametrize(("threads", "least_bytes"), [(0, 16), (0, 32), (1, 16)])
 def test_a_process_that_would_lose_an_answer_ends(threads: int, least_bytes: int) -> None:
-    done = subprocess.run([sys.executable, "-c", _NEVER_TAKEN, str(threads), str(least_bytes)], check=False)
+    done = run_forked([sys.executable, "-c", _NEVER_TAKEN, str(threads), str(least_bytes)], os.environ)
     assert done.returncode == 1
 
 
@@ -217,18 +217,20 @@ def test_a_thread_that_is_stuck_with_the_last_answer_does_not_move(connection: C
 _WITHOUT_ROOM = f"""
 import os, resource, socket
 from fastfuse.filesystem.fuse import replies
-_, session = socket.socketpair()
+kernel, session = socket.socketpair()
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 os.setgid(65534)
 os.setuid(65534)
 assert replies.start(session.fileno(), 2) == {errno.EAGAIN}
 replies.answer(1, bytes(16))
 replies.finish()
+kernel.close()
+session.close()
 """
 
 
 def test_where_there_is_no_room_for_threads_none_write() -> None:
-    done = subprocess.run([sys.executable, "-c", _WITHOUT_ROOM], capture_output=True, text=True, check=False)
+    done = run_forked([sys.executable, "-c", _WITHOUT_ROOM], os.environ)
     assert (done.returncode, done.stderr) == (0, "")
 
 

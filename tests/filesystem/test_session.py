@@ -21,7 +21,8 @@ from fastfuse.filesystem.session import Session
 from tests import mounting
 from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.test_supervisor import with_change
-from tests.filesystem.waiting import PATIENCE_S, wait_until
+from tests.filesystem.waiting import wait_until
+from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
 
 pytestmark = pytest.mark.fuse
@@ -97,10 +98,7 @@ assert not session.is_connected
 
 
 def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _MOUNT_BESIDE_ANOTHER_DESCRIPTOR, str(tmp_path)]
-    done = subprocess.run(
-        command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    done = run_forked([sys.executable, "-c", _MOUNT_BESIDE_ANOTHER_DESCRIPTOR, str(tmp_path)], ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -161,10 +159,7 @@ _OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
     ],
 )
 def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
-    command = [sys.executable, "-c", _OPEN_WITH_ANOTHER_KERNEL, str(_LEAST | offered)]
-    done = subprocess.run(
-        command, env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+    done = run_forked([sys.executable, "-c", _OPEN_WITH_ANOTHER_KERNEL, str(_LEAST | offered)], ENVIRONMENT)
     assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
 
 
@@ -218,10 +213,7 @@ for number in reversed(taken[-3:]):
 
 def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered() -> None:
     """L3"""
-    done = subprocess.run(
-        [sys.executable, "-c", _LOSE_READS],
-        env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-    )  # fmt: skip
+    done = run_forked([sys.executable, "-c", _LOSE_READS], ENVIRONMENT)
     assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
 
 

@@ -501,7 +501,7 @@ async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themsel
 
 
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:
-    refs = dataset(12_000, 100)
+    refs = dataset(9_000, 100)
     order = shuffled(refs)
     announced, begun, left = 0, 0, []
     async with running(ReadaheadConfig(), Files(refs), delay_s=0.02) as (engine, _):
@@ -527,7 +527,7 @@ async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autoj
             for number in range(16):
                 nursery.start_soon(read_some, order[number::16])
     # A queue of 4,096 that runs empty leaves a thousand, which are fetched.
-    assert len(left) > 5000
+    assert len(left) > 3000
     assert min(left) > 3500
 
 

@@ -37,7 +37,7 @@ async def test_a_reader_slower_than_the_network_is_never_kept_waiting_and_holds_
 
 
 async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(autojump_clock: MockClock) -> None:
-    reader = Reader(size_bytes=4 * GIB, bytes_per_s=1e9)
+    reader = Reader(size_bytes=2 * GIB, bytes_per_s=1e9)
     usage = await read_through(SimulatedService(), [reader], ReadaheadConfig())
     assert reader.read_bytes_per_s > 0.9e9
     assert usage.most_bytes <= 256 * MIB
@@ -49,7 +49,7 @@ async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(auto
 async def test_512_mib_are_as_fast_as_any_memory(autojump_clock: MockClock, readers: int, bytes_per_s: float) -> None:
     rates = []
     for config in (SHORT, PLENTY):
-        group = [Reader(size_bytes=GIB, bytes_per_s=bytes_per_s) for _ in range(readers)]
+        group = [Reader(size_bytes=2 * GIB // (readers + 1), bytes_per_s=bytes_per_s) for _ in range(readers)]
         await read_through(SimulatedService(), group, config)
         rates.append(total_bytes_per_s(group))
     assert rates[0] >= 0.9 * rates[1]
@@ -73,15 +73,16 @@ async def test_the_fifth_of_several_whole_files_starts_with_all_it_needs(autojum
 @pytest.mark.parametrize("readers", [1, 4])
 async def test_a_full_link_is_used_in_full_with_few_more_gets(autojump_clock: MockClock, readers: int) -> None:
     service = SimulatedService(link_bytes_per_s=1e9)
-    group = [Reader(size_bytes=8 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
+    group = [Reader(size_bytes=4 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
     usage = await read_through(service, group, ReadaheadConfig())
     assert total_bytes_per_s(group) > 0.9e9
     # 14 fill it; 42 would be allowed.
     assert usage.mean_in_flight < 30
 
 
-@pytest.mark.parametrize("link_bytes_per_s", [10e6, 50e6])
-@pytest.mark.parametrize(("readers", "size_bytes"), [(1, GIB), (16, 128 * MIB)])
+@pytest.mark.parametrize(
+    ("readers", "size_bytes", "link_bytes_per_s"), [(1, GIB // 2, 10e6), (16, 64 * MIB, 10e6), (16, 128 * MIB, 50e6)]
+)
 async def test_a_slow_link_is_used_in_full_and_no_get_takes_as_long_as_a_read_may(
     autojump_clock: MockClock, readers: int, size_bytes: int, link_bytes_per_s: float
 ) -> None:
@@ -102,7 +103,7 @@ async def test_a_service_that_begins_late_gets_as_many_requests_at_once_as_any(a
 
 @pytest.mark.parametrize(("chance", "factor"), [(0.02, 10.0), (0.1, 4.0)])
 async def test_gets_that_are_late_cost_a_reader_little(autojump_clock: MockClock, chance: float, factor: float) -> None:
-    reader = Reader(size_bytes=4 * GIB, bytes_per_s=800e6)
+    reader = Reader(size_bytes=2 * GIB, bytes_per_s=800e6)
     service = SimulatedService(late_chance=chance, late_factor=factor)
     await read_through(service, [reader], ReadaheadConfig())
     assert reader.read_bytes_per_s > 0.85 * reader.bytes_per_s

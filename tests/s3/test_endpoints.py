@@ -155,7 +155,7 @@ cases = st.builds(
 @example(Case(f"arn:aws:s3:us-west-2:{ACCOUNT}:accesspoint/points", endpoint_url="https://s3.local:8443/base"))
 @example(Case("bucket", s3={"use_accelerate_endpoint": "true"}))
 @example(Case(OUTPOST_ALIAS, region="us-west-2"))
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_requests_go_where_botocores_go_and_are_signed_alike(aws_environment: Path, case: Case) -> None:
     aws_environment.write_text(case.written())
     try:

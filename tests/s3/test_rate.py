@@ -143,12 +143,12 @@ async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.t
 
 
 async def test_hosts_that_share_a_service_come_to_equal_rates(autojump_clock: trio.testing.MockClock) -> None:
-    service, rates = token_bucket(240, 240), [RequestRate() for _ in range(8)]
+    service, rates = token_bucket(120, 120), [RequestRate() for _ in range(4)]
     await shares(service, rates, seconds=20)
     answered = await shares(service, rates, seconds=40)
     assert min(answered) >= 0.7 * sum(answered) / len(answered), answered
     # When half of the hosts are done, the others take their place.
-    assert sum(await shares(service, rates[:4], seconds=10)) >= 0.8 * 240 * 10
+    assert sum(await shares(service, rates[:2], seconds=10)) >= 0.8 * 120 * 10
 
 
 async def shares(service: Service, rates: Sequence[RequestRate], *, seconds: float) -> list[int]:

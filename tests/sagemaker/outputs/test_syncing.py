@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import AccessError, RefusedError
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.upload import ObjectWriter, md5_of
+from fastfuse.s3.upload import ObjectWriter, load_writer, md5_of
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
@@ -124,6 +126,12 @@ def logging_to(path: Path) -> Iterator[None]:
     finally:
         logging.getLogger("fastfuse").removeHandler(handler)
         handler.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def writer_is_loaded() -> None:
+    """Load once what each process that is forked here would load."""
+    trio.run(load_writer, S3Session(ConnectionConfig(sign_request=False)))
 
 
 @pytest.fixture(autouse=True)
@@ -401,8 +409,7 @@ def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_
         assert f"killed: what the job has made may not be in S3, and lies in {tmp_path}/checkpoints" in job.log
 
 
-@pytest.mark.parametrize("size_bytes", [5, 17 << 20])
-@pytest.mark.parametrize("is_equal", [False, True])
+@pytest.mark.parametrize(("size_bytes", "is_equal"), [(5, False), (5, True), (17 << 20, True)])
 def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
     moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str], size_bytes: int, is_equal: bool
 ) -> None:
