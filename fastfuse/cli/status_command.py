@@ -24,6 +24,7 @@ from fastfuse.filesystem.mountpoint import (
 )
 from fastfuse.filesystem.verdict import summary_lines
 from fastfuse.sizes import MIB, format_duration, format_size
+from fastfuse.version import VERSION
 
 # 78 columns with the time.
 _HEADINGS: Final = ("read MB/s", "S3 MB/s", "GETs/s", "waiting", "stalled", "  MiB", "retries", "errors")
@@ -110,7 +111,8 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
 def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -> dict[str, Any]:
     """Return the status of a mount, or one that says why there is none, unless that is an error of `raises`."""
     try:
-        return ask_status(entry)
+        # Where it was mounted may be another place: it was moved, or it is that of a container.
+        return ask_status(entry) | {"mountpoint": str(entry.path)}
     except raises:
         raise
     except FastfuseError as error:
@@ -128,6 +130,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         return
     counters, rates = one["counters"], one["rates"]
     yield f"  state     {one['state']}, mounted for {format_duration(now - one['mounted_at'])}, process {one['pid']}"
+    if one["version"] != VERSION:
+        yield f"  version   {plain(one['version'])}, and this program is {VERSION}: mount again to change that"
     if trouble := one["trouble"]:
         since = format_duration(now - trouble["since"])
         yield f"  trouble   for {since}: {failures_in(trouble)}; {_consequence(trouble, counters)}"

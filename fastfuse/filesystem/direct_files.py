@@ -74,8 +74,9 @@ class _Rest:
 
 
 class _Part(NamedTuple):
-    """A part under way: its memory, who is told of its end, its number in `RecordedReader`, and when it began."""
+    """A part under way: its key and memory, who is told of its end, its number in `RecordedReader`, when it began."""
 
+    key: str
     data: memoryview
     done: Callable[[Buffer | None], None]
     get: int
@@ -160,7 +161,7 @@ class DirectFiles:
                 if (file := self._files.pop(name, None)) is not None:
                     file.done(None)
                 if not segment:
-                    self._client.count_left(status)
+                    self._client.count_left(status, self._source[0], self._key(inode))
                 elif status < 0 and self._tier is not None:
                     self._tier.hangs(_patience_s(self._client))
                 request = Request(number, inode, 0, size_bytes, process)
@@ -237,7 +238,7 @@ class DirectFiles:
         number = direct_reads.get_part(self._path(ref), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
             return False
-        self._parts[number] = _Part(data, done, self._gets.begin(ref, start, end), trio.current_time())
+        self._parts[number] = _Part(ref.key, data, done, self._gets.begin(ref, start, end), trio.current_time())
         return True
 
     def _end_parts(self) -> None:
@@ -255,7 +256,7 @@ class DirectFiles:
                 self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=None)
                 part.done(part.data.toreadonly())
             else:
-                self._client.count_left(status)
+                self._client.count_left(status, self._source[0], part.key)
                 self._part_failed(monotonic())
                 part.done(None)
 

@@ -25,7 +25,7 @@ from typing import TypeVar
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child, wait_child
+from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child, how_it_ended, wait_child
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
 from fastfuse.filesystem.health import BEAT_EVERY_S
@@ -349,7 +349,7 @@ class Supervisor:
                 continue
             if pid == self._metrics_pid:
                 self._metrics_pid = 0
-                _log.error("the metrics endpoint died; metrics are not served any more")
+                _log.error("the metrics endpoint %s: mount again to have it back", how_it_ended(exit_code))
             else:
                 self._keys.child_ended(pid, exit_code)
                 self._refresher.child_ended(pid, exit_code)

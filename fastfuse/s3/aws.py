@@ -101,8 +101,10 @@ class S3Session:
         session = _Session(profile=self.config.profile)
         session.set_default_client_config(AioConfig(http_session_cls=_HttpSession))
         if self.config.ca_bundle is not None:
-            # As in the AWS CLI, it holds for the services that issue credentials, too.
+            # As in the AWS CLI, this and the region hold for the services that issue credentials, too.
             session.set_config_variable("ca_bundle", self.config.ca_bundle)
+        if self.config.region:
+            session.set_config_variable("region", self.config.region)
         return session
 
     async def _resolve(self) -> Credentials:

@@ -118,11 +118,11 @@ class S3Client:
         if is_checked is not None:
             self._integrity.count("ok" if is_checked else "none")
 
-    def count_left(self, status: int) -> None:
-        """Count a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply came."""
-        failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="")
+    def count_left(self, status: int, bucket: str, key: str) -> None:
+        """Count and log a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply."""
+        failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
-            self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+            self._retries.count(_shown(bucket, key), failure)
         self._note_refusal(status, failure)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:

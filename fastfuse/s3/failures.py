@@ -423,4 +423,6 @@ def _bad_configuration(error: Exception) -> ConfigurationError:
         )
     if isinstance(error, boto.ConfigParseError):
         return ConfigurationError(f"The AWS configuration file {known.get('path')} cannot be parsed.")
+    if isinstance(error, boto.NoRegionError):
+        return ConfigurationError("The service that issues the AWS credentials takes a region.", hint="Give --region.")
     return ConfigurationError(f"The AWS configuration is wrong ({type(error).__name__}).", hint="Check the --profile.")

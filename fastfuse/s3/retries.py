@@ -185,13 +185,14 @@ class Retries:
             self._failures[failure.name] += 1
         if len(self._names) < _MOST_NAMES:
             self._names.add(name)
+        self.count(name, failure, f" (attempt {attempt} failed, {waited_s:.1f} s so far)")
+
+    def count(self, name: str, failure: Failure, attempts: str = "") -> None:
+        """Count and log a failure of a request for `name` that is made again."""
         self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
         request = f", request {failure.request_id}" if failure.request_id else ""
-        self._repeats.tell(
-            f"requests tried again after {failure.name}",
-            name,
-            f"{name}: {failure.detail}{request}; trying again (attempt {attempt} failed, {waited_s:.1f} s so far)",
-        )
+        line = f"{name}: {failure.detail}{request}; trying again{attempts}"
+        self._repeats.tell(f"requests tried again after {failure.name}", name, line)
 
     def _most_failures(self) -> list[tuple[str, int]]:
         """Return the most frequent failures of this trouble, each with its number, and that of all others."""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,8 @@ from fastfuse.cli import status_command
 from fastfuse.errors import MountError
 from fastfuse.filesystem.control import LOG_LEVEL, ask, entry_of
 from fastfuse.filesystem.mountpoint import MountEntry
-from tests.filesystem.waiting import wait_for_end, wait_until
+from fastfuse.version import VERSION
+from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, terminal
 
@@ -68,6 +70,25 @@ def test_a_mount_that_is_well(mount: Mount, server: LoopbackServer) -> None:
     stalled, blocked = (found["counters"][f"fastfuse_{name}_seconds"] for name in ("stalled", "blocked"))
     assert 0.9 < stalled == pytest.approx(blocked, abs=0.5)
     assert f"{mount.path}  s3://bucket/data\n  state     ok" in run_fastfuse("status").stdout
+
+
+def test_a_mount_is_named_by_the_place_where_it_is_now(server: LoopbackServer, tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        subprocess.run(["mount", "--bind", mount.path, bound], check=True)
+        try:
+            subprocess.run(["umount", mount.path], check=True)
+            assert f"{bound}  s3://bucket/data\n" in run_fastfuse("status").stdout
+        finally:
+            subprocess.run(["umount", bound], check=True)
+        mount.process.wait(PATIENCE_S)
+
+
+def test_a_mount_of_another_version_is_told(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_command, "VERSION", "99")
+    told = f"  version   {VERSION}, and this program is 99: mount again to change that"
+    assert told in [*status_command._lines(status_of(mount), 0.0)]
 
 
 def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server: LoopbackServer) -> None:

@@ -63,7 +63,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
 
 
 class Place:
-    def __init__(self, files: DirectFiles, left: list[int]) -> None:
+    def __init__(self, files: DirectFiles, left: list[tuple[int, str, str]]) -> None:
         self.files, self.left = files, left
 
     async def get(self, ref: ObjectRef = REF) -> bytes | None:
@@ -82,8 +82,10 @@ class Place:
 
 @pytest.fixture
 def place(threads: Threads) -> Place:
-    left: list[int] = []
-    client: Any = SimpleNamespace(max_connections=8, count_left=left.append, count_direct=lambda *_, **__: None)
+    left: list[tuple[int, str, str]] = []
+    client: Any = SimpleNamespace(
+        max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **__: None
+    )
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
     engine: Any = SimpleNamespace(begin_parts_by=lambda _: None)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
@@ -127,7 +129,7 @@ async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_gr
             await place.get()
             assert len(threads.begun) == begun
             now_s += 1
-        assert place.left == [200] * 8
+        assert place.left == [(200, "bucket", REF.key)] * 8
         threads.outcome = True, 206
         assert await place.get() is not None
         nursery.cancel_scope.cancel()

@@ -344,6 +344,14 @@ async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:
         assert "Restore" in caught.value.hint
 
 
+@pytest.mark.parametrize(("status", "why"), [(0, "no whole reply"), (503, "503")])
+async def test_a_get_that_was_made_elsewhere_in_vain_has_a_line(
+    caplog: pytest.LogCaptureFixture, status: int, why: str
+) -> None:
+    S3Client(S3Session(ConnectionConfig())).count_left(status, "bucket", "key")
+    assert caplog.messages == [f"'s3://bucket/key': {why}; trying again"]
+
+
 async def test_a_region_is_corrected_once() -> None:
     regions = iter(range(1000))
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import EndpointConnectionError
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
@@ -114,6 +116,37 @@ async def test_web_identity_without_a_network_is_the_issuing_services_failure(
         monkeypatch.setenv(f"AWS_{name}", value)
     with pytest.raises(ServiceError, match="issues the AWS credentials"):
         await source_of().current()
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_the_service_that_issues_the_keys_is_that_of_the_given_region(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+
+    async def send(_: object, request: AWSPreparedRequest) -> None:
+        asked.append(request.url)
+        raise EndpointConnectionError(endpoint_url=request.url)
+
+    monkeypatch.setattr("fastfuse.s3.aws._HttpSession.send", send)
+    (tmp_path / "token").write_text("web-identity-token")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws-cn:iam::123456789012:role/test")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(ServiceError, match="issues the AWS credentials"):
+        await source_of(ConnectionConfig(region="cn-north-1")).current()
+    assert asked == ["https://sts.cn-north-1.amazonaws.com.cn/"]
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch, aws_environment: Path) -> None:
+    role = "role_arn = arn:aws:iam::123456789012:role/test\nsource_profile = base\n"
+    keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    configure(aws_environment, f"[profile role]\n{role}{keys}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
+    with pytest.raises(ConfigurationError, match="takes a region") as caught:
+        await source_of(ConnectionConfig(profile="role")).current()
+    assert caught.value.hint == "Give --region."
 
 
 @pytest.mark.usefixtures("no_environment_keys")
