@@ -3,8 +3,6 @@
 import gc
 import os
 
-__all__ = ["open_descriptors"]
-
 
 def open_descriptors() -> dict[int, str]:
     """What each descriptor leads to, but for the one that looks.

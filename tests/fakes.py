@@ -8,8 +8,6 @@ import trio
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
 
-__all__ = ["CountingReader", "FailingReader", "SlowReader"]
-
 
 @dataclass
 class CountingReader:

@@ -19,8 +19,6 @@ from fastfuse.errors import (
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import Failure, Kind, as_read_error, read_error, start_error
 
-__all__ = ["CAUSES", "Cause", "failed_read_line", "is_met", "untimed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:

@@ -26,8 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr, NoReturn
 
-__all__ = ["Forked", "loaded", "run_forked"]
-
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
     *("fastfuse.cli.main", "fastfuse.cli.source_output", "fastfuse.cli.status_command", "fastfuse.filesystem.control"),

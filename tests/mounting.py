@@ -19,8 +19,6 @@ from pathlib import Path
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from tests.forked import Forked, run_forked
 
-__all__ = ["ENVIRONMENT", "Mount", "abort_connection", "fuse_connections", "mount_command", "mounted", "run_fastfuse"]
-
 # Long enough for a loaded machine; a test that needs it has failed.
 _PATIENCE_S = 60.0
 

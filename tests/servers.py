@@ -23,18 +23,6 @@ from botocore.config import Config
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 
-__all__ = [
-    "ACCESS_KEY",
-    "SECRET_KEY",
-    "S3Server",
-    "aws_environment",
-    "configure",
-    "free_ports",
-    "moto_server",
-    "rclone_server",
-    "running",
-]
-
 # rclone refuses keys of an unrealistic length.
 ACCESS_KEY = "AKIATESTTESTTESTTEST"
 SECRET_KEY = "secret-secret-secret-secret-secret-secret"

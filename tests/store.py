@@ -12,8 +12,6 @@ from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.checks import check_range_arguments, check_version, condition_line
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore:
     """A bucket of the loopback server without the server, in two roles: a `RangeReader` and a `PageSource`."""

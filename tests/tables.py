@@ -5,8 +5,6 @@ import numpy as np
 from fastfuse.index.inodes.columns import Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
 
-__all__ = ["check_table", "files_of", "walk"]
-
 
 def check_table(table: InodeTable) -> None:
     """Raise `AssertionError` if the columns contradict what `fastfuse.index.inodes.table` says of them."""

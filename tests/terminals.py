@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 
-__all__ = ["Terminal", "finished_on_terminal", "lines_on_screen", "terminal"]
-
 # Long enough for a loaded machine; a test that needs it has failed.
 _PATIENCE_S = 60.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Shape
 from fastfuse.readahead import opening_ends
 
-__all__ = ["shape_of_sizes"]
-
 
 def shape_of_sizes(sizes: Sequence[int]) -> Shape:
     """Return the shape of objects of these sizes, by plain sums."""

@@ -12,8 +12,6 @@ from tests.filesystem.waiting import wait_for_end
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT
 
-__all__ = ["NOBODY", "as_nobody", "assert_refused", "in_namespace", "refused", "run"]
-
 NOBODY = 65534
 
 _PATIENCE_S = 60.0

@@ -14,8 +14,6 @@ from typing import Any
 
 from tests.mounting import ENVIRONMENT
 
-__all__ = ["Node", "expanded", "variables"]
-
 Container = Mapping[str, Any]
 
 _PROPAGATION = {"Bidirectional": "--make-rshared", "HostToContainer": "--make-rslave", None: "--make-rprivate"}

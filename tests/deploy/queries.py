@@ -8,8 +8,6 @@ import promql_parser
 
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 
-__all__ = ["labels_of", "mistakes", "selectors_of"]
-
 COUNTS = {"rate", "increase"}
 # Prometheus adds the first two to every series, and fastfuse the others, the last one to those of a job.
 EVERYWHERE = dict.fromkeys(("instance", "job", "mount", "bucket", "channel"))

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["AWS_CONFIG", "COMMANDS", "PAGES", "ROOT", "Block", "blocks_of", "split_console"]
-
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 # The languages of blocks that hold commands: a script, and a session with a prompt and what it prints.

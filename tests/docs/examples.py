@@ -16,8 +16,6 @@ import fastfuse
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.docs.blocks import ROOT, blocks_of
 
-__all__ = ["EXAMPLES", "run_examples"]
-
 EXAMPLES = {block.heading: block.text for block in blocks_of("docs/EXAMPLES.md") if block.language == "python"}
 # The samples of each kind, in four files, and an image a file; each example reads them twice.
 _SAMPLES = 32

@@ -16,8 +16,6 @@ from bench.server import Server
 from tests.docs.blocks import AWS_CONFIG, COMMANDS, ROOT, blocks_of
 from tests.system.booted import Booted, copy_of_the_sources
 
-__all__ = ["SECTIONS"]
-
 _CLONE = "/root/fastfuse"
 # Whatever the engine's own network is: the server is on the host's.
 _DOCKER = """#!/bin/sh

@@ -21,8 +21,6 @@ from typing import IO, Self
 
 from tests.docs.blocks import AWS_CONFIG, ROOT
 
-__all__ = ["BUCKET", "Machine"]
-
 BUCKET = "my-bucket"
 
 # Long enough for a loaded machine; a test that needs it has failed.

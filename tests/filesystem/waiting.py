@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["PATIENCE_S", "wait_for_end", "wait_until"]
-
 # Long enough for a loaded machine; a test that needs it has failed.
 PATIENCE_S = 60.0
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from fastfuse.objects import ObjectRef
 
-__all__ = ["direct_headers"]
-
 _SOURCE = Path(__file__).with_suffix(".c")
 _SANITIZER = ("-fsanitize=undefined", "-fsanitize-undefined-trap-on-error")
 _ROOM_BYTES = 1 << 17

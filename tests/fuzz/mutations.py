@@ -3,8 +3,6 @@
 import random
 from collections.abc import Iterator, Sequence
 
-__all__ = ["mutant", "mutated"]
-
 _MAX_CHANGES = 4
 _MAX_BYTES = 1 << 14
 _NUMBERS = (b"0", b"1", b"-1", b"255", b"65536", b"4294967296", b"9223372036854775807", b"9223372036854775808", b"1e9")

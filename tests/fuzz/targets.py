@@ -4,8 +4,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
-__all__ = ["NAMES", "Target", "seeds", "target"]
-
 CORPUS = Path(__file__).parent / "corpus"
 NAMES = sorted(path.name for path in CORPUS.iterdir())
 

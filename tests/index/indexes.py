@@ -10,8 +10,6 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from tests.tables import check_table
 
-__all__ = ["MD5", "columns", "index_bytes", "index_of", "memory_file"]
-
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 
 

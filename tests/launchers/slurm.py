@@ -11,8 +11,6 @@ from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT
 from tests.servers import free_ports
 
-__all__ = ["PROGRAMS", "cluster"]
-
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
 
 _CONFIG = """

@@ -4,8 +4,6 @@ import struct
 from collections.abc import Iterator
 from typing import BinaryIO
 
-__all__ = ["read_records"]
-
 _LENGTH = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
 _CASTAGNOLI = 0x82F63B78

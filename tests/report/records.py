@@ -5,8 +5,6 @@ from typing import Any
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.metrics import Counters
 
-__all__ = ["HOSTILE", "START", "job", "mount", "samples"]
-
 START = 1_795_000_000.0
 HOSTILE = "</table><script>document.title='taken'</script><img src=http://127.0.0.1:1/x onerror=alert(1)>'\"&\x1b[2J"
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
-__all__ = ["Canned", "Reply", "Target", "canned_server"]
-
 
 class Target(str):
     """The target of a request, with its method and its headers by lower-case names."""

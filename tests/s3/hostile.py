@@ -21,11 +21,6 @@ from fastfuse.objects import ObjectRef
 from tests.s3.certificates import Identity, issue
 from tests.s3.tls_peers import server_context_of
 
-__all__ = [
-    *("BUCKET", "DATA", "PAGE", "REF", "Act", "Answer", "Certificates", "Hostile", "Other", "Peer", "Reply", "Request"),
-    *("create_certificates", "good", "good_reply", "page_of", "serving"),
-]
-
 BUCKET = "bucket"
 # More than a client's task receives itself: the last 44 KB of a whole object come through a thread.
 DATA = bytes((7 * at + (at >> 8)) & 255 for at in range(300_000))

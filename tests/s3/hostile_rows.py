@@ -16,8 +16,6 @@ import trio
 
 from tests.s3.hostile import DATA, PAGE, Act, Answer, Peer, Reply, Request, good, good_reply
 
-__all__ = ["LONG_S", "ROWS", "Ending", "Promise", "Row"]
-
 # The deadline of requests that end by it alone. A third of it is how long a connection may stall.
 _SHORT_S = 1.0
 # The deadline of requests that stall once and then succeed, on a busy machine, too.

@@ -22,11 +22,6 @@ from tests.s3.canned import Canned, Reply, canned_server
 from tests.servers import S3Server
 from tests.store import MemoryStore
 
-__all__ = [
-    *("IN_A_REGION", "PLACES", "Place", "canned_client", "client_of", "listed", "loopback_client", "open_place"),
-    "opened",
-]
-
 IN_A_REGION = ConnectionConfig(region="us-east-1")
 PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls", "cached-memory")
 

@@ -5,8 +5,6 @@ import socket
 import struct
 import termios
 
-__all__ = ["unread_bytes", "unsent_bytes"]
-
 
 def unread_bytes(sock: socket.socket) -> int:
     """What has come and was not received."""

@@ -13,11 +13,6 @@ from pathlib import Path
 from fastfuse.s3.tls import TlsConnection, TlsContext
 from tests.s3.certificates import issue
 
-__all__ = [
-    *("AUTHORITY", "HOST", "PATIENCE_S", "SERVER", "Ends", "OpensslServer", "Server"),
-    *("accepted", "connected", "is_error_queue_empty", "server_context_of", "sockets"),
-]
-
 PATIENCE_S = 60.0
 HOST = "s3.example.test"
 # <openssl/ssl.h>: SSL_CTRL_SET_MAX_PROTO_VERSION

@@ -8,8 +8,6 @@ from fastfuse.sagemaker.description.channel import Channel, TrainingJob
 from fastfuse.sagemaker.description.job import parse_json_job
 from fastfuse.sagemaker.description.request import FieldPath
 
-__all__ = ["ABSENT", "CHANNEL", "S3", "channel_of", "job_of", "refusal", "request", "source", "with_field"]
-
 # Takes a field away.
 ABSENT = object()
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["in_fast_file_mode", "matching", "paths_of_key_names"]
-
 
 def matching(keys: Iterable[str], prefix: str) -> list[str]:
     """Return the keys that File and Pipe mode deliver, in the order in which S3 lists them.

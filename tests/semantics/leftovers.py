@@ -14,8 +14,6 @@ import pytest
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
 from tests.forked import loaded
 
-__all__ = ["descendants", "nothing_is_left"]
-
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
 
 

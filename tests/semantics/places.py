@@ -13,8 +13,6 @@ import numpy as np
 from bench.s3server import LoopbackServer, MemoryObjects, RequestRecord
 from tests.mounting import Mount, mounted
 
-__all__ = ["BUCKET", "Place", "block_bytes", "direct_read", "gets", "page_cache", "place"]
-
 BUCKET = "bucket"
 
 

@@ -15,8 +15,6 @@ from typing import Self
 
 from tests.docs.blocks import ROOT
 
-__all__ = ["CERTIFICATES", "Booted", "copy_of_the_sources"]
-
 _BASE = ROOT / "build/debian"
 _PACKAGES = "bash-completion,ca-certificates,make,man-db,sudo,systemd,systemd-sysv"
 # This machine's certificates: it may be behind a proxy that has some of its own.

@@ -9,8 +9,6 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-__all__ = ["boto_client", "error_of", "http_get"]
-
 
 @contextmanager
 def boto_client(endpoint_url: str, *, region: str = "us-east-1", **options: Any) -> Iterator[Any]:  # noqa: ANN401

@@ -12,8 +12,6 @@ from urllib.parse import quote
 import pyarrow
 from pyarrow import parquet
 
-__all__ = ["COLUMNS", "Row", "csv_file", "manifest", "parquet_file"]
-
 COLUMNS = (
     *("Bucket", "Key", "VersionId", "IsLatest", "IsDeleteMarker"),
     *("Size", "LastModifiedDate", "ETag", "StorageClass"),

@@ -16,8 +16,6 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 
-__all__ = ["MEMORY_BYTES", "PART_BYTES", "Source", "files_below", "refs_of", "settings_for", "snapshot_fd", "table_of"]
-
 PART_BYTES = 64 << 10
 MEMORY_BYTES = 1 << 20
 

@@ -5,8 +5,6 @@ import os
 
 import pytest
 
-__all__ = ["refuse_to_open"]
-
 
 def refuse_to_open(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refuse to open what has this name in some directory, in this process and those that it forks."""

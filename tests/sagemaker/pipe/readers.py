@@ -12,8 +12,6 @@ from typing import Any
 
 from tests.forked import Forked
 
-__all__ = ["Reader", "Streamer", "digest", "streaming"]
-
 # Reads epoch after epoch as AWS's example does, or up to `stop_bytes`; prints the bytes of each, and their digest.
 _EPOCHS = """
 import hashlib, os, select, sys, time

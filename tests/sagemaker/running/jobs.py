@@ -19,8 +19,6 @@ from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
 from tests.semantics.leftovers import descendants
 
-__all__ = ["BUCKET", "CHECKSUMS", "Job", "Run", "Script", "channel", "checksums", "running", "script"]
-
 BUCKET = "bucket"
 
 Script = Sequence[str]

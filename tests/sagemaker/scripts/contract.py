@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Channel", "digest", "train"]
-
 
 @dataclass(frozen=True)
 class Channel:

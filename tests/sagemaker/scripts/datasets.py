@@ -13,8 +13,6 @@ from tfrecord.writer import TFRecordWriter
 from bench.shards import frame
 from tests.sagemaker.scripts.contract import digest
 
-__all__ = ["SCRIPTS", "DataSet"]
-
 
 @dataclass(frozen=True)
 class DataSet:
