@@ -127,11 +127,17 @@ class Figures:
 
     @property
     def mean_file_bytes(self) -> float:
-        return self.total_bytes / self.files if self.files else 0.0
+        """The mean size of the files, and at least what a GET fetched on average; 0 if the files are unknown.
+
+        A source of many small files and a few large ones may be read for the large ones.
+        """
+        if not self.files:
+            return 0.0
+        return max(self.total_bytes / self.files, self.fetched_bytes / max(1, self.gets - self.refused))
 
     @property
     def readers(self) -> float:
-        """The readers that waited at the same time, on average while any waited.
+        """The readers that waited at the same time, on average while any waited, and so at least one.
 
         For one reader of a large file the kernel reads ahead with several requests at a time, all of which wait.
         """
@@ -140,7 +146,7 @@ class Figures:
         mean_read_bytes = self.served_bytes / self.reads
         reads_ahead = mean_read_bytes >= _READAHEAD_REQUEST_BYTES
         ahead_bytes = min(self.readahead_kib << 10, self.mean_file_bytes) if reads_ahead else 0.0
-        return self.blocked_s / self.stalled_s / max(1.0, ahead_bytes / max(1.0, mean_read_bytes))
+        return max(1.0, self.blocked_s / self.stalled_s / max(1.0, ahead_bytes / max(1.0, mean_read_bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,11 @@ WELL = Figures(
 )  # fmt: skip
 # The same, waiting half of the time.
 SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
-SMALL = replace(SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB)
+SMALL = replace(
+    SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB, gets=900_000
+)
+# A million small files, and a few shards, of which the shards were read.
+SHARDS = replace(SMALL, gets=5_000)
 FAULTS = {
     "not waiting": WELL,
     "reads failed": replace(SLOW, failed_reads=40_001),
@@ -63,11 +67,10 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
 
 @pytest.mark.parametrize("mode", ["", "File", "Pipe"])
 def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
-    small = replace(SMALL, gets=900_000)
-    assert judge(small, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
-    assert judge(replace(small, total_bytes=(256 << 10) * small.files), mode).name == "request limit"
-    assert judge(replace(small, total_bytes=(257 << 10) * small.files), mode).name == "network limit"
-    assert judge(replace(small, files=0), mode).name == "network limit"  # unknown
+    assert judge(SMALL, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
+    assert judge(replace(SMALL, total_bytes=(256 << 10) * SMALL.files), mode).name == "request limit"
+    assert judge(replace(SMALL, total_bytes=(257 << 10) * SMALL.files), mode).name == "network limit"
+    assert judge(replace(SMALL, files=0), mode).name == "network limit"  # unknown
 
 
 AGAIN = FAULTS["page cache too small"]
@@ -83,6 +86,9 @@ FITTING = replace(
         # Small files that are announced, or foreseen, are no fault.
         (replace(FAULTS["small files without hints"], hints=1_000_000), "request limit"),
         (SMALL, "request limit"),
+        # Large files among many small ones are none of them.
+        (SHARDS, "network limit"),
+        (replace(SHARDS, demanded=10_000, ahead=0), "random reads"),
         # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),
@@ -119,6 +125,8 @@ def test_the_requests_of_one_reader_are_one_reader() -> None:
     alone = replace(SLOW, blocked_s=4.5 * SLOW.stalled_s, reads=SLOW.served_bytes // (1 << 20))
     assert alone.readers == pytest.approx(1.125, rel=0.01)
     assert judge(alone).name == "too few readers"
+    # Some of what the kernel reads ahead is there.
+    assert replace(alone, blocked_s=SLOW.stalled_s).readers == 1
     # Each of these readers asks for a page at a time.
     assert replace(alone, reads=SLOW.served_bytes // 4096).readers == 4.5
 
