@@ -47,6 +47,10 @@ class Mount:
     def __fspath__(self) -> str:
         return str(self.path)
 
+    def __str__(self) -> str:
+        # As pathlib does: f"{mnt}/*.parquet" is a pattern of files.
+        return str(self.path)
+
     def __repr__(self) -> str:
         return f"<{'mount' if self._is_mounted else 'former mount'} of {self.source} at {self.path}>"
 

@@ -66,6 +66,7 @@ def test_a_block_mounts_at_a_new_directory_tells_its_statistics_and_leaves_nothi
 def test_a_named_directory_stays(options: dict[str, Any], tmp_path: Path) -> None:
     mnt = fastfuse.mount("s3://bucket/train/", tmp_path / "data", **options)
     assert find_mount(mnt.path) is not None
+    assert f"{mnt}/1" == os.path.join(mnt, "1") == str(mnt.path / "1")
     mnt.unmount()
     assert [*mnt.path.iterdir()] == []
     assert repr(mnt) == f"<former mount of s3://bucket/train/ at {tmp_path / 'data'}>"
