@@ -179,20 +179,21 @@ def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount
 def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
     mount: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    worker = mount.worker()  # each answer takes a child of its own, which may be there a moment longer
     done = run_fastfuse("status", str(mount.path), "--stack")
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"worker, process {mount.worker()}\nthread {mount.worker()}: state " in done.stdout
+    assert f"worker, process {worker}\nthread {worker}: state " in done.stdout
     assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._beat\n  _beat \(", done.stdout)
     code, shown = finished_on_terminal("status", str(mount.path), "--stack", columns=200)
     assert (code, "\x1b" in shown) == (0, False)
     monkeypatch.setattr(status_command, "_TASKS_WITHIN_S", 0.1)
-    os.kill(mount.worker(), signal.SIGSTOP)
+    os.kill(worker, signal.SIGSTOP)
     try:
         assert status_command.stack(mount.path, as_json=False) == 0
     finally:
-        os.kill(mount.worker(), signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
     shown = capsys.readouterr().out
-    assert f"thread {mount.worker()}: state T" in shown
+    assert f"thread {worker}: state T" in shown
     assert shown.endswith("\ntasks\n(the worker's loop does not answer)\n")
     assert run_fastfuse("status", "--stack").returncode == 2
 
