@@ -137,7 +137,8 @@ def test_one_reader_of_large_files(place: Place) -> None:
 
 def test_readers_that_are_as_fast_as_the_service(place: Place) -> None:
     with place.gives("network limit"), place.faulty(Delay(0.1)):
-        at_once(in_order, place.next_files(6), readers=6)
+        # Two requests of each wait at most, and the memory has room for eight.
+        at_once(in_order, place.next_files(6), readers=4)
 
 
 def test_reads_here_and_there(place: Place) -> None:
