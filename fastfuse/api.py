@@ -48,7 +48,7 @@ class Mount:
         return str(self.path)
 
     def __str__(self) -> str:
-        # As pathlib does: f"{mnt}/*.parquet" is a pattern of files.
+        # It is the path, as with pathlib: f"{mnt}/*.parquet" is a pattern of files.
         return str(self.path)
 
     def __repr__(self) -> str:

@@ -111,7 +111,7 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
 def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -> dict[str, Any]:
     """Return the status of a mount, or one that says why there is none, unless that is an error of `raises`."""
     try:
-        # Where it was mounted may be another place: it was moved, or it is that of a container.
+        # The mount tells where it was made: it may have been moved since, or the place is that of a container.
         return ask_status(entry) | {"mountpoint": str(entry.path)}
     except raises:
         raise

@@ -101,7 +101,7 @@ class S3Session:
         session = _Session(profile=self.config.profile)
         session.set_default_client_config(AioConfig(http_session_cls=_HttpSession))
         if self.config.ca_bundle is not None:
-            # As in the AWS CLI, this and the region hold for the services that issue credentials, too.
+            # Bundle and region hold for the services that issue credentials, too, as in the AWS CLI.
             session.set_config_variable("ca_bundle", self.config.ca_bundle)
         if self.config.region:
             session.set_config_variable("region", self.config.region)
