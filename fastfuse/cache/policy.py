@@ -39,14 +39,14 @@ class Returns:
 
     def __init__(self, slots: int = _SLOTS) -> None:
         self._slots = slots
-        self._seen = np.zeros(slots, np.uint64)
+        self._seen = np.zeros(slots, np.uint64).data  # its items are plain ints
         # The length of long returns.
         self.long_bytes = 0
 
     def ask(self, name: int, now_bytes: int, size_bytes: int) -> int | None:
         """Note that the range `name` (64 hashed bits) is asked for; return the longer of its last two returns."""
         slot, tag, now = name % self._slots, name >> (64 - _TAG_BITS), (now_bytes >> _UNIT_BITS) + 1 & _LONGEST
-        seen = int(self._seen[slot])
+        seen = self._seen[slot]
         self.long_bytes = max(0, self.long_bytes - size_bytes // _DECLINE_DIVISOR)
         last = before = 0
         if seen and seen >> (2 * _TIME_BITS) == tag:

@@ -7,7 +7,7 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 import errno
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -56,6 +56,15 @@ class Place(NamedTuple):
     offset: int
     digest: int
     seed: int
+
+
+def _place(extents: Iterable[Extent], ref: ObjectRef, seed: int) -> Place | None:
+    """Return where all of a small object is kept; None if it is not, or not in one block."""
+    if 0 < ref.size_bytes <= BLOCK_BYTES:
+        for one in extents:
+            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
+                return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
+    return None
 
 
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
@@ -151,11 +160,18 @@ class CachedReader:
             raise
 
     def begin(
-        self, begin: BeginGet, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]
+        self,
+        begin: BeginGet,
+        ref: ObjectRef,
+        start: int,
+        end: int,
+        done: Callable[[Buffer | None], None],
+        begin_kept: Callable[[Place], bool] | None = None,
     ) -> bool:
         """Begin to get a range by `begin`, as `BeginGet` says, if nothing of it is kept; keep it as `get` does.
 
-        Leave to `get` what somebody else has claimed, and whatever is unusual.
+        If the range is all of a small object, which is kept in one block, `begin_kept` begins to read that, and `done`
+        is not called. Leave to `get` what somebody else has claimed, and whatever is unusual.
         """
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
@@ -170,7 +186,10 @@ class CachedReader:
 
         try:
             # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
-            if not self._find(object_id, start, end) and not self._is_off():
+            found = self._find(object_id, start, end)
+            if found and begin_kept is not None and (place := _place(found, ref, seed)) is not None:
+                return begin_kept(place)
+            if not found and not self._is_off():
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
                 return_bytes = self._ask(seed, start, end)
@@ -203,18 +222,6 @@ class CachedReader:
         for one in extents:
             self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
-
-    def place(self, ref: ObjectRef) -> Place | None:
-        """Return where all of a small object is kept; None if it is not, or not in one block."""
-        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._writer.is_gone or self._is_off():
-            return None
-        object_id, seed = identity(self._endpoint_url, ref)
-        if object_id in self._wrong:
-            return None
-        for one in self._find(object_id, 0, ref.size_bytes):
-            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
-                return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
-        return None
 
     def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
         """Note that a kept object was read from its `place`, by a reader who asked for all of it."""
