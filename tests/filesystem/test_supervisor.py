@@ -586,10 +586,21 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mount_survives_its_metrics_endpoint_and_ends_with_a_forced_unmount(server: LoopbackServer) -> None:
+def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "from fastfuse.filesystem import endpoint; endpoint._START_EVERY_S = 0.1")
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
-        kill(mount.children()[0])
-        wait_until(lambda: "the metrics endpoint was killed by signal 9: mount again to have it back" in mount.log)
+        port, worker = mount.metrics_port(), mount.worker()
+        for deaths in (1, 2):
+            (endpoint,) = set(mount.children()) - {worker}
+            kill(endpoint)
+            # The port is listened at all the time.
+            assert Scrape(port)["worker_respawns_total",] == 0
+            assert mount.log.count("the metrics endpoint was killed by signal 9; it is started again") == deaths
+        (endpoint,) = set(mount.children()) - {worker}
+        files = {os.readlink(file) for file in Path(f"/proc/{endpoint}/fd").iterdir()}
+        assert not [file for file in files if file.startswith(("/dev/fuse", "/memfd:fastfuse-"))]
         assert (mount.path / "b").read_bytes() == b"b"
         subprocess.run(["umount", "-f", mount.path], check=True)
         assert mount.wait() == 0
