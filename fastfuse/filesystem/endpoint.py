@@ -51,6 +51,12 @@ class MetricsEndpoint:
             self._pid = 0
             _log.error("the metrics endpoint %s; it is started again", how_it_ended(exit_code))
 
+    def renew(self) -> None:
+        """End the process: the next one logs to the log file of now, which nobody may not open."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+        self._pid, self._started_s = 0, -inf
+
     def look_after(self) -> None:
         """Start another process if none lives; call it every second."""
         if self.listener is None or self._pid or time.monotonic() < self._started_s + _START_EVERY_S:

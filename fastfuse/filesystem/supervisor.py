@@ -22,6 +22,7 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
+from fastfuse import log
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
@@ -38,7 +39,7 @@ from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_supervisor, worker_uid
-from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
+from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
@@ -132,7 +133,7 @@ class Supervisor:
                 self._mount()
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
-                self._count_table(report)
+                count_table(self._counters, self._snapshot_fd, report)
                 assert self._session is not None
                 self._recent.begin(self._session.device)
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
@@ -165,13 +166,6 @@ class Supervisor:
         self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         return report
-
-    def _count_table(self, made: IndexReport) -> None:
-        counters = self._counters
-        counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-        counters.set(counters.slot("fastfuse_table_files"), made.files)
-        counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(self._snapshot_fd).st_size)
-        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
 
     def _mount(self) -> None:
         settings = self._settings
@@ -302,7 +296,7 @@ class Supervisor:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
-        self._count_table(new.made)
+        count_table(self._counters, *new)
         self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 
@@ -338,6 +332,9 @@ class Supervisor:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
         self._reap()
         self._keys.look_after()
+        if (log_fd := log.moved_file()) >= 0:
+            self._worker.take_log_file(log_fd)
+            self._endpoint.renew()
         self._endpoint.look_after()
         return self._worker.look_after() or not self._worker.pid
 

@@ -607,6 +607,23 @@ def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_con
         assert mount.log.count("was unmounted") == 1
 
 
+def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: LoopbackServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = ("--metrics-listen", "0", "--log-file", str(log))
+    with mounted("s3://bucket/data", server.endpoint_url, *words) as mount:
+        log.rename(tmp_path / "log.1")
+
+        def logs() -> set[str]:
+            pids = (mount.process.pid, *mount.children())
+            files = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+            return {file for file in files if file.startswith(str(log))}
+
+        # Two children: the worker, and another endpoint.
+        wait_until(lambda: len(mount.children()) == 2 and logs() == {str(log)})
+        assert "metrics endpoint" not in log.read_text()
+        assert mount.stop() == 0
+
+
 @pytest.fixture
 def forks_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Mounts that may fork as often as this file says, once it is there."""
