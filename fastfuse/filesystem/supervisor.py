@@ -26,7 +26,7 @@ from fastfuse import log
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child
+from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, ignore_unheeded
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
 from fastfuse.filesystem.endpoint import MetricsEndpoint
@@ -51,7 +51,7 @@ from fastfuse.s3.aws import S3Session
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
-_SIGNALS = _STOPPING | UNHEEDED | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
 # mount was told to stop.
@@ -117,6 +117,7 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         signal.signal(signal.SIGTERM, self._end_at_once)
+        ignore_unheeded()
         become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
