@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -126,7 +128,30 @@ def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() ->
     assert {(one["mount"], one["bucket"]) for one in labels} == {("/mnt/\ufffd", "bucket")}
 
 
-def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: tuple[str, int]) -> None:
+def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scrapes._QuietHandler, "timeout", None)
+
+    def serve() -> None:
+        monkeypatch.setattr(sys, "stderr", (tmp_path / "stderr").open("w", buffering=1))
+        serve_metrics(listener, {"": counters})
+
+    with bind_metrics("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        server = fork_child(serve)
+    for _ in range(5):
+        with socket.create_connection(address) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+            client.send(b"GET /healthz HTTP/1.0\r\n")
+    with socket.create_connection(address), socket.create_connection(address):
+        assert "fastfuse_requests_total 0.0" in scraped(address)
+    os.kill(server, signal.SIGKILL)
+    wait_child(server)
+    assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_a_client_that_says_nothing_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
     with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
     assert "fastfuse_requests_total" in scraped(scrape)

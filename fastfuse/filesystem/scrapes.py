@@ -4,10 +4,13 @@ A process of its own does it: a scraper can slow down neither the mount nor its 
 where there is an endpoint, because prometheus_client takes 40 ms to load.
 """
 
+import logging
 import socket
+import sys
 import wsgiref.simple_server
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, product
+from socketserver import ThreadingMixIn
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -17,6 +20,8 @@ from prometheus_client.utils import floatToGoString
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS, Counters
+
+_log = logging.getLogger(__name__)
 
 
 class _SharedCollector(Collector):
@@ -49,10 +54,21 @@ class _SharedCollector(Collector):
 
 
 class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
-    timeout = 5  # a client that connects and says nothing must not hold the endpoint
+    timeout = 5  # a client that connects and says nothing must not hold a thread for ever
 
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a log line each."""
+
+
+class _Server(ThreadingMixIn, wsgiref.simple_server.WSGIServer):
+    """One thread for each client: a browser's spare connection, which says nothing, must not hold up a probe."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log what went wrong, but for a client that has gone: a load balancer looks at a port in that way."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("a scrape failed for an unforeseen reason")
 
 
 def bind_metrics(host: str, port: int) -> socket.socket:
@@ -92,11 +108,11 @@ def health(channels: Mapping[str, Counters]) -> str:
 
 
 def serve_metrics(listener: socket.socket, channels: Mapping[str, Counters]) -> None:
-    """Answer scrapes for ever, one at a time; a job's counters by channel, those of a mount under an empty name."""
+    """Answer scrapes for ever; a job's counters by channel, those of a mount under an empty name."""
     registry = CollectorRegistry()
     registry.register(_SharedCollector(channels))
     address = listener.getsockname()[:2]
-    server = wsgiref.simple_server.WSGIServer(address, _QuietHandler, bind_and_activate=False)
+    server = _Server(address, _QuietHandler, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
     server.server_name, server.server_port = address
