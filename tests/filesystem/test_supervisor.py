@@ -18,7 +18,7 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from bench.s3server.faults import Action, Delay
 from fastfuse.filesystem import mountpoint
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.control import ask_status, entry_of, request_refresh
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
@@ -605,6 +605,18 @@ def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_con
         subprocess.run(["umount", "-f", mount.path], check=True)
         assert mount.wait() == 0
         assert mount.log.count("was unmounted") == 1
+
+
+def test_a_worker_keeps_only_the_newest_table_in_memory(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert (mount.path / "b").read_bytes() == b"b"
+        request_refresh(mount.path)
+        # The old table goes with the last reference, before the next request is answered.
+        os.listdir(mount.path)
+        files = Path(f"/proc/{mount.worker()}/fd").iterdir()
+        tables = {os.stat(file).st_ino for file in files if "fastfuse-index" in os.readlink(file)}
+        assert len(tables) == 1
+        assert mount.stop() == 0
 
 
 def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: LoopbackServer, tmp_path: Path) -> None:
