@@ -2,7 +2,7 @@
 
 A counter is one int64 in a page that the supervisor maps before it forks. Each slot has one writer at a time (the
 worker, or the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any
-process. The scrape endpoint is a process of its own: a scraper can slow down neither the mount nor its supervisor.
+process. `filesystem.scrapes` serves them.
 
 Labels are closed sets: outcomes, errnos, and what is mounted where; never a key or an endpoint.
 """
@@ -10,22 +10,12 @@ Labels are closed sets: outcomes, errnos, and what is mounted where; never a key
 import errno as _errno
 import mmap
 import os
-import socket
-import wsgiref.simple_server
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, product
 from pathlib import Path
-from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
-
-from fastfuse.errors import ConfigurationError
 from fastfuse.version import VERSION
 
 # How a ranged GET ended; "ok" or the family of its error (fastfuse.errors).
@@ -269,103 +259,7 @@ class Counters:
         return numbers
 
 
-class _SharedCollector(Collector):
-    def __init__(self, channels: Mapping[str, Counters]) -> None:
-        # A mount has no name. Of several channels, all have the same labels.
-        self._channels = [
-            ({**({"channel": name} if name else {}), **counters.labels}, counters)
-            for name, counters in channels.items()
-        ]
-
-    def collect(self) -> Iterator[Metric]:
-        build = GaugeMetricFamily(BUILD_INFO.name, BUILD_INFO.help, labels=[BUILD_INFO.label])
-        build.add_metric([*BUILD_INFO.values], 1)
-        yield build
-        names = [*self._channels[0][0]] if self._channels else []
-        channels = [([*labels.values()], counters) for labels, counters in self._channels]
-        for metric in METRICS:
-            kind = GaugeMetricFamily if metric.is_gauge else CounterMetricFamily
-            family = kind(metric.name, metric.help, labels=[*names, *filter(None, [metric.label])])
-            for (own, counters), value in product(channels, metric.values):
-                family.add_metric([*own, *filter(None, [value])], counters.get(metric.name, value) * metric.unit)
-            yield family
-        for histogram in HISTOGRAMS:
-            distributions = HistogramMetricFamily(histogram.name, histogram.help, labels=names)
-            for own, counters in channels:
-                seen = counters.distribution(histogram)
-                bounds = (*map(floatToGoString, seen.bounds_s), "+Inf")
-                distributions.add_metric(own, [*zip(bounds, accumulate(seen.counts), strict=True)], seen.sum_s)
-            yield distributions
-
-
-class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
-    timeout = 5  # a client that connects and says nothing must not hold the endpoint
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Scrapes are not worth a log line each."""
-
-
-def bind_metrics(host: str, port: int) -> socket.socket:
-    """A listening socket for the endpoint, so that a bad address is refused before anything is mounted.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}", hint="see --metrics-listen"
-        ) from error
-
-
-def endpoint_url(listener: socket.socket) -> str:
-    """Where `listener` can be scraped."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
-
-
 def mount_labels(mountpoint: Path, bucket: str) -> dict[str, str]:
     """Return the labels of the metrics of a mount or a channel; `bucket` is empty if it is of no bucket."""
     # A scrape is UTF-8, and a path may be none.
     return {"mount": os.fsencode(mountpoint).decode(errors="replace"), "bucket": bucket}
-
-
-def health(channels: Mapping[str, Counters]) -> str:
-    """Return why somebody who asks ``/healthz`` should not send readers, or "" if nothing speaks against it."""
-    for name, counters in channels.items():
-        if counters.get("fastfuse_draining"):
-            reason = "stopping"
-        elif counters.get("fastfuse_reads_failing"):
-            reason = "reads fail: S3 delivers nothing"
-        elif not name and not counters.get("fastfuse_listed_timestamp_seconds"):
-            reason = "listing"
-        else:
-            continue
-        return f"{name}: {reason}" if name else reason
-    return ""
-
-
-def serve_metrics(listener: socket.socket, channels: Mapping[str, Counters]) -> None:
-    """Answer scrapes for ever, one at a time; a job's counters by channel, those of a mount under an empty name."""
-    registry = CollectorRegistry()
-    registry.register(_SharedCollector(channels))
-    address = listener.getsockname()[:2]
-    server = wsgiref.simple_server.WSGIServer(address, _QuietHandler, bind_and_activate=False)
-    server.socket.close()
-    server.socket = listener
-    server.server_name, server.server_port = address
-    server.setup_environ()
-    metrics = make_wsgi_app(registry)
-
-    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/healthz":
-            scraped: Iterable[bytes] = metrics(environ, start_response)
-            return scraped
-        reason = health(channels)
-        start_response("503 Service Unavailable" if reason else "200 OK", [("Content-Type", "text/plain")])
-        return [f"{reason or 'ok'}\n".encode()]
-
-    server.set_app(answer)
-    server.serve_forever()

@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import socket
+import struct
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,18 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastfuse import __version__, metrics
+from fastfuse import __version__
 from fastfuse.errors import ConfigurationError
+from fastfuse.filesystem import scrapes
 from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.scrapes import bind_metrics, health, serve_metrics
 from fastfuse.metrics import (
     BUILD_INFO,
     HISTOGRAMS,
     METRICS,
     Counters,
-    bind_metrics,
-    health,
     mount_labels,
-    serve_metrics,
 )
 
 HISTOGRAM_NAMES = ("fastfuse_get_first_byte_seconds", "fastfuse_get_seconds", "fastfuse_read_seconds")
@@ -42,7 +43,7 @@ def counters() -> Counters:
 @pytest.fixture
 def scrape(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """The address of an endpoint in a process of its own, as the supervisor starts it; less patient than that."""
-    monkeypatch.setattr(metrics._QuietHandler, "timeout", 0.2)
+    monkeypatch.setattr(scrapes._QuietHandler, "timeout", 0.2)
     with bind_metrics("127.0.0.1", 0) as listener:
         host, port = listener.getsockname()
         server = fork_child(lambda: serve_metrics(listener, {"": counters}))
@@ -122,12 +123,35 @@ def test_a_quantile_of_nothing_is_0(counters: Counters) -> None:
 
 def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() -> None:
     counters = Counters(labels=mount_labels(Path(os.fsdecode(b"/mnt/\xff")), "bucket"))
-    families = metrics._SharedCollector({"": counters}).collect()
+    families = scrapes._SharedCollector({"": counters}).collect()
     labels = [sample.labels for family in families if family.name != BUILD_INFO.name for sample in family.samples]
     assert {(one["mount"], one["bucket"]) for one in labels} == {("/mnt/\ufffd", "bucket")}
 
 
-def test_a_client_that_says_nothing_does_not_hold_the_endpoint_for_ever(scrape: tuple[str, int]) -> None:
+def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(scrapes._QuietHandler, "timeout", None)
+
+    def serve() -> None:
+        monkeypatch.setattr(sys, "stderr", (tmp_path / "stderr").open("w", buffering=1))
+        serve_metrics(listener, {"": counters})
+
+    with bind_metrics("127.0.0.1", 0) as listener:
+        address = listener.getsockname()
+        server = fork_child(serve)
+    for _ in range(5):
+        with socket.create_connection(address) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+            client.send(b"GET /healthz HTTP/1.0\r\n")
+    with socket.create_connection(address), socket.create_connection(address):
+        assert "fastfuse_requests_total 0.0" in scraped(address)
+    os.kill(server, signal.SIGKILL)
+    wait_child(server)
+    assert (tmp_path / "stderr").read_text() == ""
+
+
+def test_a_client_that_says_nothing_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
     with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
     assert "fastfuse_requests_total" in scraped(scrape)
@@ -202,7 +226,7 @@ def test_a_jobs_counters_are_told_apart_by_channel() -> None:
     train, test = Counters(), Counters()
     train.add(train.slot("fastfuse_fetch_requests", "ok"), 2)
     test.add(test.slot("fastfuse_fetched_bytes"), 3)
-    families = {family.name: family for family in metrics._SharedCollector({"train": train, "test": test}).collect()}
+    families = {family.name: family for family in scrapes._SharedCollector({"train": train, "test": test}).collect()}
     gets = {tuple(sample.labels.values()): sample.value for sample in families["fastfuse_fetch_requests"].samples}
     assert (gets["train", "ok"], gets["test", "ok"]) == (2, 0)
     samples = families["fastfuse_fetched_bytes"].samples

@@ -19,8 +19,15 @@ Fork = Callable[[Callable[[], object]], int]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
-# Slurm sends these to every process of a job, as a warning to the training script. By default, each ends a process.
-UNHEEDED = frozenset({signal.SIGUSR1, signal.SIGUSR2})
+# Each ends a process by default, and means nothing to ours. Slurm sends the first two to every process of a job, as a
+# warning to the training script. SIGIO means something to a process that asks for it, and blocks it.
+UNHEEDED: frozenset[int] = frozenset(
+    {
+        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPWR),
+        *(signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGIO),
+        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+    }
+)
 
 
 class NoRoomError(FastfuseError):
@@ -52,8 +59,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
                 os._exit(status)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        for number in UNHEEDED:
-            signal.signal(number, signal.SIG_IGN)
+        ignore_unheeded()
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         work()
         status = 0
@@ -62,6 +68,12 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     finally:
         # Not sys.exit: that would unwind the parent's stack and wait for threads that wait for the network.
         os._exit(status)
+
+
+def ignore_unheeded() -> None:
+    """Ignore what is `UNHEEDED`, in this process and in those that it forks."""
+    for number in UNHEEDED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def fork() -> int:

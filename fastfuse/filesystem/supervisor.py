@@ -22,12 +22,14 @@ from functools import partial
 from math import inf
 from typing import TypeVar
 
+from fastfuse import log
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import UNHEEDED, NoRoomError, error_message, fork_child, how_it_ended, wait_child
+from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, ignore_unheeded
 from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
+from fastfuse.filesystem.endpoint import MetricsEndpoint
 from fastfuse.filesystem.health import BEAT_EVERY_S
 from fastfuse.filesystem.hint_taker import listen_for_hints
 from fastfuse.filesystem.in_hand import ReadsInHand
@@ -36,20 +38,20 @@ from fastfuse.filesystem.mount_places import place_for
 from fastfuse.filesystem.mount_settings import MountSettings
 from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import as_nobody, become_supervisor, worker_uid
-from fastfuse.filesystem.refresh import NewTable, Refresher, run_lister
+from fastfuse.filesystem.privileges import become_supervisor, worker_uid
+from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.make import IndexReport
-from fastfuse.metrics import Counters, bind_metrics, endpoint_url, mount_labels, serve_metrics
+from fastfuse.metrics import Counters, mount_labels
 from fastfuse.s3.aws import S3Session
 
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
-_SIGNALS = _STOPPING | UNHEEDED | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
 # mount was told to stop.
@@ -98,7 +100,7 @@ class Supervisor:
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._metrics_pid = 0
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
@@ -115,13 +117,13 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         signal.signal(signal.SIGTERM, self._end_at_once)
+        ignore_unheeded()
         become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
         settings = self._settings
         try:
-            if settings.metrics_listen:
-                self._start_metrics(*settings.metrics_listen)
+            self._endpoint.open()
             prepare(settings.cache, worker_uid())
             self._notifier.status(f"listing {settings.source}")
             report = self._index()
@@ -132,7 +134,7 @@ class Supervisor:
                 self._mount()
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
-                self._count_table(report)
+                count_table(self._counters, self._snapshot_fd, report)
                 assert self._session is not None
                 self._recent.begin(self._session.device)
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
@@ -150,16 +152,8 @@ class Supervisor:
                 self._place.abandon()
             raise
         finally:
-            if self._metrics_pid:
-                os.kill(self._metrics_pid, signal.SIGKILL)
-                wait_child(self._metrics_pid)
+            self._endpoint.close()
             self._place.close()
-
-    def _start_metrics(self, host: str, port: int) -> None:
-        # Forked before the mount: it must not hold a copy of the connection to the kernel.
-        with bind_metrics(host, port) as listener:
-            _log.info("metrics are served at %s", endpoint_url(listener))
-            self._metrics_pid = fork_child(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
 
     def _end_at_once(self, number: int, _: object) -> None:
         """Handle a signal before the mount is made: remove what was created for it, and end by the signal."""
@@ -173,13 +167,6 @@ class Supervisor:
         self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         return report
-
-    def _count_table(self, made: IndexReport) -> None:
-        counters = self._counters
-        counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-        counters.set(counters.slot("fastfuse_table_files"), made.files)
-        counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(self._snapshot_fd).st_size)
-        counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
 
     def _mount(self) -> None:
         settings = self._settings
@@ -206,7 +193,7 @@ class Supervisor:
         def without_sockets() -> None:
             if self._control is not None:
                 self._control.close()
-            for ours in (self._worker.tables, self._hints, self._keys.end):
+            for ours in (self._worker.tables, self._hints, self._keys.end, self._endpoint.listener):
                 if ours is not None and ours is not kept:
                     ours.close()
             self._refresher.close_connections()
@@ -214,6 +201,18 @@ class Supervisor:
             work()
 
         return fork_child(without_sockets)
+
+    def _fork_endpoint(self, work: Callable[[], object]) -> int:
+        """Fork a child that closes our files, too: it would keep the connection to the kernel, and old tables."""
+
+        def without_files() -> None:
+            self._refresher.close_files()
+            for fd in (self._snapshot_fd, self._session.fd if self._session is not None else -1):
+                if fd >= 0:
+                    os.close(fd)
+            work()
+
+        return self._fork(without_files, kept=self._endpoint.listener)
 
     def _start_worker(self) -> None:
         """Fork a worker and wait until it serves.
@@ -298,7 +297,7 @@ class Supervisor:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
-        self._count_table(new.made)
+        count_table(self._counters, *new)
         self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 
@@ -334,6 +333,10 @@ class Supervisor:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
         self._reap()
         self._keys.look_after()
+        if (log_fd := log.moved_file()) >= 0:
+            self._worker.take_log_file(log_fd)
+            self._endpoint.renew()
+        self._endpoint.look_after()
         return self._worker.look_after() or not self._worker.pid
 
     def _reap(self) -> None:
@@ -347,12 +350,8 @@ class Supervisor:
             exit_code = os.waitstatus_to_exitcode(status)
             if self._worker.has_exited(pid, exit_code):
                 continue
-            if pid == self._metrics_pid:
-                self._metrics_pid = 0
-                _log.error("the metrics endpoint %s: mount again to have it back", how_it_ended(exit_code))
-            else:
-                self._keys.child_ended(pid, exit_code)
-                self._refresher.child_ended(pid, exit_code)
+            for owner in (self._endpoint, self._keys, self._refresher):
+                owner.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.

@@ -114,12 +114,14 @@ class WorkerProcess:
             with suppress(OSError):  # it has died, or takes nothing any more
                 self.tables.send(LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
 
-    def look_after(self) -> bool:
-        """Hand over a log file that was moved away, and kill the worker if it hangs; return whether it did."""
-        fd = log.moved_file()
-        if fd >= 0 and self.tables is not None:
+    def take_log_file(self, fd: int) -> None:
+        """Have the worker log to another file."""
+        if self.tables is not None:
             with suppress(OSError):  # it has died
                 socket.send_fds(self.tables, [LOG_FILE], [fd])
+
+    def look_after(self) -> bool:
+        """Kill the worker if it hangs, and return whether it did."""
         return bool(self.pid) and self._has_hung()
 
     def has_exited(self, pid: int, exit_code: int) -> bool:

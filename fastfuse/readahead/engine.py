@@ -205,6 +205,7 @@ class ReadEngine:
 
     def refreshed(self) -> None:
         """Keep nothing of files that the table of the moment does not have."""
+        self._prefetcher.refreshed()
         table = self._listing()
         for inode in {*self._streams, *self._pool.inodes()}:
             if inode not in table:

@@ -139,6 +139,10 @@ class Prefetcher:
             self._announcers.remove(announcer)
         announcer.wake()
 
+    def refreshed(self) -> None:
+        """Keep the table of the moment only: another one would stay in memory until the next file is begun."""
+        self._current_table()
+
     def begun(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
         """Note the first read of a file, and fetch what comes after it in some order.
 

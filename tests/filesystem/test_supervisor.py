@@ -18,7 +18,7 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from bench.s3server.faults import Action, Delay
 from fastfuse.filesystem import mountpoint
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.control import ask_status, entry_of, request_refresh
 from fastfuse.filesystem.mountpoint import find_mount, unmount
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
@@ -586,14 +586,54 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mount_survives_its_metrics_endpoint_and_ends_with_a_forced_unmount(server: LoopbackServer) -> None:
+def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "from fastfuse.filesystem import endpoint; endpoint._START_EVERY_S = 0.1")
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
-        kill(mount.children()[0])
-        wait_until(lambda: "the metrics endpoint was killed by signal 9: mount again to have it back" in mount.log)
+        port, worker = mount.metrics_port(), mount.worker()
+        for deaths in (1, 2):
+            (endpoint,) = set(mount.children()) - {worker}
+            kill(endpoint)
+            # The port is listened at all the time.
+            assert Scrape(port)["worker_respawns_total",] == 0
+            assert mount.log.count("the metrics endpoint was killed by signal 9; it is started again") == deaths
+        (endpoint,) = set(mount.children()) - {worker}
+        files = {os.readlink(file) for file in Path(f"/proc/{endpoint}/fd").iterdir()}
+        assert not [file for file in files if file.startswith(("/dev/fuse", "/memfd:fastfuse-"))]
         assert (mount.path / "b").read_bytes() == b"b"
         subprocess.run(["umount", "-f", mount.path], check=True)
         assert mount.wait() == 0
         assert mount.log.count("was unmounted") == 1
+
+
+def test_a_worker_keeps_only_the_newest_table_in_memory(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert (mount.path / "b").read_bytes() == b"b"
+        request_refresh(mount.path)
+        # The old table goes with the last reference, before the next request is answered.
+        os.listdir(mount.path)
+        files = Path(f"/proc/{mount.worker()}/fd").iterdir()
+        tables = {os.stat(file).st_ino for file in files if "fastfuse-index" in os.readlink(file)}
+        assert len(tables) == 1
+        assert mount.stop() == 0
+
+
+def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: LoopbackServer, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    words = ("--metrics-listen", "0", "--log-file", str(log))
+    with mounted("s3://bucket/data", server.endpoint_url, *words) as mount:
+        log.rename(tmp_path / "log.1")
+
+        def logs() -> set[str]:
+            pids = (mount.process.pid, *mount.children())
+            files = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+            return {file for file in files if file.startswith(str(log))}
+
+        # Two children: the worker, and another endpoint.
+        wait_until(lambda: len(mount.children()) == 2 and logs() == {str(log)})
+        assert "metrics endpoint" not in log.read_text()
+        assert mount.stop() == 0
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
+from fastfuse.filesystem.children import UNHEEDED
 from fastfuse.filesystem.mountpoint import find_mount
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
@@ -108,7 +109,7 @@ def test_signals_to_every_process_of_a_job_end_no_process_of_the_mount() -> None
     """L2; Slurm sends SIGUSR1 so (`sbatch --signal`), and a terminal's Ctrl-\\ SIGQUIT."""
     with place(DATA, "--metrics-listen", "0") as here:
         processes = here.mount.children()
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
+        for number in UNHEEDED:
             for pid in (*processes, here.mount.process.pid):
                 os.kill(pid, number)
         os.kill(here.mount.worker(), signal.SIGQUIT)

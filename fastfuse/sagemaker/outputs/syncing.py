@@ -64,8 +64,6 @@ def sync_directories(
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
-    # The kernel sends it while we look whether somebody writes to a file that is being opened for that.
-    signal.signal(signal.SIGIO, signal.SIG_IGN)
     directories = [_Directory(one, paths) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:

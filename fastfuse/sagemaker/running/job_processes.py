@@ -21,7 +21,7 @@ from fastfuse.filesystem.privileges import as_nobody
 from fastfuse.filesystem.recorder import Recorder
 from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
-from fastfuse.metrics import OUTCOMES, Counters, bind_metrics, endpoint_url, serve_metrics
+from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.running.phases import Phases
@@ -235,6 +235,8 @@ def serving_metrics(address: tuple[str, int] | None, channels: Mapping[str, Coun
     if address is None:
         yield
         return
+    from fastfuse.filesystem.scrapes import bind_metrics, endpoint_url, serve_metrics
+
     with bind_metrics(*address) as listener:
         _log.info("metrics are served at %s", endpoint_url(listener))
 

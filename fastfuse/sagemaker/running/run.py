@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
-from fastfuse.filesystem.children import UNHEEDED
+from fastfuse.filesystem.children import ignore_unheeded
 from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
@@ -40,7 +40,7 @@ from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = _STOPPING | UNHEEDED | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 # <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
 _SI_KERNEL = 0x80
 # The time that a channel may need to end after the grace period of its open files.
@@ -115,6 +115,7 @@ class _Run:
         self._delivery = Delivery(settings, self._phases, self._take_signal)
 
     def run(self) -> int:
+        ignore_unheeded()
         first, *others = _opening_lines(self._settings.job, self._settings.channels)
         self._phases.enter(Phase.STARTING, first)
         self._delivery.say_where()
