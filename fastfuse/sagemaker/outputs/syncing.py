@@ -177,22 +177,20 @@ class _Directory:
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
             return 0
-        table, missing = open_snapshot(snapshot_fd).table, 0
-        for row in range(len(table)):
-            if (file := table.file_at(row)) is not None:
-                ref = table.ref(file[0])
-                path = ref.key.removeprefix(self.synced.place.path)
-                if path not in kept:
-                    missing += 1
-                    continue
-                status, stamp = kept[path]
-                if status.st_ctime_ns >= began_ns:
-                    continue
-                is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-                if is_same and stamp == version_of(ref):
-                    self._sent[path] = _version(status)  # it was brought back
-                elif ref.modified_ns > status.st_mtime_ns:
-                    self._stored[path] = _version(status), ref
+        missing = 0
+        for ref in open_snapshot(snapshot_fd).table.refs():
+            path = ref.key.removeprefix(self.synced.place.path)
+            if path not in kept:
+                missing += 1
+                continue
+            status, stamp = kept[path]
+            if status.st_ctime_ns >= began_ns:
+                continue
+            is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
+            if is_same and stamp == version_of(ref):
+                self._sent[path] = _version(status)  # it was brought back
+            elif ref.modified_ns > status.st_mtime_ns:
+                self._stored[path] = _version(status), ref
         return missing
 
     async def look(self, client: S3Client, exits: AsyncExitStack, retries: Retries) -> None:
