@@ -63,10 +63,15 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def libc_error() -> OSError:
-    """Return the error of the call to the C library that has just failed."""
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int) -> int:
+    """Return what a function of `LIBC` has just returned; raise the `OSError` that a negative number tells of."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
 
 
 def path_of(fd: int) -> Path:
