@@ -15,7 +15,6 @@ import trio
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
@@ -112,11 +111,6 @@ class Sender(ChildProcess):
             phases.say(f"{name}: {message['said']}")
         if "sent" in message:
             self.artifacts[name] = message["sent"]
-
-
-def _is_not_at(uri: S3Uri) -> str:
-    """Return what is not at an object, or for a prefix not wholly below it."""
-    return f"is not all in S3 at {uri}" if uri.path.endswith("/") else f"is not in S3 at {uri}"
 
 
 def _not_sent(name: str, lack: str, error: FastfuseError) -> FastfuseError:
@@ -283,7 +277,10 @@ class Delivery:
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
         base, connection = self._settings.paths.base, self._settings.connection
-        lacks = {one.name: f"{_is_not_at(one.uri)}, and still lies in {one.place}" for one in outgoing}
+        lacks = {
+            one.name: f"is not {'all ' if one.is_prefix else ''}in S3 at {one.uri}, and still lies in {one.place}"
+            for one in outgoing
+        }
         # The record does not wait once more for what the model has waited for in vain.
         silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
         send = partial(send_outputs, outgoing, base, connection, kms_key_id, silent_s=silent_s)
