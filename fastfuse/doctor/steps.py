@@ -148,7 +148,7 @@ class _Steps:
     async def _list(self) -> list[Finding]:
         began_s = trio.current_time()
         page = await Pager(self._client, self._source.bucket, Retries()).page(self._source.path)
-        self._refs = page.refs(self._source.bucket)
+        self._refs = page.columns.refs(self._source.bucket)
         more = " and more" if page.is_truncated else ""
         took_ms = (trio.current_time() - began_s) * 1000
         if not self._refs:
