@@ -156,7 +156,7 @@ class Delivery:
         """Return the end of a message about what keeps the job's files from S3."""
         job, paths = self._settings.job, self._settings.paths
         places = [] if job.output is None else [paths.model, paths.output_data]
-        places += [paths.of(one.local_path) for one in job.synced]
+        places += self._settings.synced_places
         if not places:
             return ""
         *most, last = map(str, places)

@@ -15,8 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
@@ -85,6 +84,8 @@ def _failed(error: FastfuseError) -> _Outcome:
 class _Run:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
+        # For the files that it leaves below the base directory.
+        self._name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
         self._phases = Phases(is_json=settings.is_json)
         self._names = HostNames(settings.cluster, settings.addresses)
         self._counters = {
@@ -142,23 +143,21 @@ class _Run:
         claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
         if not isinstance(claimed, int):
             return self._run_as_member(claimed, program)
-        try:
+        with ExitStack() as exits:
+            exits.callback(os.close, claimed)
             if settings.is_shared:
                 self._members = Members(settings, claimed)
+                exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
-            with serving_metrics(settings.metrics_listen, self._counters):
-                self._make_place()
-                try:
-                    outcome = self._run_in_place(program)
-                except FastfuseError as error:
-                    self._record(_failed(error))
-                    raise
-                self._record(outcome)
-                return outcome
-        finally:
-            if self._members is not None:
-                self._members.close()
-            os.close(claimed)
+            exits.enter_context(serving_metrics(settings.metrics_listen, self._counters))
+            self._make_place()
+            try:
+                outcome = self._run_in_place(program)
+            except FastfuseError as error:
+                self._record(_failed(error))
+                raise
+            self._record(outcome)
+            return outcome
 
     def _run_as_member(self, owner: socket.socket, program: str) -> _Outcome:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
@@ -171,11 +170,13 @@ class _Run:
         settings = self._settings
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
-        name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        synced = [settings.paths.of(one.local_path) for one in settings.job.synced]
-        self._note = partial(note_run, settings.paths, name, synced)
-        fetches_code = settings.job.fetches_code
-        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=fetches_code, synced=synced)
+        aside = put_aside(
+            settings.paths,
+            self._name,
+            keeps=settings.keeps,
+            fetches_code=settings.job.fetches_code,
+            synced=settings.synced_places,
+        )
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
@@ -199,7 +200,8 @@ class _Run:
             artifacts=self._delivery.artifacts,
         )
         with suppress(OSError):  # as told next
-            self._note()  # again, for the script may have removed everything
+            # Again, for the script may have removed everything.
+            note_run(settings.paths, self._name, settings.synced_places)
         data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)

@@ -88,6 +88,11 @@ class RunSettings:
     def paths(self) -> JobPaths:
         return JobPaths(self.base_dir)
 
+    @property
+    def synced_places(self) -> list[Path]:
+        """The directories of checkpoints and logs on this host."""
+        return [self.paths.of(one.local_path) for one in self.job.synced]
+
 
 _log = logging.getLogger(__name__)
 
