@@ -74,12 +74,17 @@ def checked(result: int) -> int:
     return result
 
 
+def is_full(error: OSError) -> bool:
+    """Return whether there is no room left on the disk, or in the user's share of it."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
 def path_of(fd: int) -> Path:
     """Return a path to the open directory `fd` that leads there whatever becomes of its name; proc(5)."""
     return Path(f"/proc/self/fd/{fd}")
 
 
-FREE_SPACE: Final = "free some space"
+_FREE_SPACE: Final = "free some space"
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
@@ -180,18 +185,19 @@ def _make_synced(path: Path, base: Path) -> None:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         message = f"files of the job go to S3 from {str(path)!r}, which cannot be made or written to: {error.strerror}"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskError(message, hint=FREE_SPACE) from error
-        raise ConfigurationError(message, hint="make it writable, or name another directory as LocalPath") from error
+        raise _refusal(error, message, "make it writable, or name another directory as LocalPath") from error
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
-    message = f"{str(path)!r} cannot be made: {error.strerror}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskError(message, hint=FREE_SPACE)
+    hint = "run as root, or name a directory of yours with --base-dir"
     if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
-        return ConfigurationError(message, hint="remove it, or name another directory with --base-dir")
-    return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
+        hint = "remove it, or name another directory with --base-dir"
+    return _refusal(error, f"{str(path)!r} cannot be made: {error.strerror}", hint)
+
+
+def _refusal(error: OSError, message: str, hint: str) -> FastfuseError:
+    """Return what to raise for `error`; `hint` is for one that is not of a full disk."""
+    return DiskError(message, hint=_FREE_SPACE) if is_full(error) else ConfigurationError(message, hint=hint)
 
 
 def write_file(directory_fd: int, name: str, lines: Iterable[str]) -> None:
@@ -260,8 +266,8 @@ def put_aside(
         note_run(paths, name, synced)
         return moved
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskError(f"nothing can be written below {paths.base}: {error.strerror}", hint=FREE_SPACE) from error
+        if is_full(error):
+            raise DiskError(f"nothing can be written below {paths.base}: {error.strerror}", hint=_FREE_SPACE) from error
         raise ConfigurationError(
             f"what an earlier run left below {paths.base} cannot be moved: {error.filename}: {error.strerror}",
             hint="move it yourself, begin with it (--keep), or give another --base-dir",

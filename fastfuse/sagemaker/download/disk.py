@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.files import LIBC, checked, open_directory
+from fastfuse.sagemaker.files import LIBC, checked, is_full, open_directory
 
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
 _DIGEST_BYTES = 16
@@ -133,7 +133,7 @@ def disk_errors(path: bytes) -> Iterator[None]:
         yield
     except OSError as error:
         message, hint = f"{_shown(path)} could not be written: {error.strerror or error}", ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             message = f"the disk is full: {_shown(path)} could not be written ({error.strerror})"
             hint = "free some space; the next run goes on with what is there"
         elif error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):

@@ -9,7 +9,6 @@ in a `Guard` as well, until the streamer says that an epoch is complete. It is f
 parent calls `hand_over` in between.
 """
 
-import errno
 import fcntl
 import os
 import select
@@ -23,7 +22,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
-from fastfuse.sagemaker.files import LIBC, checked
+from fastfuse.sagemaker.files import LIBC, checked, is_full
 
 # One write: the reader takes it while the next is on its way; larger ones wait for each other.
 _WRITE_BYTES = 512 << 10
@@ -69,10 +68,9 @@ class Fifo:
             ) from error
         except OSError as error:
             self._close()
-            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             raise MountError(
                 f"the FIFO {str(path)!r} cannot be made: {error.strerror}",
-                hint="free some space or inodes" if is_full else "it takes a file system with FIFOs",
+                hint="free some space or inodes" if is_full(error) else "it takes a file system with FIFOs",
             ) from error
 
     def close(self) -> None:
