@@ -43,8 +43,8 @@ class RunSettings:
 
     job: TrainingJob
     cluster: Cluster
-    # ``/opt/ml`` of SageMaker.
-    base_dir: Path
+    # Below ``/opt/ml`` on SageMaker.
+    paths: JobPaths
     connection: ConnectionConfig
     # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
@@ -83,10 +83,6 @@ class RunSettings:
     def channels(self) -> tuple[Channel, ...]:
         """The channels that this host's instance group gets."""
         return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
-
-    @property
-    def paths(self) -> JobPaths:
-        return JobPaths(self.base_dir)
 
     @property
     def synced_places(self) -> list[Path]:
