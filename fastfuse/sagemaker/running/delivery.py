@@ -45,9 +45,6 @@ class _Checker(ChildProcess):
             return None
         return self.errors.get("") or OutputError(f"the process that checks the job's outputs {self.how_it_ended}")
 
-    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        """It says nothing but its error."""
-
 
 class Sender(ChildProcess):
     """A process that sends to S3 what a job has made, and says things by name."""
