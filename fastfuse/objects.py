@@ -60,6 +60,12 @@ class ObjectColumns(NamedTuple):
         columns: Iterator[Any] = (list(compress(column, is_chosen)) for column in self)
         return self if all(is_chosen) else ObjectColumns(*columns)
 
+    def refs(self, bucket: str) -> list[ObjectRef]:
+        """Return the objects one by one; all of them are of `bucket`."""
+        keys = [key.decode(errors="replace") for key in self.keys]
+        rows = zip(keys, self.sizes, self.etags, self.mtimes_ns, self.storage_classes, strict=True)
+        return [ObjectRef(bucket, *row) for row in rows]
+
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)

@@ -80,12 +80,8 @@ def plan_of_mount(mountpoint: Path, cache: CacheSettings | None) -> Plan:
 
 
 def refs_of(table: InodeTable, rows: Sequence[int] | None = None) -> Iterator[ObjectRef]:
-    """Yield the objects of `table`, or those of its `rows`."""
-    for row in range(1, len(table)) if rows is None else rows:
-        found = table.file_at(row)
-        ref = None if found is None else table.ref(found[0])
-        if ref is not None and ref.bucket:  # the index itself has what was made
-            yield ref
+    """Return the objects of `table`, or those of its `rows`."""
+    return (ref for ref in table.refs(rows) if ref.bucket)  # the index itself has what was made
 
 
 def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: bool) -> int:

@@ -85,9 +85,9 @@ def origin(
     max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
     given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
     named = [name for name, value in given.items() if value is not None]
-    is_shared = named == ["--index", "--index-max-age"] and isinstance(saved, S3Uri) and max_age_s > 0
+    is_aged = named == ["--index", "--index-max-age"]
+    is_shared = is_aged and isinstance(saved, S3Uri) and max_age_s > 0
     if len(named) > 1 and not is_shared:
-        is_aged = named == ["--index", "--index-max-age"]
         raise ConfigurationError(
             f"{named[0]} and {named[1]} contradict each other",
             hint="an age above 0s goes with an index in S3" if is_aged else "an index has one origin",

@@ -115,6 +115,7 @@ def run(
         )
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.description.job import located
+        from fastfuse.sagemaker.files import JobPaths
         from fastfuse.sagemaker.running.run import run as run_job
         from fastfuse.sagemaker.running.serving import RunSettings
         from fastfuse.sagemaker.training import parse_addresses
@@ -154,7 +155,7 @@ def run(
     settings = RunSettings(
         job=described,
         cluster=cluster,
-        base_dir=Path(os.path.abspath(base_dir)),
+        paths=JobPaths(Path(os.path.abspath(base_dir))),
         connection=connection,
         origins=origins,
         memory_target_bytes=shares,

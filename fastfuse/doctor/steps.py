@@ -13,7 +13,7 @@ import trio
 from fastfuse.advise.probe import measure_network
 from fastfuse.doctor.rules import Finding, Level, clock, network, region
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.index.listing.acceptance import check_readable, samples
+from fastfuse.index.listing.acceptance import check_readable, has_readable_bytes, samples
 from fastfuse.index.listing.page import Pager
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -148,7 +148,7 @@ class _Steps:
     async def _list(self) -> list[Finding]:
         began_s = trio.current_time()
         page = await Pager(self._client, self._source.bucket, Retries()).page(self._source.path)
-        self._refs = page.refs(self._source.bucket)
+        self._refs = page.columns.refs(self._source.bucket)
         more = " and more" if page.is_truncated else ""
         took_ms = (trio.current_time() - began_s) * 1000
         if not self._refs:
@@ -175,7 +175,7 @@ class _Steps:
         return []
 
     async def _network(self) -> list[Finding]:
-        usable = [ref for ref in self._refs if ref.size_bytes and samples([ref])]
+        usable = list(filter(has_readable_bytes, self._refs))
         if not usable:
             return [Finding("network", Level.OK, "not measured: nothing to read")]
         found = await measure_network(self._client, sorted(usable, key=lambda ref: -ref.size_bytes), usable)

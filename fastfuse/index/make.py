@@ -113,16 +113,9 @@ class _Making:
     def whole(self) -> tuple[Snapshot, int]:
         """Write the index to `fd`: for a prefix all of it, or the part that the saved index holds."""
         source, origin, session = self.source, self.origin, self.session
-        view = origin.listed_view
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
-            load_progress()
-            trio.run(load_writer, session)
-            self.before_network(lambda: None)
-            shared = SharedIndex(origin.saved, source, session, {view, origin.view}, origin.max_age_s, self.counters)
-            snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
-            if not requests:
-                self.accept(snapshot)
-            return snapshot, requests
+            return self.shared(origin.saved)
+        view = origin.listed_view
         is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
         kept_at = kept = None
         if origin.cache is not None and is_listed:
@@ -144,6 +137,19 @@ class _Making:
         if kept_at is not None:
             save()
         return listed
+
+    def shared(self, place: S3Uri) -> tuple[Snapshot, int]:
+        """Write the index to `fd` that hosts share at `place`."""
+        origin = self.origin
+        load_progress()
+        trio.run(load_writer, self.session)
+        self.before_network(lambda: None)
+        views = {origin.listed_view, origin.view}
+        shared = SharedIndex(place, self.source, self.session, views, origin.max_age_s, self.counters)
+        snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
+        if not requests:
+            self.accept(snapshot)
+        return snapshot, requests
 
     def listed(self, named: Sequence[Reference]) -> tuple[Snapshot, int]:
         """List the source, or the objects that the list of keys `named`, and write the index to `fd`."""

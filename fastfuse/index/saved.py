@@ -22,12 +22,11 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Iterator
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import trio
 
@@ -279,7 +278,6 @@ _WRITE_DEADLINE_S = 10.0
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 3.0
 
-T = TypeVar("T")
 # A listing, and the number of requests that it took.
 Listed = tuple[Snapshot, int]
 
@@ -309,7 +307,7 @@ class SharedIndex:
         """
         while True:
             try:
-                turn = trio.run(self._with_objects, self.session, self._wait_for_turn)
+                turn = trio.run(self._wait_for_turn)
             except ConditionsUnsupportedError as error:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
@@ -322,7 +320,7 @@ class SharedIndex:
                     os.ftruncate(fd, 0)
                 listed = make()
                 try:
-                    trio.run(self._with_objects, self.session, partial(_write, fd, replaces))
+                    trio.run(self._write, fd, replaces)
                 except WriteConflictError:
                     _log.info("another host has written %s meanwhile", self.place)
                     os.ftruncate(fd, 0)
@@ -333,50 +331,63 @@ class SharedIndex:
     def _load(self, fd: int) -> Snapshot:
         return load_index(self.place, self.session, self.source, fd, self.views, self.counters)
 
-    async def _with_objects(self, session: S3Session, act: Callable[[ObjectWriter, ObjectWriter], Awaitable[T]]) -> T:
-        """Return the result of `act` on the index and on the claim."""
+    @asynccontextmanager
+    async def _objects(self, session: S3Session) -> AsyncIterator[tuple[ObjectWriter, ObjectWriter]]:
+        """Yield what writes the index, and what writes the claim."""
         bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
         async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
             index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
             index.has_bare_etags = self._has_bare_etags
-            return await act(index, index.beside(key + CLAIM_SUFFIX))
+            yield index, index.beside(key + CLAIM_SUFFIX)
 
-    async def _wait_for_turn(self, index: ObjectWriter, claim: ObjectWriter) -> tuple[str, str] | None:
+    async def _write(self, fd: int, replaces: str) -> None:
+        async with self._objects(self.session) as (index, _):
+            await index.write(fd, replaces=replaces)
+
+    async def _put_claim(self, body: bytes, replaces: str) -> str:
+        # In a thread of its own, while the listing uses the session.
+        async with self._objects(self.session.beside()) as (_, claim):
+            return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
+
+    async def _wait_for_turn(self) -> tuple[str, str] | None:
         """Return the ETag of the claim, once this host holds it, and that of the index to replace (or `NO_OBJECT`).
 
         None means that the index is young enough.
         """
         pause_s, refused = FIRST_PAUSE_S, ""
-        while True:
-            found = await index.state()
-            if self._is_young(found):
-                return None
-            held = await claim.state()
-            # Never held, released (empty), or expired.
-            if held is None or not held.size_bytes or held.age_s > EXPIRY_S:
-                replaces = held.etag if held else NO_OBJECT
-                try:
-                    etag = await claim.put(_nonce(), replaces=replaces)
-                except WriteConflictError as error:
-                    if replaces == refused:  # no host can have claimed the same claim twice
-                        if claim.has_bare_etags:
-                            raise refused_condition() from error
-                        claim.has_bare_etags = True
-                    refused = replaces
-                    _log.debug("another host has claimed the listing of %s at the same time", self.source)
-                else:
-                    etag = await claim.check_conditions(etag, _nonce)
-                    # Since the first look, another host may have written the index and released its claim.
-                    found = await index.state()
-                    if not self._is_young(found):
-                        self._has_bare_etags = claim.has_bare_etags
-                        return etag, found.etag if found else NO_OBJECT
-                    await claim.put(b"", replaces=etag)
-                    return None
-            elif pause_s == FIRST_PAUSE_S:
-                _log.info("waiting for the listing of %s that another host makes", self.source)
-            await trio.sleep(random.uniform(pause_s / 2, pause_s))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        async with self._objects(self.session) as (index, claim):
+            while not self._is_young(await index.state()):
+                held = await claim.state()
+                # Never held, released (empty), or expired.
+                if held is None or not held.size_bytes or held.age_s > EXPIRY_S:
+                    replaces = held.etag if held else NO_OBJECT
+                    try:
+                        etag = await claim.put(_nonce(), replaces=replaces)
+                    except WriteConflictError as error:
+                        if replaces == refused:  # no host can have claimed the same claim twice
+                            if claim.has_bare_etags:
+                                raise refused_condition() from error
+                            claim.has_bare_etags = True
+                        refused = replaces
+                        _log.debug("another host has claimed the listing of %s at the same time", self.source)
+                    else:
+                        return await self._check_turn(index, claim, etag)
+                elif pause_s == FIRST_PAUSE_S:
+                    _log.info("waiting for the listing of %s that another host makes", self.source)
+                await trio.sleep(random.uniform(pause_s / 2, pause_s))
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return None
+
+    async def _check_turn(self, index: ObjectWriter, claim: ObjectWriter, etag: str) -> tuple[str, str] | None:
+        """Return what `_wait_for_turn` does, now that this host has written the claim with this ETag."""
+        etag = await claim.check_conditions(etag, _nonce)
+        # Since the first look, another host may have written the index and released its claim.
+        found = await index.state()
+        if not self._is_young(found):
+            self._has_bare_etags = claim.has_bare_etags
+            return etag, found.etag if found else NO_OBJECT
+        await claim.put(b"", replaces=etag)
+        return None
 
     def _is_young(self, index: ObjectState | None) -> bool:
         return index is not None and index.age_s <= self.max_age_s
@@ -400,20 +411,11 @@ class SharedIndex:
             is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
-                put = partial(_put_claim, body, claim_etag)
-                claim_etag = trio.run(self._with_objects, self.session.beside(), put)
+                claim_etag = trio.run(self._put_claim, body, claim_etag)
             except WriteConflictError:
                 return
             except FastfuseError as error:
                 _log.warning("the claim to list %s was not written anew: %s", self.source, error)
-
-
-async def _write(fd: int, replaces: str, index: ObjectWriter, _: ObjectWriter) -> None:
-    await index.write(fd, replaces=replaces)
-
-
-async def _put_claim(body: bytes, replaces: str, _: ObjectWriter, claim: ObjectWriter) -> str:
-    return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
 
 
 def _nonce() -> bytes:

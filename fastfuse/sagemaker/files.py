@@ -63,10 +63,20 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def libc_error() -> OSError:
-    """Return the error of the call to the C library that has just failed."""
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
+LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int) -> int:
+    """Return what a function of `LIBC` has just returned; raise the `OSError` that a negative number tells of."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether there is no room left on the disk, or in the user's share of it."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 def path_of(fd: int) -> Path:
@@ -74,7 +84,7 @@ def path_of(fd: int) -> Path:
     return Path(f"/proc/self/fd/{fd}")
 
 
-FREE_SPACE: Final = "free some space"
+_FREE_SPACE: Final = "free some space"
 
 # Where SageMaker puts everything.
 BASE_DIR: Final = Path("/opt/ml")
@@ -175,18 +185,19 @@ def _make_synced(path: Path, base: Path) -> None:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         message = f"files of the job go to S3 from {str(path)!r}, which cannot be made or written to: {error.strerror}"
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskError(message, hint=FREE_SPACE) from error
-        raise ConfigurationError(message, hint="make it writable, or name another directory as LocalPath") from error
+        raise _refusal(error, message, "make it writable, or name another directory as LocalPath") from error
 
 
 def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
-    message = f"{str(path)!r} cannot be made: {error.strerror}"
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return DiskError(message, hint=FREE_SPACE)
+    hint = "run as root, or name a directory of yours with --base-dir"
     if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST}:
-        return ConfigurationError(message, hint="remove it, or name another directory with --base-dir")
-    return ConfigurationError(message, hint="run as root, or name a directory of yours with --base-dir")
+        hint = "remove it, or name another directory with --base-dir"
+    return _refusal(error, f"{str(path)!r} cannot be made: {error.strerror}", hint)
+
+
+def _refusal(error: OSError, message: str, hint: str) -> FastfuseError:
+    """Return what to raise for `error`; `hint` is for one that is not of a full disk."""
+    return DiskError(message, hint=_FREE_SPACE) if is_full(error) else ConfigurationError(message, hint=hint)
 
 
 def write_file(directory_fd: int, name: str, lines: Iterable[str]) -> None:
@@ -255,8 +266,8 @@ def put_aside(
         note_run(paths, name, synced)
         return moved
     except OSError as error:
-        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            raise DiskError(f"nothing can be written below {paths.base}: {error.strerror}", hint=FREE_SPACE) from error
+        if is_full(error):
+            raise DiskError(f"nothing can be written below {paths.base}: {error.strerror}", hint=_FREE_SPACE) from error
         raise ConfigurationError(
             f"what an earlier run left below {paths.base} cannot be moved: {error.filename}: {error.strerror}",
             hint="move it yourself, begin with it (--keep), or give another --base-dir",

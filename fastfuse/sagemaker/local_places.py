@@ -20,7 +20,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.files import directory_at, libc_error, open_directory
+from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory
 from fastfuse.sagemaker.local_files import find_directory, find_files
 from fastfuse.sagemaker.outputs.record import listing_of
 
@@ -38,7 +38,6 @@ _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _MS_PRIVATE = 1 << 18
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class _MountAttributes(ctypes.Structure):
@@ -108,9 +107,12 @@ def take_away(place: Path, channel: Channel) -> None:
 
 def _unmount(place: Path) -> None:
     """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
-    if _LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW):
-        reason = libc_error().strerror
-        raise MountError(f"{place} cannot be unmounted: {reason}", hint=f"umount --lazy {place}, as root on the host")
+    try:
+        checked(LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW))
+    except OSError as error:
+        raise MountError(
+            f"{place} cannot be unmounted: {error.strerror}", hint=f"umount --lazy {place}, as root on the host"
+        ) from error
 
 
 def _remove_links(place: Path) -> None:
@@ -168,23 +170,20 @@ def _empty_directory(place: Path, base: Path) -> Iterator[int]:
 
 def _bind(directory: Path, place_fd: int, *, is_writable: bool) -> None:
     """Mount a private copy of the tree of mounts at `directory` (mount_setattr(2)); raise `OSError` if that fails."""
-    tree_fd = _call(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE)
+    tree_fd = _syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(directory), _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE)
     try:
         read_only = 0 if is_writable else _MOUNT_ATTR_RDONLY
         # Private: what is unmounted here is not unmounted there.
         attributes = _MountAttributes(set=read_only | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV, propagation=_MS_PRIVATE)
         size_bytes = ctypes.sizeof(attributes)
-        _call(_MOUNT_SETATTR, tree_fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.byref(attributes), size_bytes)
-        _call(_MOVE_MOUNT, tree_fd, b"", place_fd, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
+        _syscall(_MOUNT_SETATTR, tree_fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.byref(attributes), size_bytes)
+        _syscall(_MOVE_MOUNT, tree_fd, b"", place_fd, b"", _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_EMPTY_PATH)
     finally:
         os.close(tree_fd)
 
 
-def _call(*arguments: object) -> int:
-    result: int = _LIBC.syscall(*arguments)
-    if result < 0:
-        raise libc_error()
-    return result
+def _syscall(*arguments: object) -> int:
+    return checked(LIBC.syscall(*arguments))
 
 
 def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin, tell: Callable[..., None]) -> None:

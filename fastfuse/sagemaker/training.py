@@ -13,7 +13,6 @@ are given. Without a namespace SageMaker's toolkit is told not to look the names
 library passes such an alias to a name server, and those do not know addresses or ``localhost``.
 """
 
-import ctypes
 import ipaddress
 import logging
 import math
@@ -32,7 +31,7 @@ from typing import Final
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
-from fastfuse.sagemaker.files import libc_error
+from fastfuse.sagemaker.files import LIBC, checked
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ _ELSEWHERE: Final = ("192.0.2.1", 9)
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000  # <sched.h>
 _MS_BIND, _MS_REC, _MS_SLAVE = 4096, 16384, 1 << 19  # <sys/mount.h>
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def parse_addresses(values: Sequence[str], hosts: Collection[str]) -> dict[str, str]:
@@ -128,13 +126,13 @@ class HostNames:
             file.write_text(added + self._text, errors="surrogateescape")
             # The umask must not hide it.
             file.chmod(0o644)
-            _check(_LIBC.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)))
+            checked(LIBC.unshare(_CLONE_NEWNS | (_CLONE_NEWUSER if uid else 0)))
             if uid:
                 Path("/proc/self/setgroups").write_text("deny")
                 Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
                 Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-            _check(_LIBC.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None))
-            _check(_LIBC.mount(os.fsencode(file), os.fsencode(HOSTS_FILE), None, _MS_BIND, None))
+            checked(LIBC.mount(None, b"/", None, _MS_REC | _MS_SLAVE, None))
+            checked(LIBC.mount(os.fsencode(file), os.fsencode(HOSTS_FILE), None, _MS_BIND, None))
             # The directory goes when the context ends; the file lives as long as it is mounted.
 
 
@@ -150,11 +148,6 @@ def _own_address() -> str:
         probe.connect(_ELSEWHERE)
         return str(probe.getsockname()[0])
     return _LOOPBACK
-
-
-def _check(result: int) -> None:
-    if result:
-        raise libc_error()
 
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -191,7 +184,7 @@ def ignored_signals() -> set[signal.Signals]:
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant that loses its own."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class CommandProcess:
@@ -292,7 +285,7 @@ def _become(
     if names is not None:
         names.enter(environment)
     # If we are killed, its data are gone, but it may write a checkpoint.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in _PYTHONS_OWN:
         signal.signal(number, signal.SIG_DFL)
     for inherited in ignored:

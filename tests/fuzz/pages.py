@@ -33,10 +33,10 @@ def try_one(data: bytes) -> None:
 
 
 def _check(found: Page) -> None:
-    columns = (found.keys, found.sizes, found.mtimes_ns, found.etags, found.storage_classes)
+    columns = found.columns
     assert {len(column) for column in columns} == {len(found.keys)}
-    assert all(0 <= size < 1 << 63 for size in found.sizes)
-    assert all(-(1 << 63) <= moment < 1 << 63 for moment in found.mtimes_ns)
+    assert all(0 <= size < 1 << 63 for size in columns.sizes)
+    assert all(-(1 << 63) <= moment < 1 << 63 for moment in columns.mtimes_ns)
     assert not found.is_truncated or found.next_token or found.keys or found.common_prefixes
 
 

@@ -13,6 +13,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.children import fork_child, wait_child
 from fastfuse.sagemaker import training
 from fastfuse.sagemaker.description.channel import Cluster
+from fastfuse.sagemaker.files import LIBC
 from fastfuse.sagemaker.training import CommandProcess, HostNames, parse_addresses
 
 HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
@@ -38,7 +39,7 @@ def entered(cluster: Cluster, given: dict[str, str], looked_up: str, uid: int | 
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            training._LIBC.prctl(4, 1)  # PR_SET_DUMPABLE
+            LIBC.prctl(4, 1)  # PR_SET_DUMPABLE
         environment: dict[str, str] = {}
         HostNames(cluster, given).enter(environment)
         try:

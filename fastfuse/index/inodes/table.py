@@ -14,7 +14,7 @@ The columns may lie in a mapped snapshot: the table neither copies nor writes th
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -297,6 +297,12 @@ class InodeTable:
                 self._refs.clear()
             self._refs[inode] = ref
         return ref
+
+    def refs(self, rows: Iterable[int] | None = None) -> Iterator[ObjectRef]:
+        """Yield the objects behind all files, or behind the files among `rows`."""
+        for row in range(len(self)) if rows is None else rows:
+            if self._kinds[row] != Kind.DIRECTORY:
+                yield self.ref(self.inode(row))
 
     def _ref_at(self, row: int) -> ObjectRef:
         path, size_bytes, etag, mtime_ns = self._file_path(row), self._sizes[row], self._etag(row), self._mtimes_ns[row]

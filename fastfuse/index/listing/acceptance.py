@@ -96,9 +96,14 @@ def shown_names(bucket: str, names: Sequence[bytes]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
+def has_readable_bytes(ref: ObjectRef) -> bool:
+    """Return whether the object has bytes, and is in no archive."""
+    return ref.size_bytes > 0 and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+
+
 def samples(refs: Sequence[ObjectRef]) -> list[ObjectRef]:
-    """Return the first, the middle and the last of `refs` that have bytes and are in no archive."""
-    usable = [ref for ref in refs if ref.size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES]
+    """Return the first, the middle and the last of `refs` that have readable bytes."""
+    usable = list(filter(has_readable_bytes, refs))
     return list(dict.fromkeys(usable[at] for at in (0, len(usable) // 2, -1))) if usable else []
 
 

@@ -118,7 +118,7 @@ class _Lister:
         """List every key that begins with `prefix`; the paths are relative to `key_prefix`."""
         if not first.keys and not self._allow_empty:
             raise EmptySourceError(f"{self._source} holds no objects", hint=ALLOW_EMPTY_HINT)
-        await self._check_readable(prefix, first.refs(self._source.bucket))
+        await self._check_readable(prefix, first.columns.refs(self._source.bucket))
         builder = TableBuilder(self._source.bucket, key_prefix)
         try:
             await _Sweep(self._pager, prefix, builder, self._progress).run(first)
@@ -141,11 +141,12 @@ class _Lister:
         page = await self._page_of_object(path)
         if path.encode() in page.keys:
             row = page.keys.index(path.encode())
+            found = page.columns.rows(slice(row, row + 1))
             others = [name for name in page.names if name != path.encode()]
             self._warn_of_neighbours(f"the object {path}", others)
-            await self._check_readable(path, page.refs(self._source.bucket)[row : row + 1])
+            await self._check_readable(path, found.refs(self._source.bucket))
             builder = TableBuilder(self._source.bucket, _parent(path))
-            builder.add(*page.columns.rows(slice(row, row + 1)))
+            builder.add(*found)
             _report(self._progress, self._pager, builder)
             return builder
         candidates = sorted(page.names)
@@ -203,7 +204,7 @@ class _Lister:
             behind = await self._pager.page(prefix, start_after=prefix + folder + slash + _LAST_CHARACTER)
             if not behind.keys:
                 raise
-            await check_readable(self._reader, samples(behind.refs(self._source.bucket)))
+            await check_readable(self._reader, samples(behind.columns.refs(self._source.bucket)))
 
     async def _page(self, prefix: str, *, delimiter: str = "", after: Page | None = None) -> Page:
         """Return the page `after` another, by its continuation token or else by its last name."""

@@ -23,7 +23,7 @@ import numpy as np
 import trio
 
 from fastfuse.errors import ServiceError
-from fastfuse.objects import MAX_MOMENT_MS, ObjectColumns, ObjectRef, times_ns
+from fastfuse.objects import MAX_MOMENT_MS, ObjectColumns, times_ns
 from fastfuse.repeats import EVERY_S
 from fastfuse.s3.base import LIST_DEADLINE_S, PageSource
 from fastfuse.s3.failures import Kind
@@ -59,40 +59,30 @@ _SILENCE_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The objects of one page in columns of equal length, in the page's order, and how to request the next page.
+    """The objects of one page, in the page's order, and how to request the next page.
 
-    `keys` and `common_prefixes` are the exact bytes, decoded; `etags` keep their quotes. More pages follow while
-    `is_truncated`, whatever the number of keys: a page may be short or even empty.
+    Keys and `common_prefixes` are the exact bytes, decoded. More pages follow while `is_truncated`, whatever the number
+    of keys: a page may be short or even empty.
     """
 
-    keys: list[bytes]
-    sizes: list[int]
-    mtimes_ns: list[int]
-    etags: list[str]
-    storage_classes: list[str]
+    columns: ObjectColumns
     is_truncated: bool
     next_token: str
     common_prefixes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if any(size < 0 or size >= 1 << 63 for size in self.sizes):
+        if any(size < 0 or size >= 1 << 63 for size in self.columns.sizes):
             raise ServiceError("the LIST reply holds an object of an impossible size", hint=_NOT_S3)
         if self.is_truncated and not self.next_token and not self.names:
             raise ServiceError("the LIST reply is truncated and does not say how to go on", hint=_NOT_S3)
 
     @property
-    def names(self) -> list[bytes]:
-        return self.common_prefixes + self.keys
+    def keys(self) -> list[bytes]:
+        return self.columns.keys
 
     @property
-    def columns(self) -> ObjectColumns:
-        return ObjectColumns(self.keys, self.sizes, self.mtimes_ns, self.etags, self.storage_classes)
-
-    def refs(self, bucket: str) -> list[ObjectRef]:
-        """Return the objects of the page, which is of `bucket`."""
-        keys = [key.decode(errors="replace") for key in self.keys]
-        columns = zip(keys, self.sizes, self.etags, self.mtimes_ns, self.storage_classes, strict=True)
-        return [ObjectRef(bucket, *row) for row in columns]
+    def names(self) -> list[bytes]:
+        return self.common_prefixes + self.keys
 
 
 def parse_page(body: bytes) -> Page:
@@ -117,12 +107,15 @@ def parse_page(body: bytes) -> Page:
     if truncated not in (b"true", b"false") or encoding not in (b"url", b"") or b"CommonPrefixes" in fields:
         return _parse_any_order(body)
     keys, times, etags, sizes, classes = zip(*rows, strict=True) if rows else ((),) * 5
-    return Page(
+    columns = ObjectColumns(
         keys=_decode_keys(list(keys), is_url=encoding == b"url"),
         sizes=list(map(int, sizes)),
         mtimes_ns=_parse_times(list(times)),
         etags=_decode_texts(etags),
         storage_classes=_decode_texts(classes),
+    )
+    return Page(
+        columns,
         is_truncated=truncated == b"true",
         next_token=_unescape(fields.get(b"NextContinuationToken", b"").decode("utf-8", "replace")),
     )
@@ -141,12 +134,15 @@ def _parse_any_order(body: bytes) -> Page:
     is_url = root.findtext("EncodingType", "").strip() == "url"
     contents = root.findall("Contents")
     try:
-        return Page(
+        columns = ObjectColumns(
             keys=_decode_names([_required(item, "Key") for item in contents], is_url=is_url),
             sizes=[int(_required(item, "Size")) for item in contents],
             mtimes_ns=_parse_times([_required(item, "LastModified").strip().encode() for item in contents]),
             etags=[item.findtext("ETag", "").strip() for item in contents],
             storage_classes=[item.findtext("StorageClass", "").strip() or "STANDARD" for item in contents],
+        )
+        return Page(
+            columns,
             is_truncated=truncated == "true",
             next_token=root.findtext("NextContinuationToken", ""),
             common_prefixes=_decode_names(

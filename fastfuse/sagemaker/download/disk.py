@@ -4,7 +4,6 @@ and what the channels of a job have yet to write to one disk.
 A user who can write to the directory may put links there during a download; none is followed, so none leads out of it.
 """
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.files import libc_error, open_directory
+from fastfuse.sagemaker.files import LIBC, checked, is_full, open_directory
 
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
 _DIGEST_BYTES = 16
@@ -134,7 +133,7 @@ def disk_errors(path: bytes) -> Iterator[None]:
         yield
     except OSError as error:
         message, hint = f"{_shown(path)} could not be written: {error.strerror or error}", ""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             message = f"the disk is full: {_shown(path)} could not be written ({error.strerror})"
             hint = "free some space; the next run goes on with what is there"
         elif error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
@@ -187,9 +186,7 @@ def settle(root: Directory) -> None:
         OSError: the disk could not be written.
     """
     settled_ns = time.time_ns()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syncfs(root.fd):
-        raise libc_error()
+    checked(LIBC.syncfs(root.fd))
     with suppress(OSError):
         os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
         os.fsync(root.fd)

@@ -188,9 +188,8 @@ def write_etags(snapshot: Snapshot, channel: str, paths: JobPaths) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    table = snapshot.table
-    files = (table.ref(file[0]) for row in range(len(table)) if (file := table.file_at(row)) is not None)
-    told = ({"Bucket": it.bucket, "Key": it.key, "Size": it.size_bytes, "ETag": it.etag} for it in files)
+    refs = snapshot.table.refs()
+    told = ({"Bucket": it.bucket, "Key": it.key, "Size": it.size_bytes, "ETag": it.etag} for it in refs)
     with directory_at(paths.output / ETAGS_NAME, paths.base) as etags_fd:
         write_file(etags_fd, f"{channel}.jsonl", (json.dumps(one) + "\n" for one in told))
 

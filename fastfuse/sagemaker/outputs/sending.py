@@ -172,6 +172,11 @@ class Outgoing:
     # The status of the job. An archive of a run that ended better is not replaced: this one gets a name with the time.
     status: str = "Completed"
 
+    @property
+    def is_prefix(self) -> bool:
+        """Whether each file becomes an object of its own, below `uri`."""
+        return self.uri.path.endswith("/")
+
 
 # The metadata of an archive that has its job's status, and whose archives a run with each may replace. SageMaker, too,
 # takes what a stopped job has saved for a model.
@@ -180,6 +185,8 @@ _REPLACES = {"Failed": (), "Stopped": ("Failed", "Stopped")}
 
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
+# `writer_to` with the client of a process.
+OpenWriter = Callable[[S3Uri], Awaitable[ObjectWriter]]
 
 
 async def send_outputs(
@@ -228,9 +235,7 @@ async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -
 class _Sending:
     """The way of one directory into S3."""
 
-    def __init__(
-        self, outgoing: Outgoing, base: Path, open_writer: Callable[[S3Uri], Awaitable[ObjectWriter]], tell: Tell
-    ) -> None:
+    def __init__(self, outgoing: Outgoing, base: Path, open_writer: OpenWriter, tell: Tell) -> None:
         self._outgoing = outgoing
         self._base = base
         self._open_writer = open_writer
@@ -239,22 +244,25 @@ class _Sending:
 
     async def run(self) -> dict[str, Any]:
         """Send it, and return its entry in the record; without any file or link, nothing is sent."""
-        if self._outgoing.data is None:
-            await trio.to_thread.run_sync(self._survey)
-            if not self._files:
-                return {"S3Uri": str(self._outgoing.uri), "Files": 0, "Bytes": 0}
-        uri = self._outgoing.uri
+        uri, data = self._outgoing.uri, self._outgoing.data
+        if data is not None:
+            writer = await self._open_writer(uri)
+            return self._entry(uri, await writer.stream(_once(data)))
+        await trio.to_thread.run_sync(self._survey)
+        if not self._files:
+            return self._entry(uri)
         writer = await self._open_writer(uri)
-        if self._outgoing.data is None and not uri.path.endswith("/"):
-            writer = await self._beside_better(writer)
-            writer.metadata = {_STATUS: self._outgoing.status}
-            uri = S3Uri(uri.bucket, writer.key)
-        if self._outgoing.data is not None:
-            etag = await writer.stream(_once(self._outgoing.data))
-        else:
-            etag = await (self._send_files(writer) if uri.path.endswith("/") else self._send_archive(writer))
-        sent = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
-        return sent | ({"ETag": etag} if etag else {})
+        if self._outgoing.is_prefix:
+            await self._send_files(writer)
+            return self._entry(uri)
+        writer = await self._beside_better(writer)
+        writer.metadata = {_STATUS: self._outgoing.status}
+        etag = await self._send_archive(writer)
+        return self._entry(S3Uri(uri.bucket, writer.key), etag)
+
+    def _entry(self, uri: S3Uri, etag: str = "") -> dict[str, Any]:
+        entry = {"S3Uri": str(uri), "Files": self._files, "Bytes": self._total_bytes}
+        return entry | ({"ETag": etag} if etag else {})
 
     async def _beside_better(self, writer: ObjectWriter) -> ObjectWriter:
         """Return a writer of another archive if that of a run that ended better is there, or may be."""
@@ -279,7 +287,7 @@ class _Sending:
         """Count the files, and warn of what is left out; it is walked through again to be sent."""
         warn = partial(_log.warning, "%s")
         # Single files are sent as far as they can be (`_send_files`); an archive is whole, or not made.
-        fail = {"fail": lambda *_: None} if self._outgoing.uri.path.endswith("/") else {}
+        fail = {"fail": lambda *_: None} if self._outgoing.is_prefix else {}
         for found in walk(self._outgoing.place, self._base, warn, **fail):
             self._entries += 1
             if not found.is_directory:
@@ -309,7 +317,7 @@ class _Sending:
             nursery.start_soon(make_in_thread)
             return await writer.stream(receiving)
 
-    async def _send_files(self, writer: ObjectWriter) -> str:
+    async def _send_files(self, writer: ObjectWriter) -> None:
         """Send all files that can be sent; after that, raise which were not, and why."""
         done_bytes, unsent = 0, Unsent()
 
@@ -332,7 +340,6 @@ class _Sending:
         if unsent.paths:
             sent = max(0, self._files - len(unsent.paths))
             raise unsent.error(f"{sent:,} of {self._files:,} files were sent")
-        return ""
 
     async def _send_file(self, writer: ObjectWriter, found: Found) -> None:
         path = self._outgoing.place / found.path

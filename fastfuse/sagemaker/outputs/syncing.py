@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +19,7 @@ import trio
 
 from fastfuse.errors import AccessError, FastfuseError, RefusedError, about
 from fastfuse.filesystem.refresh import run_lister
+from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.objects import ObjectRef
@@ -32,7 +34,7 @@ from fastfuse.sagemaker.download.disk import PRIVATE_NAME, read_stamp, version_o
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unreadable, walk, written_to
-from fastfuse.sagemaker.outputs.sending import Tell, Unsent, as_failure, key_of, writer_to
+from fastfuse.sagemaker.outputs.sending import OpenWriter, Tell, Unsent, as_failure, key_of, writer_to
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -64,11 +66,11 @@ def sync_directories(
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
-    directories = [_Directory(one, paths) for one in synced]
+    directories = [_Directory(one, paths, connection, tell, is_again=is_again) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
             try:
-                directory.bring_back(connection, part_size_bytes, tell, is_again=is_again, began_ns=began_ns)
+                directory.bring_back(part_size_bytes, began_ns)
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
     trio.run(_sync_all, directories, connection, look_every_s, tell)
@@ -93,23 +95,29 @@ async def _sync_all(
             tell("", ready=True)
             client = S3Client(S3Session(connection))
             exits.push_async_callback(client.aclose)
+            open_writer = partial(writer_to, client=client, exits=exits, retries=retries)
             while not is_over.is_set():
                 with trio.move_on_after(look_every_s):
                     await is_over.wait()
                 for directory in directories:
                     if not is_over.is_set():
                         retries.silent_s = 0.0
-                        await directory.look(client, exits, retries)
+                        await directory.look(open_writer)
             for directory in directories:
-                await directory.finish(client, exits, retries, tell)
+                await directory.finish(open_writer)
             nursery.cancel_scope.cancel()
 
 
 class _Directory:
     """One directory, and the versions of its files that S3 has."""
 
-    def __init__(self, synced: SyncedDirectory, paths: JobPaths) -> None:
+    def __init__(
+        self, synced: SyncedDirectory, paths: JobPaths, connection: ConnectionConfig, tell: Tell, *, is_again: bool
+    ) -> None:
         self.synced = synced
+        self._connection = connection
+        self._tell = tell
+        self._is_again = is_again
         self._directory = paths.of(synced.local_path)
         # No symbolic link below it is followed.
         self._base = paths.base if self._directory.is_relative_to(paths.base) else self._directory
@@ -122,16 +130,12 @@ class _Directory:
         self._sent_paths: set[str] = set()
         self._sent_bytes = 0
         self._writer: ObjectWriter | None = None
-        self._is_again = False
         # The warnings that were logged already.
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def bring_back(
-        self, connection: ConnectionConfig, part_size_bytes: int, tell: Tell, *, is_again: bool, began_ns: int
-    ) -> None:
+    def bring_back(self, part_size_bytes: int, began_ns: int) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
-        self._is_again = is_again
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
         # A file that cannot be read is told when it is to be sent.
         kept = {
@@ -139,16 +143,16 @@ class _Directory:
             for found in walk(directory, self._base, fail=lambda *_: None)
             if found.is_file
         }
-        if is_again or (kept and not is_unfinished):
-            missing = self._note_stored(kept, connection, began_ns)
+        if self._is_again or (kept and not is_unfinished):
+            missing = self._note_stored(kept, began_ns)
             lacks = f", where other files are: {missing:,}" if missing else ""
-            if not is_again:
-                tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
+            if not self._is_again:
+                self._tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return
-        snapshot_fd, listed = run_lister(prefix, IndexOrigin(allow_empty=True), S3Session(connection))
+        snapshot_fd, listed = self._list()
 
         def report(progress: DownloadReport) -> None:
-            tell(name, progress=(progress.done_bytes, progress.total_bytes))
+            self._tell(name, progress=(progress.done_bytes, progress.total_bytes))
 
         settings = DownloadSettings(
             directory=directory,
@@ -156,14 +160,16 @@ class _Directory:
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
             part_size_bytes=part_size_bytes,
         )
-        done = download_channel(snapshot_fd, connection, settings, report)
+        done = download_channel(snapshot_fd, self._connection, settings, report)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
-        tell(name, said=f"{what} {prefix}")
+        self._tell(name, said=f"{what} {prefix}")
 
-    def _note_stored(
-        self, kept: Mapping[str, tuple[os.stat_result, bytes]], connection: ConnectionConfig, began_ns: int
-    ) -> int:
+    def _list(self) -> tuple[int, IndexReport]:
+        """Return a descriptor of the index of what S3 has, and its figures."""
+        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(self._connection))
+
+    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.
 
         A file that is older than its object must not replace it: another host may have gone on from there. One that was
@@ -171,49 +177,48 @@ class _Directory:
         that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
         """
         try:
-            snapshot_fd, _ = run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(connection))
+            snapshot_fd, _ = self._list()
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
             return 0
-        table, missing = open_snapshot(snapshot_fd).table, 0
-        for row in range(len(table)):
-            if (file := table.file_at(row)) is not None:
-                ref = table.ref(file[0])
-                path = ref.key.removeprefix(self.synced.place.path)
-                if path not in kept:
-                    missing += 1
-                    continue
-                status, stamp = kept[path]
-                if status.st_ctime_ns >= began_ns:
-                    continue
-                is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-                if is_same and stamp == version_of(ref):
-                    self._sent[path] = _version(status)  # it was brought back
-                elif ref.modified_ns > status.st_mtime_ns:
-                    self._stored[path] = _version(status), ref
+        missing = 0
+        for ref in open_snapshot(snapshot_fd).table.refs():
+            path = ref.key.removeprefix(self.synced.place.path)
+            if path not in kept:
+                missing += 1
+                continue
+            status, stamp = kept[path]
+            if status.st_ctime_ns >= began_ns:
+                continue
+            is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
+            if is_same and stamp == version_of(ref):
+                self._sent[path] = _version(status)  # it was brought back
+            elif ref.modified_ns > status.st_mtime_ns:
+                self._stored[path] = _version(status), ref
         return missing
 
-    async def look(self, client: S3Client, exits: AsyncExitStack, retries: Retries) -> None:
+    async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
         try:
-            await self._look(client, exits, retries, is_last=False)
+            await self._look(open_writer, is_last=False)
         except Exception as error:  # noqa: BLE001 - told
             self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
 
-    async def finish(self, client: S3Client, exits: AsyncExitStack, retries: Retries, tell: Tell) -> None:
+    async def finish(self, open_writer: OpenWriter) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
         try:
-            await self._look(client, exits, retries, is_last=True)
+            await self._look(open_writer, is_last=True)
         except Exception as error:  # noqa: BLE001 - told
-            tell(self.synced.name, error=as_failure(error))
+            self._tell(self.synced.name, error=as_failure(error))
             return
         files, size_bytes = len(self._sent_paths), self._sent_bytes
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
-        tell(self.synced.name, sent={"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}, **said)
+        sent = {"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}
+        self._tell(self.synced.name, sent=sent, **said)
 
-    async def _look(self, client: S3Client, exits: AsyncExitStack, retries: Retries, *, is_last: bool) -> None:
+    async def _look(self, open_writer: OpenWriter, *, is_last: bool) -> None:
         if self._writer is None:
-            self._writer = await writer_to(self.synced.place, client, exits, retries)
+            self._writer = await open_writer(self.synced.place)
         await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
@@ -279,8 +284,8 @@ class _Directory:
         return True
 
     def _warn(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             _log.warning("%s", text)
 
 

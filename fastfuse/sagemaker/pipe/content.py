@@ -110,11 +110,7 @@ def find_object(table: InodeTable, bucket: str, key: str) -> int | None:
         path = key.removeprefix(metadata.key_prefix)
     else:
         return None
-    inode: int | None = ROOT
-    for name in path.encode().split(b"/"):
-        if inode is None or not table.is_directory(inode):
-            return None
-        inode = table.lookup(inode, name)
+    inode = table.find(path.encode())
     return None if inode is None or table.is_directory(inode) else inode
 
 

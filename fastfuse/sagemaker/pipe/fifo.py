@@ -9,8 +9,6 @@ in a `Guard` as well, until the streamer says that an epoch is complete. It is f
 parent calls `hand_over` in between.
 """
 
-import ctypes
-import errno
 import fcntl
 import os
 import select
@@ -24,7 +22,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
-from fastfuse.sagemaker.files import libc_error
+from fastfuse.sagemaker.files import LIBC, checked, is_full
 
 # One write: the reader takes it while the next is on its way; larger ones wait for each other.
 _WRITE_BYTES = 512 << 10
@@ -35,7 +33,6 @@ _IN_OPEN = 0x20  # <sys/inotify.h>
 _EVENT = struct.Struct("iIII")
 _EVENTS_BYTES = 256 * _EVENT.size
 _MODE = 0o644
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Fifo:
@@ -71,10 +68,9 @@ class Fifo:
             ) from error
         except OSError as error:
             self._close()
-            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
             raise MountError(
                 f"the FIFO {str(path)!r} cannot be made: {error.strerror}",
-                hint="free some space or inodes" if is_full else "it takes a file system with FIFOs",
+                hint="free some space or inodes" if is_full(error) else "it takes a file system with FIFOs",
             ) from error
 
     def close(self) -> None:
@@ -173,9 +169,11 @@ def _enlarge(fd: int) -> None:
 
 def _watch_opens(path: Path) -> int:
     """Return a descriptor that is readable once any process opens `path` from now on, by any name."""
-    fd: int = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-    if fd < 0 or _LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN) < 0:
-        error = libc_error()
+    fd = -1
+    try:
+        fd = checked(LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        checked(LIBC.inotify_add_watch(fd, os.fsencode(path), _IN_OPEN))
+    except OSError as error:
         if fd >= 0:
             os.close(fd)
         raise MountError(

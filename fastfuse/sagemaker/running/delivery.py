@@ -15,7 +15,6 @@ import trio
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.children import NoRoomError
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
@@ -45,9 +44,6 @@ class _Checker(ChildProcess):
         if self.exit_code in {None, 0}:
             return None
         return self.errors.get("") or OutputError(f"the process that checks the job's outputs {self.how_it_ended}")
-
-    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
-        """It says nothing but its error."""
 
 
 class Sender(ChildProcess):
@@ -114,11 +110,6 @@ class Sender(ChildProcess):
             self.artifacts[name] = message["sent"]
 
 
-def _is_not_at(uri: S3Uri) -> str:
-    """Return what is not at an object, or for a prefix not wholly below it."""
-    return f"is not all in S3 at {uri}" if uri.path.endswith("/") else f"is not in S3 at {uri}"
-
-
 def _not_sent(name: str, lack: str, error: FastfuseError) -> FastfuseError:
     return OutputError(f"the {name} {lack}: {error}", hint=error.hint)
 
@@ -162,7 +153,7 @@ class Delivery:
         """Return the end of a message about what keeps the job's files from S3."""
         job, paths = self._settings.job, self._settings.paths
         places = [] if job.output is None else [paths.model, paths.output_data]
-        places += [paths.of(one.local_path) for one in job.synced]
+        places += self._settings.synced_places
         if not places:
             return ""
         *most, last = map(str, places)
@@ -283,7 +274,10 @@ class Delivery:
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
         base, connection = self._settings.paths.base, self._settings.connection
-        lacks = {one.name: f"{_is_not_at(one.uri)}, and still lies in {one.place}" for one in outgoing}
+        lacks = {
+            one.name: f"is not {'all ' if one.is_prefix else ''}in S3 at {one.uri}, and still lies in {one.place}"
+            for one in outgoing
+        }
         # The record does not wait once more for what the model has waited for in vain.
         silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
         send = partial(send_outputs, outgoing, base, connection, kms_key_id, silent_s=silent_s)

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,8 +58,8 @@ class LinePipe:
         return [*last, self._begun] if self._begun else last
 
 
-class ChildProcess(ABC):
-    """A child from its fork to its end; a subclass hears what it says."""
+class ChildProcess:
+    """A child from its fork to its end; a subclass hears what it says beside its errors."""
 
     def __init__(self, work: Callable[[], int | None]) -> None:
         """Fork a child that does `work` and exits with its result. It inherits what the object has until now."""
@@ -122,7 +121,6 @@ class ChildProcess(ABC):
             except FastfuseError as error:
                 self.errors[name.decode()] = error
 
-    @abstractmethod
     def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
         """Take in what the process has said about `name`."""
 

@@ -15,8 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from functools import partial
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
@@ -82,9 +81,19 @@ def _failed(error: FastfuseError) -> _Outcome:
     return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
 
 
+class _Stop(NamedTuple):
+    """The reason why the job has to end: a signal, or the clock."""
+
+    phase: Phase
+    text: str
+    number: signal.Signals = signal.SIGTERM
+
+
 class _Run:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
+        # For the files that it leaves below the base directory.
+        self._name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
         self._phases = Phases(is_json=settings.is_json)
         self._names = HostNames(settings.cluster, settings.addresses)
         self._counters = {
@@ -101,15 +110,13 @@ class _Run:
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
-        # The first signal that told us to stop.
-        self._stopped_by: signal.Signals | None = None
+        # The first reason to stop.
+        self._stop: _Stop | None = None
         # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
         runtime_s = settings.job.max_runtime_s
         # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
         self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
-        # The limit was over before a signal told us to stop.
-        self._is_out_of_time = False
         # Everything was ready: from then on the job may have made something.
         self._was_ready = False
         self._delivery = Delivery(settings, self._phases, self._take_signal)
@@ -143,23 +150,21 @@ class _Run:
         claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
         if not isinstance(claimed, int):
             return self._run_as_member(claimed, program)
-        try:
+        with ExitStack() as exits:
+            exits.callback(os.close, claimed)
             if settings.is_shared:
                 self._members = Members(settings, claimed)
+                exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
-            with serving_metrics(settings.metrics_listen, self._counters):
-                self._make_place()
-                try:
-                    outcome = self._run_in_place(program)
-                except FastfuseError as error:
-                    self._record(_failed(error))
-                    raise
-                self._record(outcome)
-                return outcome
-        finally:
-            if self._members is not None:
-                self._members.close()
-            os.close(claimed)
+            exits.enter_context(serving_metrics(settings.metrics_listen, self._counters))
+            self._make_place()
+            try:
+                outcome = self._run_in_place(program)
+            except FastfuseError as error:
+                self._record(_failed(error))
+                raise
+            self._record(outcome)
+            return outcome
 
     def _run_as_member(self, owner: socket.socket, program: str) -> _Outcome:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
@@ -172,11 +177,13 @@ class _Run:
         settings = self._settings
         # A run whose whole control group was killed at once left these.
         sweep(settings.channels, settings.paths.data)
-        name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
-        synced = [settings.paths.of(one.local_path) for one in settings.job.synced]
-        self._note = partial(note_run, settings.paths, name, synced)
-        fetches_code = settings.job.fetches_code
-        aside = put_aside(settings.paths, name, keeps=settings.keeps, fetches_code=fetches_code, synced=synced)
+        aside = put_aside(
+            settings.paths,
+            self._name,
+            keeps=settings.keeps,
+            fetches_code=settings.job.fetches_code,
+            synced=settings.synced_places,
+        )
         if aside is not None:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
@@ -200,7 +207,8 @@ class _Run:
             artifacts=self._delivery.artifacts,
         )
         with suppress(OSError):  # as told next
-            self._note()  # again, for the script may have removed everything
+            # Again, for the script may have removed everything.
+            note_run(settings.paths, self._name, settings.synced_places)
         data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)
@@ -246,10 +254,9 @@ class _Run:
 
     def _run_to_the_end(self, program: str, environment: dict[str, str], begin_fd: int) -> _Outcome:
         try:
-            if not self._get_ready():
-                number = self._stopped_by or signal.SIGTERM
-                phase, how = self._stop_reason()
-                return _Outcome(phase, f"{how} before everything was ready", 128 + number)
+            stop = self._get_ready()
+            if stop is not None:
+                return _Outcome(stop.phase, f"{stop.text} before everything was ready", 128 + stop.number)
             self._was_ready = True
             os.eventfd_write(begin_fd, 1)
             if self._members is not None:
@@ -267,35 +274,28 @@ class _Run:
         made = script_environment(settings.job, settings.cluster, settings.paths, cpu_count=cpus, gpu_count=gpus)
         return {**settings.environment, **service_environment(settings.environment, settings.connection), **made}
 
-    def _get_ready(self) -> bool:
-        """Wait until every channel can be read; return False if we are told to stop first."""
+    def _get_ready(self) -> _Stop | None:
+        """Wait until every channel can be read; return why not if we are told to stop first."""
         while not (self._delivery.is_ready and all(channel.is_ready for channel in self._channels)):
             self._take_signal(self._look_again_s)
             for failure in (*self._failures(), self._delivery.failure):
                 if failure is not None:
                     raise failure
-            if self._must_stop():
-                return False
-        return True
+            if (stop := self._reason_to_stop()) is not None:
+                return stop
+        return None
 
-    def _must_stop(self) -> bool:
-        """Return whether a signal, or else the clock, ends the job."""
-        if self._stopped_by is None and time.monotonic() >= self._end_at_s:
-            self._is_out_of_time = True
-        return self._stopped_by is not None or self._is_out_of_time
+    def _reason_to_stop(self) -> _Stop | None:
+        """Return why the job has to end now, if it has to."""
+        if self._stop is None and time.monotonic() >= self._end_at_s:
+            text = f"after MaxRuntimeInSeconds, which is {self._settings.job.max_runtime_s}"
+            self._stop = _Stop(Phase.MAX_RUNTIME_EXCEEDED, text)
+        return self._stop
 
     @property
     def _look_again_s(self) -> float:
         """The longest wait for a signal: until the next look around, or until the job has to end."""
         return max(0.0, min(_LOOK_EVERY_S, self._end_at_s - time.monotonic()))
-
-    def _stop_reason(self) -> tuple[Phase, str]:
-        """Return how a job ends that `_must_stop`."""
-        if self._is_out_of_time:
-            text = f"after MaxRuntimeInSeconds, which is {self._settings.job.max_runtime_s}"
-            return Phase.MAX_RUNTIME_EXCEEDED, text
-        assert self._stopped_by is not None
-        return Phase.STOPPED, f"by {self._stopped_by.name}"
 
     def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
         """Run the command from its start to its end; raise the failure of a stream, for which it was told to end."""
@@ -307,8 +307,8 @@ class _Run:
         broken: list[FastfuseError] = []
         while not command.is_over:
             self._take_signal(self._look_again_s if command.left_s is None else min(command.left_s, _LOOK_EVERY_S))
-            if command.left_s is None and self._must_stop():
-                self._phases.say(f"The command is told to end {self._stop_reason()[1]}")
+            if command.left_s is None and (stop := self._reason_to_stop()) is not None:
+                self._phases.say(f"The command is told to end {stop.text}")
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             self._note_losses()
             if not broken and (broken := self._losses()):
@@ -320,9 +320,8 @@ class _Run:
         self._outlast_members()
         if broken:
             raise broken[0]
-        if self._stopped_by is not None or self._is_out_of_time:
-            phase, how = self._stop_reason()
-            return _Outcome(phase, f"{how}: {command.describe_end()}", command.exit_code)
+        if self._stop is not None:
+            return _Outcome(self._stop.phase, f"{self._stop.text}: {command.describe_end()}", command.exit_code)
         phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
         return _Outcome(phase, command.describe_end(), command.exit_code)
 
@@ -341,20 +340,20 @@ class _Run:
         end_at_s = math.inf
         while self._members.look() and time.monotonic() < end_at_s:
             self._take_signal(_LOOK_EVERY_S)
-            if end_at_s == math.inf and self._must_stop():
+            if end_at_s == math.inf and self._reason_to_stop() is not None:
                 end_at_s = time.monotonic() + self._settings.stop_timeout_s
         self._members.close()
 
     def _stay_up(self) -> _Outcome:
         """Serve without a command until we are told to stop, or no channel serves any more; raise what failed then."""
         self._phases.enter(Phase.TRAINING, "All channels are ready; SIGTERM or Ctrl-C ends it")
-        while not self._must_stop() and any(channel.exit_code is None for channel in self._channels):
+        while self._reason_to_stop() is None and any(channel.exit_code is None for channel in self._channels):
             self._take_signal(self._look_again_s)
             self._note_losses()
         for failure in self._failures():
             raise failure
-        if self._must_stop():
-            return _Outcome(*self._stop_reason(), 0)
+        if (stop := self._reason_to_stop()) is not None:
+            return _Outcome(stop.phase, stop.text, 0)
         return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
 
     def _take_signal(self, timeout_s: float) -> bool:
@@ -378,7 +377,7 @@ class _Run:
             for channel in self._channels:
                 channel.refresh()
             return False
-        self._stopped_by = self._stopped_by or number
+        self._stop = self._stop or _Stop(Phase.STOPPED, f"by {number.name}", number)
         if self._command is not None:
             # A terminal, and its hangup, signal the whole process group; a plain signal reaches one process.
             has_it = is_lost or caught.si_code == _SI_KERNEL

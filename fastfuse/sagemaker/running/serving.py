@@ -43,8 +43,8 @@ class RunSettings:
 
     job: TrainingJob
     cluster: Cluster
-    # ``/opt/ml`` of SageMaker.
-    base_dir: Path
+    # Below ``/opt/ml`` on SageMaker.
+    paths: JobPaths
     connection: ConnectionConfig
     # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
     origins: Mapping[str, IndexOrigin]
@@ -85,8 +85,9 @@ class RunSettings:
         return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
 
     @property
-    def paths(self) -> JobPaths:
-        return JobPaths(self.base_dir)
+    def synced_places(self) -> list[Path]:
+        """The directories of checkpoints and logs on this host."""
+        return [self.paths.of(one.local_path) for one in self.job.synced]
 
 
 _log = logging.getLogger(__name__)

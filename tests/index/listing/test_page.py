@@ -15,6 +15,7 @@ from bench.s3server.pages import ListQuery, render_page, select_page
 from fastfuse.errors import ServiceError
 from fastfuse.index.listing import page as page_module
 from fastfuse.index.listing.page import MAX_IN_FLIGHT, Page, Pager, parse_page
+from fastfuse.objects import ObjectColumns
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
 from tests.index.listing.test_lister import page_body
@@ -81,10 +82,10 @@ _rows, _raw_rows = rows_of(_any_text), rows_of(_xml_text)
 
 def check(page: Page, rows: list[Row]) -> None:
     assert page.keys == [row.key.encode() for row in rows]
-    assert page.sizes == [row.size for row in rows]
-    assert page.etags == [row.etag for row in rows]
-    assert page.storage_classes == [row.storage_class for row in rows]
-    assert page.mtimes_ns == [_TIME_NS] * len(rows)
+    assert page.columns.sizes == [row.size for row in rows]
+    assert page.columns.etags == [row.etag for row in rows]
+    assert page.columns.storage_classes == [row.storage_class for row in rows]
+    assert page.columns.mtimes_ns == [_TIME_NS] * len(rows)
 
 
 @given(_rows, _raw_rows)
@@ -134,7 +135,8 @@ _AWS_WITH_EVERYTHING = (
 def test_pages_as_aws_writes_them_never_reach_elementtree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(page_module, "_parse_any_order")
     page = parse_page(wrapped(_AWS_WITH_EVERYTHING * 3, truncated=True, token="t&<"))
-    assert page == Page([b"a"] * 3, [7] * 3, [_TIME_NS] * 3, ['"e"'] * 3, ["STANDARD"] * 3, True, "t&<")
+    columns = ObjectColumns([b"a"] * 3, [7] * 3, [_TIME_NS] * 3, ['"e"'] * 3, ["STANDARD"] * 3)
+    assert page == Page(columns, True, "t&<")
 
 
 @pytest.mark.parametrize("namespace", ["", ' xmlns="urn:other"'])
@@ -150,9 +152,8 @@ def test_a_pretty_printed_page_is_understood_in_any_namespace(namespace: str) ->
   <NextContinuationToken>t</NextContinuationToken>
   <CommonPrefixes><Prefix>p/</Prefix></CommonPrefixes>
 </ListBucketResult>"""
-    assert parse_page(body.encode()) == Page(
-        [b" spaced "], [5], [_TIME_NS], [""], ["STANDARD"], True, "t", common_prefixes=[b"p/"]
-    )
+    columns = ObjectColumns([b" spaced "], [5], [_TIME_NS], [""], ["STANDARD"])
+    assert parse_page(body.encode()) == Page(columns, True, "t", common_prefixes=[b"p/"])
 
 
 def test_without_an_encoding_type_percent_and_plus_are_ordinary_characters() -> None:
@@ -178,7 +179,7 @@ def test_what_looks_like_an_object_in_a_comment_or_cdata_is_none() -> None:
 
 def test_a_nul_in_an_etag_does_not_make_two_of_it() -> None:
     body = body_of([Row("a", etag="TAG"), Row("b")])
-    assert parse_page(body.replace(b"TAG", b"x&#0;y")).etags == ["x\0y", Row("b").etag]
+    assert parse_page(body.replace(b"TAG", b"x&#0;y")).columns.etags == ["x\0y", Row("b").etag]
     with pytest.raises(ServiceError, match="not XML"):
         parse_page(body.replace(b"TAG", b"x\0y"))
 
@@ -230,12 +231,12 @@ def test_a_size_that_no_column_can_hold_is_refused(size: str) -> None:
     ],
 )
 def test_times_are_read_to_the_millisecond(written: str, expected_ns: int) -> None:
-    assert parse_page(body_of([Row("a", modified=written)])).mtimes_ns == [expected_ns]
+    assert parse_page(body_of([Row("a", modified=written)])).columns.mtimes_ns == [expected_ns]
 
 
 def test_one_odd_time_among_usual_ones_is_read_too() -> None:
     body = body_of([Row("a"), Row("b", modified="2024-01-01T00:00:01+00:00"), Row("c")])
-    assert parse_page(body).mtimes_ns == [_TIME_NS, _TIME_NS + 10**9, _TIME_NS]
+    assert parse_page(body).columns.mtimes_ns == [_TIME_NS, _TIME_NS + 10**9, _TIME_NS]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,7 @@ def test_the_loopback_servers_pages_are_read_exactly(keys: list[str], url_encode
     query = ListQuery(url_encoded=url_encoded)
     page = parse_page(render_page("b", view, query, select_page(view, query, 1000)))
     assert page.keys == sorted({key.encode() for key in keys})
-    assert page.sizes == [len(key) for key in page.keys]
+    assert page.columns.sizes == [len(key) for key in page.keys]
 
 
 _REAL_KEYS = ["a", "a b", "a+b", "a%20b", "d/é", "d/<&>", "d/日本", "e/f/g"]
@@ -287,9 +288,9 @@ def test_pages_of_real_servers_are_read_as_botocore_reads_them(
     page = parse_page(bodies[-1])
     listed = reply["Contents"]
     assert page.keys == [unquote_plus(item["Key"]).encode() for item in listed]
-    assert page.sizes == [item["Size"] for item in listed]
-    assert page.etags == [item["ETag"] for item in listed]
-    assert page.mtimes_ns == [int(item["LastModified"].timestamp() * 1000) * 10**6 for item in listed]
+    assert page.columns.sizes == [item["Size"] for item in listed]
+    assert page.columns.etags == [item["ETag"] for item in listed]
+    assert page.columns.mtimes_ns == [int(item["LastModified"].timestamp() * 1000) * 10**6 for item in listed]
     assert page.common_prefixes == [unquote_plus(item["Prefix"]).encode() for item in reply.get("CommonPrefixes", [])]
     assert bool(page.common_prefixes) == bool(delimiter)
 
