@@ -176,9 +176,10 @@ class CachedReader:
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
         object_id, seed = identity(self._endpoint_url, ref)
-        if object_id in self._wrong or not self._claim(object_id, start, end):
+        if object_id in self._wrong:
             return False
-        is_begun, keeps, return_bytes = False, False, None
+        # Another mount that reads a kept object claims it for as long as it looks, which is no reason not to read it.
+        is_claimed, is_begun, keeps, return_bytes = self._claim(object_id, start, end), False, False, None
 
         def ended(data: Buffer | None) -> None:
             self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
@@ -189,13 +190,13 @@ class CachedReader:
             found = self._find(object_id, start, end)
             if found and begin_kept is not None and (place := _place(found, ref, seed)) is not None:
                 return begin_kept(place)
-            if not found and not self._is_off():
+            if is_claimed and not found and not self._is_off():
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
                 return_bytes = self._ask(seed, start, end)
                 keeps = self._writer.takes(return_bytes)
         finally:
-            if not keeps:
+            if is_claimed and not keeps:
                 self._claims.release(object_id, start, end)
         return is_begun
 

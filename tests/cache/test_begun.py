@@ -114,6 +114,37 @@ async def test_the_place_of_a_small_object_that_is_kept_is_told(tmp_path: Path) 
     assert len(places) == 3
 
 
+async def test_what_is_kept_is_read_while_another_mount_has_claimed_it(tmp_path: Path) -> None:
+    """Mounts that read the same files at the same time claim each for as long as they look."""
+    store, threads, settings = CountingStore({"small": b"x", "new": b"y"}), Threads(), settings_of(tmp_path / "cache")
+    kept, new, places = store.ref("small"), store.ref("new"), list[Place]()
+
+    def reads(reader: RangeReader, ref: ObjectRef) -> bool:
+        def begin_kept(place: Place) -> bool:
+            places.append(place)
+            return reader is other or reads(other, ref)
+
+        assert isinstance(reader, CachedReader)
+        return reader.begin(threads._begin, ref, 0, 1, lambda _: None, begin_kept)
+
+    async with tier(store, settings) as one:
+        await one.get(kept, 0, 1)
+    async with tier(store, settings) as one, tier(store, settings) as other:
+        assert reads(one, kept)
+        assert len(places) == 2
+        assert places[0] == places[1]
+        assert reads(one, new)
+        assert not reads(other, new)  # what is not kept is fetched by one of them
+        assert threads.asked == [(0, 1)]
+        threads.end(is_right=False)
+        for reader in (one, other):  # no claim is left
+            for ref in (kept, new):
+                assert isinstance(reader, CachedReader)
+                object_id, _ = identity(reader._endpoint_url, ref)
+                assert reader._claims.take(object_id, 0, 1)
+                reader._claims.release(object_id, 0, 1)
+
+
 @pytest.mark.parametrize("outcome", ["in vain", "refused", "raises", "no room in the queue"])
 async def test_what_is_not_kept_is_claimed_no_longer(outcome: str, tmp_path: Path) -> None:
     store, threads, counters = CountingStore({"big": BIG}), Threads(), Counters()
