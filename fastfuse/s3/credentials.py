@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import trio
+from aiobotocore.credentials import AioCredentials
 from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, ServiceError
@@ -62,10 +64,9 @@ async def resolve_credentials(session: AioSession) -> Credentials:
                 hint="Configure them (environment, profile, role), name a --profile, "
                 "or use --no-sign-request for a public bucket.",
             )
-        frozen = await found.get_frozen_credentials()
-    except (BotoCoreError, ClientError, OSError, RuntimeError, ValueError) as error:
-        # OSError: no token file, or no credential program. RuntimeError: refreshed credentials that are already
-        # expired. ValueError: an unreadable expiry time.
+        frozen, expires_at = await _frozen(found)
+    except (BotoCoreError, ClientError, OSError, ValueError) as error:
+        # OSError: no token file, or no credential program. ValueError: an unreadable expiry time.
         raise resolution_error(error) from safe_cause(error)
     if any(_UNSENDABLE.search(part or "") for part in (frozen.access_key, frozen.secret_key, frozen.token)):
         raise AccessError(
@@ -76,10 +77,28 @@ async def resolve_credentials(session: AioSession) -> Credentials:
         access_key=frozen.access_key,
         secret_key=frozen.secret_key,
         token=frozen.token,
-        # Only this attribute has the expiry of botocore's refreshable credentials.
-        expires_at=getattr(found, "_expiry_time", None),
+        expires_at=expires_at,
         provider=found.method or "",
     )
+
+
+async def _frozen(found: AioCredentials) -> tuple[ReadOnlyCredentials, datetime | None]:
+    """Return the keys of `found`, refreshed by botocore where they are about to expire, and when they expire.
+
+    This machine's clock may be wrong. So keys that have just come, and have expired by it, are used as if they did not
+    expire, until the service refuses them.
+    """
+    # botocore's credentials that can be refreshed have the expiry in this attribute only.
+    try:
+        frozen = await found.get_frozen_credentials()
+    except RuntimeError:  # they are expired after a refresh
+        logger.warning(
+            "The AWS credentials that have just come expired at %s by this machine's clock, which may be wrong. They "
+            "are used until the service refuses them.",
+            getattr(found, "_expiry_time", None),
+        )
+        return found._frozen_credentials, None  # noqa: SLF001 - it gives them to nobody
+    return frozen, getattr(found, "_expiry_time", None)
 
 
 def retry_if_passing(error: FastfuseError) -> None:

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import trio.testing
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import EndpointConnectionError
 
-from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
+from bench.s3server import EXPIRED_TOKEN, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
@@ -200,6 +201,31 @@ async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
     assert await source.current() == first
     clock.now += timedelta(seconds=20)
     assert (await renewed(source)).access_key == "AKIASECOND"
+
+
+async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_the_service_refuses_them(
+    aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply, calls = tmp_path / "reply", tmp_path / "calls"
+    write_process_profile(aws_environment, reply, calls=calls)
+    reply.write_text(process_reply("AKIAFIRST", timedelta(hours=-1)))
+    config = ServerConfig(clock_s=lambda: time.time() - 2 * 3600, most_skew_s=900)
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, config) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", profile="process"))
+        reader = S3Client(session)
+        ref = ObjectRef("bucket", "key", 4, "")
+        for _ in range(2):
+            assert await reader.get(ref, 0, 4) == b"data"
+        assert "expired at 2" in caplog.messages[0]
+        called = calls.read_text()
+        reply.write_text(process_reply("AKIASECOND", timedelta(hours=-1)))
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN, times=1))
+        assert await reader.get(ref, 0, 4) == b"data"
+        assert calls.read_text() > called
+        assert session.credentials is not None
+        assert session.credentials.latest is not None
+        assert session.credentials.latest.access_key == "AKIASECOND"
+        await reader.aclose()
 
 
 @pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
