@@ -23,8 +23,10 @@ def memory_limit_bytes(memberships: Path = _PROCESSES / "self/cgroup", hierarchi
     here, while the container's own group is mounted at the root: files that are missing are passed over.
     """
     groups = _groups(memberships, hierarchies, "memory")
-    # "max" (v2) is no limit. Unlimited in v1 is a number beyond any RAM, and harmless.
-    limits = [_number(_text(group / name)) for group in groups for name in ("memory.max", "memory.limit_in_bytes")]
+    # "max" (v2) is no limit. Unlimited in v1 is a number beyond any RAM, and harmless. Above memory.high the kernel
+    # kills nothing, but has whoever asks for more memory sleep.
+    names = ("memory.high", "memory.max", "memory.limit_in_bytes")
+    limits = [_number(_text(group / name)) for group in groups for name in names]
     return min((limit for limit in limits if limit is not None), default=None)
 
 

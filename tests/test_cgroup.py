@@ -33,6 +33,9 @@ def machine(tmp_path: Path) -> Machine:
     [
         ("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n"}, 1000),
         ("0::/jobs/a\n", {"jobs/a/memory.max": "max\n"}, None),
+        # What slows a group down before it is killed counts, too.
+        ("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n", "jobs/a/memory.high": "900\n"}, 900),
+        ("0::/jobs/a\n", {"jobs/a/memory.max": "1000\n", "jobs/a/memory.high": "max\n"}, 1000),
         # The tighter limit of an ancestor counts.
         ("0::/jobs/a\n", {"jobs/memory.max": "500\n", "jobs/a/memory.max": "1000\n"}, 500),
         # A container sees only its own group, at the root of the mount.
