@@ -33,7 +33,7 @@ _MAX_LEADING_ROWS = 1024
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
 
-# One order in which files come. Each is an inode, or a row of the table, as the kind of order has it.
+# One order in which files come. An announced one has their inodes, the others the rows of the table.
 _Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
 _Answer = TypeVar("_Answer")
 
@@ -219,16 +219,17 @@ class Prefetcher:
             if part is not None:
                 announcer.wake()
                 return part
-        part = self._part_of(self._listed, by_row=True)
+        part = self._part_of(self._listed)
         # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
         if part is None and all(announcer.decisions.is_spent for announcer in self._announcers):
-            part = self._part_of(self._shuffled, by_row=True, is_guess=True)
+            part = self._part_of(self._shuffled)
         return part
 
-    def _part_of(self, order: _Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
+    def _part_of(self, order: _Order) -> Part | None:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
+        is_guess = order is self._shuffled
         while (place := order.next()) is not None:
-            inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)
+            inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
             adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
             if adopted_bytes:
                 self._shuffled.adopted()
