@@ -253,9 +253,7 @@ class S3Client:
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
-                    failure, is_mended = await self._refusal(
-                        connection, head, ref.bucket, route, credentials, is_read=True
-                    )
+                    failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
                     self._note_refusal(head.status, failure)
                     raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
                 self._routes.has_met_s3 = True
@@ -295,10 +293,10 @@ class S3Client:
                     failure = bodies.failure_of_page(head, page)
                 else:
                     failure, is_mended = await self._refusal(
-                        connection, head, bucket, route, credentials, is_read=is_read, has_body=is_list
+                        connection, head, route, credentials, is_read=is_read, has_body=is_list
                     )
             except BadReplyHeadError as error:
-                raise self._routes.no_service(error, bucket, route) from error
+                raise self._routes.no_service(error, route) from error
             except OSError as error:
                 failure = failure_of_connection(error)
             finally:
@@ -336,7 +334,6 @@ class S3Client:
         self,
         connection: Connection,
         head: ReplyHead,
-        bucket: str,
         route: Route,
         credentials: Credentials | None,
         *,
@@ -351,7 +348,7 @@ class S3Client:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
-            return failure, self._routes.correct(bucket, failure.region, route)
+            return failure, self._routes.correct(route, failure.region)
         if failure.kind is Kind.SKEWED:
             return failure, self.session.clock.correct(head.headers.get("date", ""))
         # A HEAD answered 403 does not tell a denied object from revoked keys.

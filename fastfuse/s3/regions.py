@@ -51,7 +51,7 @@ class Regions:
     async def _region(self, bucket: str, *, is_read: bool) -> str:
         if region := named_region(self._session, bucket):
             return region
-        ask = partial(self._ask, bucket, self._routes.make(bucket, DEFAULT_REGION), is_read=is_read)
+        ask = partial(self._ask, self._routes.make(bucket, DEFAULT_REGION), is_read=is_read)
         if is_read:
             return await ask()
         with trio.move_on_after(_DEADLINE_S):
@@ -59,21 +59,21 @@ class Regions:
         failure = Failure(kind=Kind.UNREACHABLE, detail=f"no answer in {_DEADLINE_S:g} s")
         raise self._session.command_error(failure, bucket, "", DEFAULT_REGION)
 
-    async def _ask(self, bucket: str, route: Route, *, is_read: bool) -> str:
+    async def _ask(self, route: Route, *, is_read: bool) -> str:
         """Return the region that the service names; `DEFAULT_REGION` where a server of one's own names none."""
         try:
             connection, head = await self._routes.ask(route, route.request("HEAD", None), self._watch, has_body=False)
             self._routes.put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except BadReplyHeadError as error:
-            raise self._routes.no_service(error, bucket, route) from error
+            raise self._routes.no_service(error, route) from error
         except OSError as error:
             failure = failure_of_connection(error)
         if not is_read:
             failure = self._routes.judged(failure)
         if failure.region:
             return failure.region
-        final = self._session.command_error(failure, bucket, "", DEFAULT_REGION)
+        final = self._session.command_error(failure, route.bucket, "", DEFAULT_REGION)
         if failure.kind in _UNANSWERED:
             raise RetryableError(final, failure, is_read=is_read)
         if self._session.endpoint_url is not None:
@@ -81,7 +81,7 @@ class Regions:
         if failure.kind is Kind.CHANGED:
             raise final
         raise ConfigurationError(
-            f"The region of the bucket {bucket!r} could not be found out ({failure.detail}).",
+            f"The region of the bucket {route.bucket!r} could not be found out ({failure.detail}).",
             hint="Name it with --region.",
         )
 

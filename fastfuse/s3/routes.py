@@ -48,6 +48,7 @@ def quoted_key(key: str) -> str:
 class Route:
     """The way of requests to one bucket."""
 
+    bucket: str
     endpoint: Endpoint
     # The text before the path in the request line: empty, or for a plain HTTP proxy the scheme and host.
     origin: str
@@ -167,20 +168,19 @@ class Routes:
         route = self._routes[bucket] = self.make(bucket, region)
         return route
 
-    def correct(self, bucket: str, region: str, route: Route) -> bool:
-        """Reach `bucket` in the `region` that the service named in reply to a request over `route`.
+    def correct(self, route: Route, region: str) -> bool:
+        """Reach the bucket of `route` in the `region` that the service named in reply to a request over `route`.
 
         Return whether there is another route now.
         """
+        bucket, used = route.bucket, route.endpoint.region
         if self._routes.get(bucket) is not route:
             return True  # another request has corrected it
-        if not region or region == route.endpoint.region or bucket in self._corrected:
+        if not region or region == used or bucket in self._corrected:
             return False
         self._corrected.add(bucket)
         self.add(bucket, region)
-        _log.warning(
-            "The bucket %r is in the region %s, not in %s: using it there.", bucket, region, route.endpoint.region
-        )
+        _log.warning("The bucket %r is in the region %s, not in %s: using it there.", bucket, region, used)
         return True
 
     async def connect(self, route: Route) -> Connection:
@@ -253,10 +253,10 @@ class Routes:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
         return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self.has_met_s3 else failure
 
-    def no_service(self, error: BadReplyHeadError, bucket: str, route: Route) -> FastfuseError:
+    def no_service(self, error: BadReplyHeadError, route: Route) -> FastfuseError:
         """Return the error of a command whose reply over `route` is not HTTP/1.1."""
         failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
-        return self._session.command_error(failure, bucket, "", route.endpoint.region)
+        return self._session.command_error(failure, route.bucket, "", route.endpoint.region)
 
     def make(self, bucket: str, region: str) -> Route:
         """Return the route to `bucket` in `region`, and remember only its connections.
@@ -279,6 +279,7 @@ class Routes:
             origin = f"http://{endpoint.host_header}"
             head += f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         return Route(
+            bucket=bucket,
             endpoint=endpoint,
             origin=origin,
             head=head,
