@@ -176,26 +176,27 @@ class S3Client:
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        began_s, failed = trio.current_time(), None
+        began_s = trio.current_time()
+        failed: RetryableError | None = None
         if end - start <= TASK_BYTES:
             # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
-            reply = await self._get_at_once(ref, start, end)
-            if isinstance(reply, tuple):
-                return reply
-            failed = reply
+            try:
+                reply = await self._get_at_once(ref, start, end)
+                if reply is not None:
+                    return reply
+            except RetryableError as error:
+                failed = error
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, ref, start, end)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
-    async def _get_at_once(
-        self, ref: ObjectRef, start: int, end: int
-    ) -> tuple[Buffer, ReplyHead] | RetryableError | None:
-        """Return a range over an idle connection; None where there is none or the server has closed it; why it failed.
+    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
+        """Return a range over an idle connection; None where there is none or the server has closed it.
 
         Raises:
-            ReadError: it failed for good.
+            RetryableError, ReadError: it failed, perhaps for good.
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._routes.is_closed
@@ -208,8 +209,6 @@ class S3Client:
             if reply is not None and self._retries.is_in_trouble:
                 self._retries.answered()
             return reply
-        except RetryableError as error:
-            return error
         finally:
             self._slots.release()
 
