@@ -7,14 +7,6 @@ and errors of one read (`errno`, answered to the kernel). Foreign exceptions are
 
 import errno as _errno
 
-__all__ = [
-    *("AccessError", "BadReplyError", "ConditionsUnsupportedError", "ConfigurationError", "DeadlineError"),
-    *("DiskError", "EmptySourceError", "FastfuseError", "ForbiddenObjectError", "IntegrityError"),
-    *("MissingObjectError", "MountError", "ObjectArchivedError", "ObjectChangedError", "ObjectDeniedError"),
-    *("OutputError", "ReadError", "RefusedError", "ServiceError", "SourceError"),
-    *("StaleInodeError", "UnavailableError", "UploadGoneError", "WriteConflictError", "about", "errno_for", "first_of"),
-]
-
 
 class FastfuseError(Exception):
     """Root of the tree. ``str(error)`` is one sentence for the user; `hint` says what to do about it.

@@ -22,6 +22,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import StallWatch
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
+from fastfuse.s3.regions import named_region
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import NotConnectedError, Route, Routes, failure_of_connection
 
@@ -65,7 +66,7 @@ class _Steps:
         self._session = session
         self._client = S3Client(session)
         self._watch = StallWatch(_PATIENCE_S / 2, _PATIENCE_S)
-        self._routes = Routes(session, self._watch, _any_region)
+        self._routes = Routes(session, self._watch)
         self._head: ReplyHead | None = None
         self._refs: list[ObjectRef] = []
 
@@ -96,7 +97,7 @@ class _Steps:
         return [Finding("credentials", Level.OK, f"...{found.access_key[-4:]} from {found.provider}, {until}")]
 
     async def _address(self) -> list[Finding]:
-        endpoint = (await self._route()).endpoint
+        endpoint = self._route().endpoint
         proxy = endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
         try:
@@ -111,7 +112,7 @@ class _Steps:
         return [Finding("address", Level.OK, f"{through}, {len(addresses)} {noun}")]
 
     async def _connection(self) -> list[Finding]:
-        route = await self._route()
+        route = self._route()
         began_s = trio.current_time()
         try:
             try:
@@ -181,10 +182,8 @@ class _Steps:
         found = await measure_network(self._client, sorted(usable, key=lambda ref: -ref.size_bytes), usable)
         return network(found.network, found.note)
 
-    async def _route(self) -> Route:
-        return await self._routes.find(self._source.bucket)
-
-
-async def _any_region(_bucket: str, _route: Route, _is_read: bool) -> str:
-    """Return a region whose address will do for the first steps: a later one asks for the right region."""
-    return DEFAULT_REGION
+    def _route(self) -> Route:
+        """Return a route that will do for the first steps; a later step asks for the right region."""
+        bucket = self._source.bucket
+        known = self._routes.known(bucket)
+        return known or self._routes.add(bucket, named_region(self._session, bucket) or DEFAULT_REGION)

@@ -2,7 +2,7 @@
 
 `engine` is the seam to the FUSE layer. A file is *begun* by its first read. `window` decides what to fetch of a file
 that is read (pure: where by `cursor`, how far ahead by `pace`), and `stream` carries it out. `prefetch` does both for
-files that are not begun yet. `pool` owns the memory.
+files that are not begun yet. `pool` owns the memory, and `fetches` makes the GETs.
 """
 
 from fastfuse.readahead.engine import ReadEngine, ReadStatistics

@@ -11,11 +11,11 @@ from itertools import islice
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.readahead.fetches import Fetches, ReadCounts
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.own_pace import OwnPace
-from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Fetches, ReadCounts
+from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool, PoolStatistics
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
@@ -59,18 +59,17 @@ class ReadEngine:
         self._reader = reader
         self._config = config
         self._listing = listing
-        self._fetches = Fetches(nursery)
         self._pool = PartPool(config, claims)
+        self._fetches = Fetches(reader, self._pool, nursery, config)
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
-        self._service = ServicePace(config.first_window_bytes)
         self._delivered = Delivered()
         # Large files that readers are about to begin, oldest first, and the unforeseen ones begun before each.
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
         self._own_pace = OwnPace()
         self._prefetcher = Prefetcher(
-            listing, self._delivered, self._pool, reader, config, self._fetches, self._own_pace, claims
+            listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
         )
 
     def begin_parts_by(self, begin: BeginGet) -> None:
@@ -272,9 +271,9 @@ class ReadEngine:
     def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
         stream = self._stream_of(inode, ref)
         if stream is None:
-            file, service = self._pool.open(inode, ref), self._service
+            file = self._pool.open(inode, ref)
             stream = self._streams[inode] = Stream(
-                file, self._reader, self._pool, self._config, self._fetches, service, self._read_on, is_cached
+                file, self._pool, self._config, self._fetches, self._read_on, is_cached
             )
             if len(self._streams) > _MAX_STREAMS:
                 self.release(next(iter(self._streams)))

@@ -1,18 +1,14 @@
 """A part is one contiguous range of one version of one object: fetched by one GET, read by anyone."""
 
-import math
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Protocol
 
 import trio
 
-from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
-from fastfuse.s3.base import BeginGet
 
 
 class Claims(Protocol):
@@ -51,8 +47,8 @@ class Part:
     """
 
     __slots__ = (
-        *("arrived", "data", "end", "error", "file", "is_demanded", "is_expected", "is_left", "losses", "readers"),
-        *("room", "shelf", "size_bytes", "start", "unread_bytes"),
+        *("arrived", "began_beside", "began_s", "data", "end", "error", "file", "is_demanded", "is_expected"),
+        *("is_left", "losses", "readers", "room", "shelf", "size_bytes", "start", "unread_bytes"),
     )
 
     def __init__(
@@ -74,6 +70,8 @@ class Part:
         self.arrived = trio.Event()
         # Set when a part that had to wait for memory or a connection has got it; None for the others.
         self.room: trio.Event | None = None
+        # When its GET began, on trio's clock, and how many were in flight then.
+        self.began_s, self.began_beside = 0.0, 0
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
         # At zero the kernel's page cache has it all. A byte read twice counts twice, so it is an estimate.
@@ -199,61 +197,3 @@ class FileParts:
             self.size_bytes -= part.size_bytes
             del self._parts[part.start]
             del self._starts[bisect_right(self._starts, part.start) - 1]
-
-
-@dataclass(slots=True)
-class ReadCounts:
-    """The counts of all files of an engine together. A read is a hit when it waited for nothing."""
-
-    hits: int = 0
-    # Reads that waited, and those of their bytes that were not in memory when they came.
-    waits: int = 0
-    waited_bytes: int = 0
-    demanded_parts: int = 0
-    ahead_parts: int = 0
-    prefetched_parts: int = 0
-    failed_parts: int = 0
-
-
-class Fetches:
-    """Tasks in `nursery` that begin in the order in which they are started.
-
-    trio runs the tasks that become ready in one turn in either order, by chance. Without this queue the part that a
-    reader waits for would often be requested last.
-    """
-
-    def __init__(self, nursery: trio.Nursery) -> None:
-        self.counts = ReadCounts()
-        # A way to get a part that takes no task; None where there is none.
-        self.begin: BeginGet | None = None
-        # Why the last GET failed that the service did not answer, and when, on trio's clock.
-        self._cause, self._failed_s = "", -math.inf
-        self._nursery = nursery
-        self._next: deque[tuple[Callable[[Part], Awaitable[None]], Part]] = deque()
-
-    @property
-    def are_queued(self) -> bool:
-        """True if tasks were started that have not begun: what is begun at once would overtake them."""
-        return bool(self._next)
-
-    def start(self, fetch: Callable[[Part], Awaitable[None]], part: Part) -> None:
-        """Call `fetch`, which must raise nothing, with `part` in a task of its own."""
-        self._next.append((fetch, part))
-        self._nursery.start_soon(self._run_next)
-
-    def failed(self, error: Exception) -> None:
-        """Note that a GET failed."""
-        self.counts.failed_parts += 1
-        if isinstance(error, UnavailableError):
-            self._cause, self._failed_s = str(error), trio.current_time()
-
-    def late(self, ref: ObjectRef, began_s: float, deadline_s: float) -> DeadlineError:
-        """Return the error of a read of `ref` that waited from `began_s` on, with what failed meanwhile."""
-        text = f"{ref.key!r} could not be read within {deadline_s:g} s."
-        if self._failed_s >= began_s:
-            return DeadlineError(f"{text} What failed last: {self._cause}")
-        return DeadlineError(text, hint=DeadlineError.TOO_SLOW_HINT)
-
-    async def _run_next(self) -> None:
-        fetch, part = self._next.popleft()
-        await fetch(part)

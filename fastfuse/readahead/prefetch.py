@@ -8,21 +8,22 @@ before a refresh) also give way to files of the other orders, which adopt them o
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 
-from fastfuse.errors import FastfuseError, UnavailableError
+from fastfuse.errors import FastfuseError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.listed import ListingOrder
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Fetches, Part
+from fastfuse.readahead.parts import Claims, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.shuffled import ShuffledEpoch
-from fastfuse.s3.base import RangeReader
 
 # The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
@@ -32,7 +33,7 @@ _MAX_LEADING_ROWS = 1024
 # room for one more to each so many that run.
 _TASKS_PER_FILE = 8
 
-# One order in which files come. Each is an inode, or a row of the table, as the kind of order has it.
+# One order in which files come. An announced one has their inodes, the others the rows of the table.
 _Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
 _Answer = TypeVar("_Answer")
 
@@ -106,7 +107,6 @@ class Prefetcher:
     _listing: Callable[[], Listing]
     _delivered: Delivered
     _pool: PartPool
-    _reader: RangeReader
     _config: ReadaheadConfig
     _fetches: Fetches
     _own_pace: OwnPace
@@ -205,7 +205,7 @@ class Prefetcher:
         self._unheeded = 0
         while (part := self._next_part()) is not None:
             self._tasks += 1
-            self._fetches.start(self._fetch, part)
+            self._fetches.start(partial(self._fetch, part))
         for announcer in self._announcers:
             announcer.wake()
 
@@ -223,16 +223,17 @@ class Prefetcher:
             if part is not None:
                 announcer.wake()
                 return part
-        part = self._part_of(self._listed, by_row=True)
+        part = self._part_of(self._listed)
         # A guess takes what room there is, and of nobody's; an order that is announced has all of it.
         if part is None and all(announcer.decisions.is_spent for announcer in self._announcers):
-            part = self._part_of(self._shuffled, by_row=True, is_guess=True)
+            part = self._part_of(self._shuffled)
         return part
 
-    def _part_of(self, order: _Order, *, by_row: bool = False, is_guess: bool = False) -> Part | None:
+    def _part_of(self, order: _Order) -> Part | None:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
+        is_guess = order is self._shuffled
         while (place := order.next()) is not None:
-            inode, size_bytes = (self._file_at(place) or (0, 0)) if by_row else (place, None)
+            inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
             adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
             if adopted_bytes:
                 self._shuffled.adopted()
@@ -299,21 +300,9 @@ class Prefetcher:
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
         try:
-            await self._fetch_one(part)
+            await self._fetches.run(part)
             while (following := self._next_part()) is not None:
                 self._unheeded = max(0, self._unheeded - 1)
-                await self._fetch_one(following)
+                await self._fetches.run(following)
         finally:
             self._tasks -= 1
-
-    async def _fetch_one(self, part: Part) -> None:
-        try:
-            data = await self._reader.get(part.file.ref, part.start, part.end)
-        except trio.Cancelled:
-            self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this fetch, not the mount
-            self._fetches.failed(error)
-            self._pool.fail(part, error)
-        else:
-            self._pool.land(part, data)

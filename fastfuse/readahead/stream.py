@@ -5,21 +5,18 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from math import inf
 
 import trio
 
-from fastfuse.errors import UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import Rest, ServicePace
-from fastfuse.readahead.parts import Fetches, FileParts, Part
+from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.ranges import OPENING_PARTS, parts_around
 from fastfuse.readahead.window import Window
-from fastfuse.s3.base import RangeReader
 
 # The rest of a file comes over more connections, but nobody asked for its bytes. A price at the rate of few of them
 # spares the network where a library reads a few places: docs/MEASUREMENTS.md.
@@ -33,16 +30,13 @@ _NO_WINDOW = Window(0, ReadaheadConfig(), ServicePace())
 class Stream:
     """Reads one version of one object for all its readers.
 
-    `fetches` must outlive every `read`. If a task is cancelled while it waits, the fetch goes on for the others, and
-    ends in the pool.
+    If a task is cancelled while it waits, the fetch goes on for the others, and ends in the pool.
     """
 
     file: FileParts
-    _reader: RangeReader
     _pool: PartPool
     _config: ReadaheadConfig
     _fetches: Fetches
-    _service: ServicePace
     # Takes the inode, how far past the end of the file its window reaches, and how far the reader is from that end.
     _beyond: Callable[[int, int, int], None]
     # Most likely the kernel has the file, and asks only for what it has dropped.
@@ -119,7 +113,9 @@ class Stream:
     def _foresee(self, offset: int, end: int) -> Cursor:
         """Return the cursor of the reader that asks for ``[offset, end)``."""
         if self.window is _NO_WINDOW:
-            self.window = Window(self.file.ref.size_bytes, self._config, self._service, is_cached=self._is_cached)
+            self.window = Window(
+                self.file.ref.size_bytes, self._config, self._fetches.service, is_cached=self._is_cached
+            )
         self._cursor = cursor = self.window.read(offset, end)
         if self.window.left:
             self._leave()
@@ -199,7 +195,7 @@ class Stream:
         self._cursor = None
         if part.error is not None:
             raise part.error
-        late = self._fetches.late(self.file.ref, began_s, self._config.read_deadline_s)
+        late = self._fetches.late(self.file.ref, began_s)
         # Nobody waits for a turn of what this read wanted any more; a read that comes to such a part later asks again.
         for left in [left for left in self.file.waiting if offset < left.end and left.start < end and not left.readers]:
             self._pool.fail(left, late)
@@ -228,7 +224,7 @@ class Stream:
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left = not cursor.is_foreseen
-                self._start(part)
+                self._fetches.fetch(part, self._landed)
                 offset = part_end
             if is_lost and file.cached.lose(min(offset, end) - first):
                 self.window.restart_ahead()
@@ -296,7 +292,7 @@ class Stream:
 
     def _weigh_rest(self, cursor: Cursor) -> None:
         """Fetch the rest of the file from now on, if reads at random places have waited for as long as that takes."""
-        file, config, service = self.file, self._config, self._service
+        file, config, service = self.file, self._config, self._fetches.service
         rest_bytes = file.ref.size_bytes - file.size_bytes
         if cursor.is_foreseen or not rest_bytes or not self._has_room_for_rest():
             return
@@ -329,7 +325,7 @@ class Stream:
     def _start_ahead(self, start: int, end: int) -> Part | None:
         """Return a new part from `start` on, to `end` at most; None if others need what it takes."""
         end = min(end, self.file.gap(start)[1])
-        if self._service.is_full(self._pool.parts_in_flight, end - start):
+        if self._fetches.service.is_full(self._pool.parts_in_flight, end - start):
             return None
         return self._try_ahead(start, end)
 
@@ -337,66 +333,10 @@ class Stream:
         part = self._pool.try_ahead(self.file, start, end)
         if part is not None:
             self._fetches.counts.ahead_parts += 1
-            self._start(part)
+            self._fetches.fetch(part, self._landed)
         return part
 
-    def _start(self, part: Part) -> None:
-        """Fetch `part` from now on, or from when there is room for it; if it is ahead, after those started before."""
-        if part.room is not None or (self._fetches.are_queued and not part.is_demanded):
-            self._fetches.start(partial(self._fetch, may_begin=True), part)
-        elif not self._begin(part):
-            self._fetches.start(self._fetch, part)
-
-    def _begin(self, part: Part) -> bool:
-        """Begin the GET of `part` if that takes no task; return whether it is under way."""
-        if self._fetches.begin is None:
-            return False
-        ended = partial(self._ended, part, trio.current_time(), self._pool.parts_in_flight)
-        try:
-            return self._fetches.begin(self.file.ref, part.start, part.end, ended)
-        except Exception:  # noqa: BLE001 - the client meets it again, and tells it
-            return False
-
-    def _ended(self, part: Part, began_s: float, in_flight: int, data: Buffer | None) -> None:
-        if data is None:
-            # Readers have waited since it began, and are to hear from this GET why it failed.
-            self._fetches.start(partial(self._fetch, ends_s=began_s + self._config.read_deadline_s), part)
-        else:
-            self._land(part, data, began_s, in_flight)
-
-    async def _fetch(self, part: Part, *, may_begin: bool = False, ends_s: float = inf) -> None:
-        """Fetch `part`, once there is room for it, or fail its readers, until `ends_s`. Raise nothing but `Cancelled`.
-
-        It `may_begin` without this task if that was not tried.
-        """
-        try:
-            if part.room is not None:
-                await part.room.wait()
-            if part.error is not None or (may_begin and self._begin(part)):
-                return
-            began_s, in_flight = trio.current_time(), self._pool.parts_in_flight
-            data = await self._get(part, ends_s)
-        except trio.Cancelled:
-            self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this read, not the mount
-            self._fetches.failed(error)
-            self._pool.fail(part, error)
-        else:
-            self._land(part, data, began_s, in_flight)
-
-    async def _get(self, part: Part, ends_s: float) -> Buffer:
-        get = partial(self._reader.get, self.file.ref, part.start, part.end)
-        if ends_s == inf:
-            return await get()  # a cancel scope would be in vain
-        with trio.move_on_at(ends_s):
-            return await get()
-        raise self._fetches.late(self.file.ref, ends_s - self._config.read_deadline_s, self._config.read_deadline_s)
-
-    def _land(self, part: Part, data: Buffer, began_s: float, in_flight: int) -> None:
-        """Hold the `data` of `part`, whose GET began at `began_s` beside others `in_flight`, and read on ahead."""
-        took_s = trio.current_time() - began_s
-        self._service.landed(part.size_bytes, took_s, (in_flight + self._pool.parts_in_flight) // 2)
-        self._pool.land(part, data)
+    def _landed(self) -> None:
+        """Read on ahead, as a part of this file is there."""
         if self._cursor is not None:
             self._read_ahead(self._cursor)

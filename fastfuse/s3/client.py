@@ -13,7 +13,6 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import (
-    ConfigurationError,
     DeadlineError,
     FastfuseError,
     ReadError,
@@ -23,7 +22,7 @@ from fastfuse.errors import (
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
-from fastfuse.s3.aws import DEFAULT_REGION, S3Session, stall_timeout_s
+from fastfuse.s3.aws import S3Session, stall_timeout_s
 from fastfuse.s3.base import LIST_DEADLINE_S
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments, object_of
@@ -33,13 +32,12 @@ from fastfuse.s3.failures import Failure, Kind, as_read_error, failure_of_reply,
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.rate import RequestRate
+from fastfuse.s3.regions import Regions
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection, read_failure
 
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
-# The deadline of the search for a bucket's region, retries included. It delays the start of the mount.
-_REGION_DEADLINE_S = 20.0
 
 
 class S3Client:
@@ -63,17 +61,16 @@ class S3Client:
         self._slots = trio.Semaphore(config.max_connections)
         self._read_watch = StallWatch(stall_timeout_s(config), config.deadline_s)
         self._list_watch = StallWatch(_LIST_STALL_S, LIST_DEADLINE_S)
-        self._routes = Routes(session, self._read_watch, self._ask_region)
         self._retries = retries or Retries(counters)
+        self._routes = Routes(session, self._read_watch)
+        self._regions = Regions(session, self._routes, self._retries, self._read_watch)
         self._rate, self._turn = RequestRate(), trio.Lock()
         self._throttled_by = ""  # the last reply that throttled
         self._credentials: Credentials | None = None  # those that signed last
-        self._has_met_s3 = False  # whether an S3 service has answered
         head = partial(self._head, is_read=True)
         self._integrity = Integrity(
             is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
         )
-        self._closed = False
 
     @property
     def max_connections(self) -> int:
@@ -101,10 +98,12 @@ class S3Client:
 
     def direct(self, bucket: str, prefix: str) -> Direct | None:
         """Return how GETs of whole objects below `prefix` are made elsewhere, or None if only `get` may."""
+        if self._routes.is_closed or self.session.config.verify:
+            return None
+        if self._retries.is_in_trouble or self._rate.is_limited:
+            return None
         route, source = self._routes.known(bucket), self.session.credentials
-        is_ready = not self._closed and (source is None or source.is_current) and not self.session.config.verify
-        is_ready = is_ready and not self._retries.is_in_trouble and not self._rate.is_limited
-        if route is None or not is_ready or route.endpoint.proxy is not None:
+        if route is None or route.endpoint.proxy is not None or (source is not None and not source.is_current):
             return None
         tls = self.session.tls if route.endpoint.scheme == "https" else None
         return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
@@ -169,38 +168,38 @@ class S3Client:
 
     async def region(self, bucket: str, *, is_read: bool = False) -> str:
         """Return the region of `bucket`. Raises as `list`, and `RetryableError` as a read (`is_read`) does."""
-        return (await self._routes.find(bucket, is_read=is_read)).endpoint.region
+        return (await self._regions.route(bucket, is_read=is_read)).endpoint.region
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a request in flight fails or finishes, and none may be started."""
-        self._closed = True
         self._routes.close()
         await trio.lowlevel.checkpoint()
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
-        began_s, failed = trio.current_time(), None
+        began_s = trio.current_time()
+        failed: RetryableError | None = None
         if end - start <= TASK_BYTES:
             # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
-            reply = await self._get_at_once(ref, start, end)
-            if isinstance(reply, tuple):
-                return reply
-            failed = reply
+            try:
+                reply = await self._get_at_once(ref, start, end)
+                if reply is not None:
+                    return reply
+            except RetryableError as error:
+                failed = error
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, ref, start, end)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
-    async def _get_at_once(
-        self, ref: ObjectRef, start: int, end: int
-    ) -> tuple[Buffer, ReplyHead] | RetryableError | None:
-        """Return a range over an idle connection; None where there is none or the server has closed it; why it failed.
+    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
+        """Return a range over an idle connection; None where there is none or the server has closed it.
 
         Raises:
-            ReadError: it failed for good.
+            RetryableError, ReadError: it failed, perhaps for good.
         """
         route, source = self._routes.known(ref.bucket), self.session.credentials
-        is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._closed
+        is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._routes.is_closed
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
         self._slots.acquire_nowait()
@@ -210,8 +209,6 @@ class S3Client:
             if reply is not None and self._retries.is_in_trouble:
                 self._retries.answered()
             return reply
-        except RetryableError as error:
-            return error
         finally:
             self._slots.release()
 
@@ -255,17 +252,15 @@ class S3Client:
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
-                    failure, is_mended = await self._refusal(
-                        connection, head, ref.bucket, route, credentials, is_read=True
-                    )
+                    failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
                     self._note_refusal(head.status, failure)
                     raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
-                self._has_met_s3 = True
+                self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
                 await bodies.read_range(connection, head, ref, start, data)
                 self._rate.answered(trio.current_time())
             finally:
-                self._put_back(route, connection)
+                self._routes.put_back(route, connection)
             return data.toreadonly(), head
         except (BadReplyHeadError, OSError) as error:
             raise read_failure(error, ref) from error
@@ -291,76 +286,31 @@ class S3Client:
                 connection, head = await self._routes.ask(route, request, watch, has_body=is_list)
                 if head.status == 200 or (head.status == 206 and key and query):  # of a part of an upload
                     page = await bodies.read_page(connection, head, bucket) if is_list else b""
-                    self._has_met_s3 = self._has_met_s3 or bodies.is_of_s3(head, page)
+                    self._routes.has_met_s3 = self._routes.has_met_s3 or bodies.is_of_s3(head, page)
                     if not is_list or bodies.is_whole_page(page):
                         return head, page
                     failure = bodies.failure_of_page(head, page)
                 else:
                     failure, is_mended = await self._refusal(
-                        connection, head, bucket, route, credentials, is_read=is_read, has_body=is_list
+                        connection, head, route, credentials, is_read=is_read, has_body=is_list
                     )
             except BadReplyHeadError as error:
-                raise self._no_service(error, bucket, route) from error
+                raise self._routes.no_service(error, route) from error
             except OSError as error:
                 failure = failure_of_connection(error)
             finally:
                 if connection is not None:
-                    self._put_back(route, connection)
-        failure = self._judged(failure)
+                    self._routes.put_back(route, connection)
+        failure = self._routes.judged(failure)
         final = self.session.command_error(failure, bucket, key, route.endpoint.region)
         raise RetryableError(final, failure, is_read=is_read, is_mended=is_mended)
-
-    async def _ask_region(self, bucket: str, route: Route, is_read: bool) -> str:
-        """Return the region that the service names for `bucket` in reply to one unsigned request over `route`.
-
-        A server of one's own that names none gets `DEFAULT_REGION`.
-
-        Raises:
-            SourceError, ConfigurationError, ServiceError: no such bucket, no region from AWS, no answer.
-            RetryableError: nothing answers a read (`is_read`), which tries again itself.
-        """
-        if is_read:
-            return await self._ask_region_once(bucket, route, is_read=True)
-        with trio.move_on_after(_REGION_DEADLINE_S):
-            return await self._retries.run(
-                partial(self._ask_region_once, bucket, route, is_read=False), name=f"the region of {bucket!r}"
-            )
-        failure = Failure(kind=Kind.UNREACHABLE, detail=f"no answer in {_REGION_DEADLINE_S:g} s")
-        raise self.session.command_error(failure, bucket, "", DEFAULT_REGION)
-
-    async def _ask_region_once(self, bucket: str, route: Route, *, is_read: bool) -> str:
-        try:
-            # Unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
-            request = route.request("HEAD", None)
-            connection, head = await self._routes.ask(route, request, self._read_watch, has_body=False)
-            self._put_back(route, connection)
-            failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
-        except BadReplyHeadError as error:
-            raise self._no_service(error, bucket, route) from error
-        except OSError as error:
-            failure = failure_of_connection(error)
-        if not is_read:
-            failure = self._judged(failure)
-        if failure.region:
-            return failure.region
-        final = self.session.command_error(failure, bucket, "", DEFAULT_REGION)
-        if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TLS, Kind.NOT_S3):
-            raise RetryableError(final, failure, is_read=is_read)
-        if self.session.endpoint_url is not None:
-            return DEFAULT_REGION
-        if failure.kind is Kind.CHANGED:
-            raise final
-        raise ConfigurationError(
-            f"The region of the bucket {bucket!r} could not be found out ({failure.detail}).",
-            hint="Name it with --region.",
-        )
 
     async def prepare(self, bucket: str, *, is_read: bool = False) -> tuple[Route, Credentials | None]:
         """Return how to reach `bucket` and what to sign with, found at the first request if not before.
 
         Raises as `list`, and `RetryableError` as a read (`is_read`) does.
         """
-        if self._closed:
+        if self._routes.is_closed:
             raise RuntimeError("the client is closed")
         source = self.session.credentials
         try:
@@ -369,7 +319,7 @@ class S3Client:
             if is_read:
                 retry_if_passing(error)
             raise
-        return await self._routes.find(bucket, is_read=is_read), self._signing(credentials)
+        return await self._regions.route(bucket, is_read=is_read), self._signing(credentials)
 
     def _signing(self, credentials: Credentials | None) -> Credentials | None:
         """Return `credentials`, and count them as renewed if others signed before."""
@@ -383,7 +333,6 @@ class S3Client:
         self,
         connection: Connection,
         head: ReplyHead,
-        bucket: str,
         route: Route,
         credentials: Credentials | None,
         *,
@@ -392,13 +341,13 @@ class S3Client:
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
         document = await bodies.read_document(connection, head) if has_body else b""
-        self._has_met_s3 = self._has_met_s3 or bodies.is_of_s3(head, document)
+        self._routes.has_met_s3 = self._routes.has_met_s3 or bodies.is_of_s3(head, document)
         failure = bodies.failure_of_refusal(head, document)
         if not has_body and head.status == 400 and not failure.region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
-            return failure, await self._routes.correct(bucket, failure.region, route)
+            return failure, self._routes.correct(route, failure.region)
         if failure.kind is Kind.SKEWED:
             return failure, self.session.clock.correct(head.headers.get("date", ""))
         # A HEAD answered 403 does not tell a denied object from revoked keys.
@@ -411,20 +360,6 @@ class S3Client:
         if failure.kind is Kind.THROTTLED:
             self._throttled_by = failure.detail
             self._rate.throttled(trio.current_time())
-
-    def _judged(self, failure: Failure) -> Failure:
-        """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
-        return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self._has_met_s3 else failure
-
-    def _no_service(self, error: BadReplyHeadError, bucket: str, route: Route) -> FastfuseError:
-        failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
-        return self.session.command_error(failure, bucket, "", route.endpoint.region)
-
-    def _put_back(self, route: Route, connection: Connection) -> None:
-        if self._closed:
-            connection.close()
-        else:
-            route.put_back(connection)
 
     def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
         self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))

@@ -14,7 +14,8 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar, TypeVarTuple
+from functools import partial
+from typing import TypeVar
 
 import trio
 
@@ -24,13 +25,13 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.checksums import Checksum, CrcPieces, digest_of, given_checksum, is_composite, md5_checksum
 from fastfuse.s3.http1 import ReplyHead
+from fastfuse.s3.threads import NoThreadError, in_thread
 
 _log = logging.getLogger(__name__)
 
 _HINT = "Something changes bytes on their way: use https, and look at proxies and network cards."
 
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 # Objects whose pieces are remembered; one piece takes 200 bytes.
 _MAX_OBJECTS = 4096
@@ -281,7 +282,7 @@ async def _hashed(known: _Object, span: _Span, start: int, piece: memoryview) ->
     if len(piece) <= _THREAD_BYTES:
         digest.update(piece)
     else:
-        await _in_thread(digest.update, piece)
+        await _in_thread(partial(digest.update, piece))
     end = start + len(piece)
     if end == span.end:
         return digest.digest()
@@ -292,15 +293,15 @@ async def _hashed(known: _Object, span: _Span, start: int, piece: memoryview) ->
 async def _digest(algorithm: str, data: Buffer) -> bytes:
     if len(data) <= _THREAD_BYTES:
         return digest_of(algorithm, data)
-    return await _in_thread(digest_of, algorithm, data)
+    return await _in_thread(partial(digest_of, algorithm, data))
 
 
-async def _in_thread(work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+async def _in_thread(work: Callable[[], T]) -> T:
     """Call `work` in a thread, or here where the system has no room for one."""
     try:
-        return await trio.to_thread.run_sync(work, *arguments)
-    except RuntimeError:
-        return work(*arguments)
+        return await in_thread(work)
+    except NoThreadError:
+        return work()
 
 
 def _number(text: str) -> int:

@@ -1,7 +1,8 @@
-"""Finds how requests reach each bucket: its region, address and signers; opens and keeps the connections to it.
+"""Knows how requests reach each bucket: its address and signers; opens and keeps the connections to it.
 
-A bucket's address comes from botocore's endpoint rules (`endpoints`). The service may correct the region of a bucket
-once; the rules derive the host from the region, so nothing that a server sends leads to another host.
+Botocore's endpoint rules (`endpoints`) tell a bucket's address, of the region that `regions` has found. The service may
+correct the region of a bucket once; the rules derive the host from the region, so nothing that a server sends leads to
+another host.
 """
 
 import codecs
@@ -11,21 +12,21 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError, ConfigurationError
+from fastfuse.errors import BadReplyError, ConfigurationError, FastfuseError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.checks import condition_line
 from fastfuse.s3.checksums import load_models
 from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
-from fastfuse.s3.failures import Failure, NoReplyError, failure_of_network, read_error
+from fastfuse.s3.failures import Failure, Kind, NoReplyError, failure_of_network, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.retries import RetryableError
@@ -47,6 +48,7 @@ def quoted_key(key: str) -> str:
 class Route:
     """The way of requests to one bucket."""
 
+    bucket: str
     endpoint: Endpoint
     # The text before the path in the request line: empty, or for a plain HTTP proxy the scheme and host.
     origin: str
@@ -90,13 +92,6 @@ class Route:
                 return connection
             connection.close()
         return None
-
-    def put_back(self, connection: Connection) -> None:
-        """Keep `connection` for another request if its reply has come to its end; close it otherwise."""
-        if connection.is_reusable:
-            self.idle.append(connection)
-        else:
-            connection.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,58 +146,41 @@ def read_files(session: S3Session) -> None:
 
 
 class Routes:
-    """The routes to all buckets that `session` reaches, each found on first use."""
+    """The routes to the buckets that one client of `session` reaches, and their idle connections."""
 
-    def __init__(
-        self, session: S3Session, watch: StallWatch, ask_region: Callable[[str, Route, bool], Awaitable[str]]
-    ) -> None:
-        """`ask_region` asks the service for the region of a bucket over a route to `DEFAULT_REGION`.
-
-        Its last argument tells whether a read waits for the answer.
-        """
+    def __init__(self, session: S3Session, watch: StallWatch) -> None:
         self._session = session
         self._watch = watch
-        self._ask_region = ask_region
-        # Each bucket has its own lock, so that a search that waits for a service delays no other bucket.
-        self._searches: dict[str, trio.Lock] = {}
         self._routes: dict[str, Route] = {}
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
         self._corrected: set[str] = set()
+        # Whether an S3 service has answered over any of them.
+        self.has_met_s3 = False
+        self.is_closed = False
 
     def known(self, bucket: str) -> Route | None:
         """Return the route to `bucket` if it has been found."""
         return self._routes.get(bucket)
 
-    async def find(self, bucket: str, *, is_read: bool = False) -> Route:
-        """Return the route to `bucket`. A checkpoint only on first use.
-
-        Raises:
-            ConfigurationError, SourceError, ServiceError: there is none; as `S3Client.list`.
-            RetryableError: a read (`is_read`) may look for the region again.
-        """
-        route = self._routes.get(bucket)
-        if route is None:
-            async with self._searches.setdefault(bucket, trio.Lock()):
-                route = self._routes.get(bucket)
-                if route is None:
-                    route = self._routes[bucket] = self._make(bucket, await self._region(bucket, is_read))
+    def add(self, bucket: str, region: str) -> Route:
+        """Reach `bucket` in `region` from now on. Raises as `make`."""
+        route = self._routes[bucket] = self.make(bucket, region)
         return route
 
-    async def correct(self, bucket: str, region: str, route: Route) -> bool:
-        """Reach `bucket` in the `region` that the service named in reply to a request over `route`.
+    def correct(self, route: Route, region: str) -> bool:
+        """Reach the bucket of `route` in the `region` that the service named in reply to a request over `route`.
 
         Return whether there is another route now.
         """
+        bucket, used = route.bucket, route.endpoint.region
         if self._routes.get(bucket) is not route:
             return True  # another request has corrected it
-        if not region or region == route.endpoint.region or bucket in self._corrected:
+        if not region or region == used or bucket in self._corrected:
             return False
         self._corrected.add(bucket)
-        self._routes[bucket] = self._make(bucket, region)
-        _log.warning(
-            "The bucket %r is in the region %s, not in %s: using it there.", bucket, region, route.endpoint.region
-        )
+        self.add(bucket, region)
+        _log.warning("The bucket %r is in the region %s, not in %s: using it there.", bucket, region, used)
         return True
 
     async def connect(self, route: Route) -> Connection:
@@ -257,22 +235,35 @@ class Routes:
                 return connection, head
         raise NoReplyError("the connection was closed without an answer")
 
+    def put_back(self, route: Route, connection: Connection) -> None:
+        """Keep `connection` for another request if its reply has come to its end; close it otherwise."""
+        if connection.is_reusable and not self.is_closed:
+            route.idle.append(connection)
+        else:
+            connection.close()
+
     def close(self) -> None:
-        """Close all idle connections."""
+        """Close all idle connections, and keep none that is put back later."""
+        self.is_closed = True
         for idle in self._idle.values():
             while idle:
                 idle.pop().close()
 
-    async def _region(self, bucket: str, is_read: bool) -> str:
-        region = self._session.configured_region
-        if region:
-            return region
-        arn = bucket.split(":", 5)
-        if len(arn) == 6:  # its region is the access point's
-            return arn[3] or DEFAULT_REGION
-        return await self._ask_region(bucket, self._make(bucket, DEFAULT_REGION), is_read)
+    def judged(self, failure: Failure) -> Failure:
+        """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
+        return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self.has_met_s3 else failure
 
-    def _make(self, bucket: str, region: str) -> Route:
+    def no_service(self, error: BadReplyHeadError, route: Route) -> FastfuseError:
+        """Return the error of a command whose reply over `route` is not HTTP/1.1."""
+        failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
+        return self._session.command_error(failure, route.bucket, "", route.endpoint.region)
+
+    def make(self, bucket: str, region: str) -> Route:
+        """Return the route to `bucket` in `region`, and remember only its connections.
+
+        Raises:
+            ConfigurationError: there is none with these settings.
+        """
         session = self._session
         endpoint = resolve_endpoint(session, bucket, region)
         if endpoint.proxy is not None and endpoint.proxy.uses_tls and endpoint.scheme == "https":
@@ -288,6 +279,7 @@ class Routes:
             origin = f"http://{endpoint.host_header}"
             head += f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
         return Route(
+            bucket=bucket,
             endpoint=endpoint,
             origin=origin,
             head=head,

@@ -1,4 +1,4 @@
-"""Runs calls that block in threads: long bodies that are received, and ranges that are read from a disk.
+"""Runs calls that block in threads: bodies that are received, or checked, and ranges that are read from a disk.
 
 The threads are trio's own, which end after 10 s without a call. `trio.to_thread` keeps to a limit of threads, and its
 caller may be cancelled before the call has a thread. Here a call is certain to be made once `in_thread` waits for it.

@@ -12,7 +12,8 @@ from trio.testing import MockClock
 
 from fastfuse.errors import UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead.parts import Fetches, FileParts, Part
+from fastfuse.readahead.fetches import Fetches
+from fastfuse.readahead.pool import PartPool
 from tests.readahead.books import check_books
 from tests.readahead.readers import (
     KIB,
@@ -259,26 +260,20 @@ async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that()
         assert not reader.gets
 
 
-async def begun_by(parts: list[Part]) -> list[Part]:
-    begun: list[Part] = []
-
-    async def fetch(part: Part) -> None:
-        begun.append(part)
-        await trio.lowlevel.checkpoint()
-
-    async with trio.open_nursery() as nursery:
-        fetches = Fetches(nursery)
-        for part in parts:
-            fetches.start(fetch, part)
-    return begun
-
-
 async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
-    file = FileParts(1, listed("a", 10))
     # trio turns every second batch round, by chance.
     for _ in range(20):
-        parts = [Part(file, start, start + 1) for start in range(10)]
-        assert await begun_by(parts) == parts
+        begun: list[int] = []
+
+        async def fetch(number: int, begun: list[int] = begun) -> None:
+            begun.append(number)
+            await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            fetches = Fetches(ScriptedReader(), PartPool(ReadaheadConfig()), nursery, ReadaheadConfig())
+            for number in range(10):
+                fetches.start(partial(fetch, number))
+        assert begun == [*range(10)]
 
 
 async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> None:

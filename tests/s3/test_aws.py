@@ -156,7 +156,7 @@ async def test_aws_that_tells_no_region_is_an_error(
 
 
 async def test_a_search_for_a_region_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.s3.client._REGION_DEADLINE_S", 0.1)
+    monkeypatch.setattr("fastfuse.s3.regions._DEADLINE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         config = ConnectionConfig(endpoint_url=f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(ServiceError, match=r"at http://127\.0\.0\.1:\d+ cannot be reached: no answer in 0\.1 s"):

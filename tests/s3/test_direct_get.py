@@ -70,7 +70,7 @@ def route_to(port: int, scheme: str) -> Route:
     )  # fmt: skip
     signer = Signer(endpoint, {"x-amz-checksum-mode": "ENABLED"})
     head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\n"
-    return Route(endpoint=endpoint, origin="", head=head, objects=signer, lists=signer, idle=[])
+    return Route(bucket="bucket", endpoint=endpoint, origin="", head=head, objects=signer, lists=signer, idle=[])
 
 
 class Getter:

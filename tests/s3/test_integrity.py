@@ -142,11 +142,10 @@ async def test_an_object_that_one_get_reads_is_right_or_fetched_again_or_an_erro
 async def test_bytes_are_checked_where_there_is_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CRC of all of them, and a hash of pieces of them."""
 
-    async def no_room(*_: object) -> None:
-        await trio.lowlevel.checkpoint()
+    def no_room(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(trio.to_thread, "run_sync", no_room)
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_room)
     for algorithm, piece_bytes in (("crc64nvme", len(DATA)), ("sha256", 2 * len(DATA) // 3)):
         async with benched(verify=True) as bench:
             ref = bench.put(DATA, told(algorithm, DATA))
