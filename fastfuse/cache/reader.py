@@ -7,7 +7,7 @@ that, but not for ever. Nothing that goes wrong with the tier fails a read.
 import errno
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
@@ -56,15 +56,6 @@ class Place(NamedTuple):
     offset: int
     digest: int
     seed: int
-
-
-def _place(extents: Iterable[Extent], ref: ObjectRef, seed: int) -> Place | None:
-    """Return where all of a small object is kept; None if it is not, or not in one block."""
-    if 0 < ref.size_bytes <= BLOCK_BYTES:
-        for one in extents:
-            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
-                return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
-    return None
 
 
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
@@ -160,26 +151,18 @@ class CachedReader:
             raise
 
     def begin(
-        self,
-        begin: BeginGet,
-        ref: ObjectRef,
-        start: int,
-        end: int,
-        done: Callable[[Buffer | None], None],
-        begin_kept: Callable[[Place], bool] | None = None,
+        self, begin: BeginGet, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]
     ) -> bool:
         """Begin to get a range by `begin`, as `BeginGet` says, if nothing of it is kept; keep it as `get` does.
 
-        If the range is all of a small object, which is kept in one block, `begin_kept` begins to read that, and `done`
-        is not called. Leave to `get` what somebody else has claimed, and whatever is unusual.
+        Leave to `get` what somebody else has claimed, and whatever is unusual.
         """
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
         object_id, seed = identity(self._endpoint_url, ref)
-        if object_id in self._wrong:
+        if object_id in self._wrong or not self._claim(object_id, start, end):
             return False
-        # Another mount that reads a kept object claims it for as long as it looks, which is no reason not to read it.
-        is_claimed, is_begun, keeps, return_bytes = self._claim(object_id, start, end), False, False, None
+        is_begun, keeps, return_bytes = False, False, None
 
         def ended(data: Buffer | None) -> None:
             self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
@@ -187,16 +170,13 @@ class CachedReader:
 
         try:
             # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
-            found = self._find(object_id, start, end)
-            if found and begin_kept is not None and (place := _place(found, ref, seed)) is not None:
-                return begin_kept(place)
-            if is_claimed and not found and not self._is_off():
+            if not self._find(object_id, start, end) and not self._is_off():
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
                 return_bytes = self._ask(seed, start, end)
                 keeps = self._writer.takes(return_bytes)
         finally:
-            if is_claimed and not keeps:
+            if not keeps:
                 self._claims.release(object_id, start, end)
         return is_begun
 
@@ -223,6 +203,18 @@ class CachedReader:
         for one in extents:
             self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
+
+    def place(self, ref: ObjectRef) -> Place | None:
+        """Return where all of a small object is kept; None if it is not, or not in one block."""
+        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._writer.is_gone or self._is_off():
+            return None
+        object_id, seed = identity(self._endpoint_url, ref)
+        if object_id in self._wrong:
+            return None
+        for one in self._find(object_id, 0, ref.size_bytes):
+            if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
+                return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
+        return None
 
     def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
         """Note that a kept object was read from its `place`, by a reader who asked for all of it."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.cache.reader import CachedReader, Place
+from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
@@ -184,28 +184,22 @@ class DirectFiles:
         If it `is_lost`, because a thread could not read it from the tier, none reads it there again.
         """
         assert self._tier is not None
-        ref = self._reads.table.ref(request.inode)
-        is_one = (
-            ref.bucket and ref.size_bytes <= request.size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
-        )
-        if not is_one or not direct_reads.may_read_kept(request.inode, ref.size_bytes):
-            return False
-        read_kept = None if is_lost else partial(self._read_kept, request, ref)
-        return self._tier.begin(
-            partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None, begin_kept=read_kept
-        )
-
-    def _read_kept(self, request: Request, ref: ObjectRef, place: Place) -> bool:
-        """Have a thread read a small file from its place in the tier; return whether one does."""
         number, inode, _, size_bytes, process = request
-        return direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place)
+        ref = self._reads.table.ref(inode)
+        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
+            return False
+        place = self._tier.place(ref)
+        if place is not None:
+            return not is_lost and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place)
+        if not self._is_within_reach(ref) or not direct_reads.may_get_file():
+            return False
+        return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
 
     def _get_file(
         self, request: Request, ref: ObjectRef, _start: int, end: int, done: Callable[[Buffer | None], None]
     ) -> bool:
         """Begin to get all of a small file, as `BeginGet` says."""
-        if not self._is_within_reach(ref) or not direct_reads.may_get_file():
-            return False
         number, inode, _, size_bytes, process = request
         data, name, path = self._take(direct_reads.HEAD_BYTES + end), next(self._names), self._path(ref)
         # First: a thread that has begun writes to this memory whatever happens here.

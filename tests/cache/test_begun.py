@@ -4,7 +4,6 @@ import errno
 import fcntl
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ import trio.testing
 
 from fastfuse.cache import catalog, writer
 from fastfuse.cache.claims import Claims
-from fastfuse.cache.reader import CachedReader, Place, identity
-from fastfuse.cache.segments import DamagedError
+from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import IntegrityError
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
@@ -78,71 +76,6 @@ async def test_what_is_begun_is_kept_and_nobody_else_fetches_it(tmp_path: Path) 
         assert bytes(await later.get(ref, 0, MIB)) == BIG[:MIB]
     assert threads.asked == [(0, MIB)]
     assert store.fetched == []
-
-
-async def test_the_place_of_a_small_object_that_is_kept_is_told(tmp_path: Path) -> None:
-    """It is only if all of it is kept, in one block that was not damaged, and of this version."""
-    data = {"small": content("small", 1000), "unread": b"x", "large": content("large", MIB), "damaged": b"d"}
-    store, threads, places = CountingStore(data), Threads(), list[Place]()
-    refs, settings = {key: store.ref(key) for key in data}, settings_of(tmp_path / "cache")
-
-    def begin_kept(place: Place) -> bool:
-        places.append(place)
-        return True
-
-    def reads(reader: RangeReader, ref: ObjectRef) -> bool:
-        assert isinstance(reader, CachedReader)
-        return reader.begin(threads._begin, ref, 0, ref.size_bytes, lambda _: None, begin_kept)
-
-    async with tier(store, settings) as reader:
-        for key in ("small", "large", "damaged"):
-            await reader.get(refs[key], 0, refs[key].size_bytes)
-    async with tier(store, settings) as reader, tier(store, settings) as other:
-        assert isinstance(reader, CachedReader)
-        object_id, _ = identity(reader._endpoint_url, refs["damaged"])
-        [extent] = reader._find(object_id, 0, 1)
-        reader._lose(object_id, extent, DamagedError("rotten"))
-        for one in (reader, other, reader):  # no claim is left
-            assert reads(one, refs["small"])
-        assert not reads(reader, refs["large"])
-        assert len(places) == 3
-        assert len(set(places)) == 1
-        for ref in (refs["unread"], refs["damaged"], replace(refs["small"], etag='"new"')):
-            assert reads(reader, ref)
-            threads.end(is_right=False)
-    assert threads.asked == [(0, 1), (0, 1), (0, 1000)]
-    assert len(places) == 3
-
-
-async def test_what_is_kept_is_read_while_another_mount_has_claimed_it(tmp_path: Path) -> None:
-    """Mounts that read the same files at the same time claim each for as long as they look."""
-    store, threads, settings = CountingStore({"small": b"x", "new": b"y"}), Threads(), settings_of(tmp_path / "cache")
-    kept, new, places = store.ref("small"), store.ref("new"), list[Place]()
-
-    def reads(reader: RangeReader, ref: ObjectRef) -> bool:
-        def begin_kept(place: Place) -> bool:
-            places.append(place)
-            return reader is other or reads(other, ref)
-
-        assert isinstance(reader, CachedReader)
-        return reader.begin(threads._begin, ref, 0, 1, lambda _: None, begin_kept)
-
-    async with tier(store, settings) as one:
-        await one.get(kept, 0, 1)
-    async with tier(store, settings) as one, tier(store, settings) as other:
-        assert reads(one, kept)
-        assert len(places) == 2
-        assert places[0] == places[1]
-        assert reads(one, new)
-        assert not reads(other, new)  # what is not kept is fetched by one of them
-        assert threads.asked == [(0, 1)]
-        threads.end(is_right=False)
-        for reader in (one, other):  # no claim is left
-            for ref in (kept, new):
-                assert isinstance(reader, CachedReader)
-                object_id, _ = identity(reader._endpoint_url, ref)
-                assert reader._claims.take(object_id, 0, 1)
-                reader._claims.release(object_id, 0, 1)
 
 
 @pytest.mark.parametrize("outcome", ["in vain", "refused", "raises", "no room in the queue"])
