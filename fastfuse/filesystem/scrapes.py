@@ -72,7 +72,7 @@ class _Server(ThreadingMixIn, wsgiref.simple_server.WSGIServer):
 
 
 def bind_metrics(host: str, port: int) -> socket.socket:
-    """A listening socket for the endpoint, so that a bad address is refused before anything is mounted.
+    """Return a listening socket for the endpoint, so that a bad address is refused before anything is mounted.
 
     Raises:
         ConfigurationError: the address cannot be listened on.
@@ -87,7 +87,7 @@ def bind_metrics(host: str, port: int) -> socket.socket:
 
 
 def endpoint_url(listener: socket.socket) -> str:
-    """Where `listener` can be scraped."""
+    """Return where `listener` can be scraped."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
 

@@ -345,7 +345,7 @@ class SharedIndex:
             await index.write(fd, replaces=replaces)
 
     async def _put_claim(self, body: bytes, replaces: str) -> str:
-        # In a thread of its own, while the listing uses the session.
+        # A thread of its own calls this, while the listing uses the session.
         async with self._objects(self.session.beside()) as (_, claim):
             return await claim.put(body, replaces=replaces, deadline_s=_WRITE_DEADLINE_S)
 

@@ -66,7 +66,7 @@ class Fetches:
 
         `landed` is called once its bytes are there.
         """
-        # What is begun at once would overtake tasks that were started and have not begun.
+        # A GET that is begun at once would overtake tasks that were started and have not begun.
         if part.room is not None or (self._next and not part.is_demanded):
             self.start(partial(self.run, part, landed, may_begin=True))
         elif not self._begin(part, landed):

@@ -155,7 +155,7 @@ class Routes:
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
         self._corrected: set[str] = set()
-        # Whether an S3 service has answered over any of them.
+        # True once an S3 service has answered over any of them.
         self.has_met_s3 = False
         self.is_closed = False
 

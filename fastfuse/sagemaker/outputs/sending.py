@@ -174,7 +174,7 @@ class Outgoing:
 
     @property
     def is_prefix(self) -> bool:
-        """Whether each file becomes an object of its own, below `uri`."""
+        """True if each file becomes an object of its own, below `uri`."""
         return self.uri.path.endswith("/")
 
 

@@ -92,7 +92,7 @@ class _Stop(NamedTuple):
 class _Run:
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings
-        # For the files that it leaves below the base directory.
+        # It names what is put aside, and the note of this run, below the base directory.
         self._name = settings.job.name or time.strftime("run-%Y%m%d-%H%M%S", time.gmtime())
         self._phases = Phases(is_json=settings.is_json)
         self._names = HostNames(settings.cluster, settings.addresses)
