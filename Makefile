@@ -185,6 +185,7 @@ system-boot:
 system-kernels:
 	@missing=; command -v qemu-system-x86_64 > /dev/null || missing=qemu-system-x86; $(install-missing)
 
+# A fresh machine often upgrades itself, so that apt-get has to wait for the lock.
 define install-missing
 if [ -n "$$missing" ]; then \
     command -v apt-get > /dev/null \
@@ -193,7 +194,7 @@ if [ -n "$$missing" ]; then \
     [ -z "$$sudo" ] || command -v sudo > /dev/null \
         || { echo "please install as root:$$missing" >&2; exit 1; }; \
     echo "== installing Debian packages: $$missing"; \
-    $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -q --no-install-recommends $$missing || exit 1; \
+    $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install \
+        -o DPkg::Lock::Timeout=300 -y -q --no-install-recommends $$missing || exit 1; \
 fi
 endef
