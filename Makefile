@@ -11,7 +11,8 @@ SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
-    system examples clean kernels system-kernels system-run system-dev system-bench system-alerts system-slurm system-boot
+    system examples clean kernels system-kernels system-run system-dev system-bench system-alerts system-chromium \
+    system-slurm system-boot
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,7 +67,7 @@ soak: $(VENV)/.bench ## Disturb a mount in every way while every byte is compare
 launchers: $(VENV)/.launchers | system-slurm ## Run jobs under a real Slurm (Debian's slurm-wlm and munge), torchrun and Ray (5 minutes).
 	$(BIN)/pytest -m launchers tests/launchers
 
-report-test: $(VENV)/.dev ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
+report-test: $(VENV)/.dev | system-chromium ## Open the page of `fastfuse report` in a real browser (takes Debian's chromium; a minute).
 	$(BIN)/pytest -m chromium tests/report
 
 alerts: $(VENV)/.dev | system-alerts ## Have a real Prometheus check the alert rules and the dashboard's queries (takes Debian's prometheus).
@@ -170,6 +171,9 @@ system-bench:
 system-alerts:
 	@missing=; command -v promtool > /dev/null || missing=prometheus; $(install-missing)
 
+system-chromium:
+	@missing=; command -v chromium > /dev/null || missing=chromium; $(install-missing)
+
 system-slurm:
 	@missing=; command -v munged > /dev/null && command -v slurmd > /dev/null || missing="slurm-wlm munge"; \
 	$(install-missing)
@@ -181,6 +185,7 @@ system-boot:
 system-kernels:
 	@missing=; command -v qemu-system-x86_64 > /dev/null || missing=qemu-system-x86; $(install-missing)
 
+# A fresh machine often upgrades itself, so that apt-get has to wait for the lock.
 define install-missing
 if [ -n "$$missing" ]; then \
     command -v apt-get > /dev/null \
@@ -189,7 +194,7 @@ if [ -n "$$missing" ]; then \
     [ -z "$$sudo" ] || command -v sudo > /dev/null \
         || { echo "please install as root:$$missing" >&2; exit 1; }; \
     echo "== installing Debian packages: $$missing"; \
-    $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -y -q --no-install-recommends $$missing || exit 1; \
+    $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install \
+        -o DPkg::Lock::Timeout=300 -y -q --no-install-recommends $$missing || exit 1; \
 fi
 endef

@@ -82,7 +82,7 @@ def _made_root() -> Path:
 def main() -> int:
     """Test on each kernel; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.system.kernels", description=__doc__)
-    parser.add_argument("--only", default="*", help="one of these kernels, such as 5.10")
+    parser.add_argument("--only", default="*", choices=("*", *_KERNELS), help="one of these kernels")
     parser.add_argument("tests", nargs="*", default=_TESTS)
     options = parser.parse_args()
     root = _made_root()
