@@ -22,7 +22,7 @@ from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
-from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
+from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
@@ -76,7 +76,7 @@ def cached(
     """Put the tier `cache`, if there is one, before `reader`. Call it in a trio run."""
     if cache is None:
         for name in ("fastfuse_cache_used_bytes", "fastfuse_cache_size_bytes"):  # of the worker before this one
-            counters.set(counters.slot(name), 0)
+            counters.set(name, 0)
         return reader
     return CachedReader(
         reader, cache, buffers, counters, endpoint_url=session.endpoint_url or "",
@@ -117,9 +117,7 @@ class CachedReader:
         self._segments = Segments(cache.directory_fd)
         self._claims = Claims(cache.claims_fd)
         self._repeats = RepeatedFailures(_log)
-        self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
-        self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
-        counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
+        counters.set("fastfuse_cache_size_bytes", cache.settings.size_bytes)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -220,7 +218,7 @@ class CachedReader:
         """Note that a kept object was read from its `place`, by a reader who asked for all of it."""
         self._ask(seed, 0, size_bytes)
         self._writer.hit(segment, size_bytes)
-        self._counters.add(self._events["served"], size_bytes)
+        self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
 
     def hangs(self, waited_s: float) -> None:
         """Leave the tier alone, because its disk did not give an object for so long."""
@@ -316,7 +314,7 @@ class CachedReader:
             if keeps and object_id not in self._wrong:
                 is_handed_over = self._writer.offer(Range(object_id, seed, start, memoryview(data), return_bytes))
             else:
-                self._counters.add(self._events["declined"], end - start)
+                self._counters.count("fastfuse_cache_bytes", end - start, "declined")
         if keeps and not is_handed_over:
             self._claims.release(object_id, start, end)
 
@@ -366,7 +364,7 @@ class CachedReader:
             return None
         for extent, piece_start, piece_end in wanted:
             self._writer.hit(extent.segment, piece_end - piece_start)
-            self._counters.add(self._events["served"], piece_end - piece_start)
+            self._counters.count("fastfuse_cache_bytes", piece_end - piece_start, "served")
         for at, missing in fetched.items():
             into[at - start : at - start + len(missing)] = missing
         return into.toreadonly()
@@ -410,5 +408,5 @@ class CachedReader:
 
     def _tell(self, kind: str, line: str) -> None:
         """Count a failure, and log one of each kind every 30 s."""
-        self._counters.add(self._failures[kind])
+        self._counters.count("fastfuse_cache_failures", value=kind)
         self._repeats.tell(kind, str(self._cache.settings.directory), line)

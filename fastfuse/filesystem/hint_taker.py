@@ -82,8 +82,6 @@ class HintTaker:
         self._whole: Announcer | None = None
         self._directories_of: InodeTable | None = None
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
-        self._taken_slot = counters.slot("fastfuse_hints", "taken")
-        self._unknown_slot = counters.slot("fastfuse_hints", "unknown")
 
     async def run(self, listener: socket.socket) -> None:
         """Serve every connection, for ever. Nothing that a client does ends it."""
@@ -157,8 +155,8 @@ class HintTaker:
         if inodes:
             await order.announce(inodes)
         unknown = len(paths) - len(inodes)
-        self._counters.add(self._taken_slot, len(inodes))
-        self._counters.add(self._unknown_slot, unknown)
+        self._counters.count("fastfuse_hints", len(inodes), "taken")
+        self._counters.count("fastfuse_hints", unknown, "unknown")
         await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
 
     def _file(self, path: bytes) -> int | None:

@@ -86,10 +86,10 @@ class MountOperations(InitialisedOperations):
             file_mode=self._file_mode,
             block_bytes=_BLOCK_BYTES,
             timeout_s=_FOREVER_S,
-            answered=self._counters.memory(self._counters.slot("fastfuse_requests")),
+            answered=self._counters.memory("fastfuse_requests"),
             etags=table.metadata.other_etags,
             unread_classes=unread_classes(table),
-            draining=self._counters.memory(self._counters.slot("fastfuse_draining")),
+            draining=self._counters.memory("fastfuse_draining"),
         )
 
     # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.

@@ -83,10 +83,10 @@ class NewTable(NamedTuple):
 
 def count_table(counters: Counters, snapshot_fd: int, made: IndexReport) -> None:
     """Note the figures of the table that is shown from now on."""
-    counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-    counters.set(counters.slot("fastfuse_table_files"), made.files)
-    counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(snapshot_fd).st_size)
-    counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
+    counters.count("fastfuse_index_requests", made.requests)
+    counters.set("fastfuse_table_files", made.files)
+    counters.set("fastfuse_table_memory_bytes", os.fstat(snapshot_fd).st_size)
+    counters.set("fastfuse_listed_timestamp_seconds", made.listed_at_ns // 10**9)
 
 
 class Refresher:

@@ -94,7 +94,7 @@ class Supervisor:
         self._s3 = S3Session(settings.connection)
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
-        self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
+        self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
@@ -291,7 +291,7 @@ class Supervisor:
         if self._session is not None and self._session.is_connected:
             self._refresher.send_notices_again(self._session.notify)
         while outcome := self._refresher.outcome(self._snapshot_fd):
-            self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
+            self._counters.count("fastfuse_refreshes", value=outcome)
 
     def _swap(self, new: NewTable) -> None:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
@@ -307,7 +307,7 @@ class Supervisor:
         _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
         self._stops_at_s = time.monotonic() + self._settings.grace_s
         # First: no read may begin after the end was reported.
-        self._counters.set(self._counters.slot("fastfuse_draining"), 1)
+        self._counters.set("fastfuse_draining", 1)
         self._notifier.stopping()
         owed, reads, quiet_looks = self._session.owed, 0, 0
         while quiet_looks < _QUIET_LOOKS and time.monotonic() < self._stops_at_s:
@@ -319,7 +319,7 @@ class Supervisor:
             self._answer_requests()
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
-                self._counters.set(self._counters.slot("fastfuse_draining"), 0)
+                self._counters.set("fastfuse_draining", 0)
                 if not self._replace_worker():
                     return
             before, owed = owed, self._session.owed

@@ -46,7 +46,7 @@ from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
-from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
+from fastfuse.metrics import MEMORY_USES, READ_ERRNOS, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers, private_bytes
@@ -245,7 +245,6 @@ def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None
 
 async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
     """Show every second that requests are taken and answered, and count what is not counted as it happens."""
-    beats = counters.slot("fastfuse_worker_beats")
     try:
         while True:
             reads.count_stall()
@@ -253,7 +252,7 @@ async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
             _tell_not_taken()
             # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
             if replies.are_moving():
-                counters.add(beats)
+                counters.count("fastfuse_worker_beats")
             await trio.sleep(BEAT_EVERY_S)
     finally:
         reads.count_stall()
@@ -275,39 +274,36 @@ class _Report:
         self._engine = engine
         self._reads = reads
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
-        self._before: dict[int, int] = {}
+        # By the name of each metric and the value of its label.
+        self._before: dict[tuple[str, str], int] = {}
 
     def write(self) -> None:
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
         small_files, small_bytes = direct_reads.in_flight_now()
         memory["in flight"] += small_bytes
-        self._set("fastfuse_streams", now.streams)
-        self._set("fastfuse_pool_bytes", sum(memory.values()))
+        counters.set("fastfuse_streams", now.streams)
+        counters.set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
-            self._set("fastfuse_memory_bytes", size_bytes, use)
-        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
-        self._set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
+            counters.set("fastfuse_memory_bytes", size_bytes, use)
+        counters.set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
+        counters.set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {
-            **self._by_slot(
-                "fastfuse_fetched_parts", ASKERS, now.demanded_parts, now.ahead_parts, now.prefetched_parts
-            ),
-            **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
-            **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
-            counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            ("fastfuse_fetched_parts", "demanded"): now.demanded_parts,
+            ("fastfuse_fetched_parts", "ahead"): now.ahead_parts,
+            ("fastfuse_fetched_parts", "prefetched"): now.prefetched_parts,
+            ("fastfuse_reads", "hit"): now.hits,
+            ("fastfuse_reads", "miss"): now.waits,
+            ("fastfuse_read_source_bytes", "ahead"): served_bytes - now.waited_bytes,
+            ("fastfuse_read_source_bytes", "demanded"): now.waited_bytes,
+            ("fastfuse_wasted_bytes", ""): now.pool.unread_dropped_bytes,
             # The event loop runs in this thread.
-            counters.slot("fastfuse_loop_cpu_seconds"): int(time.thread_time() * 1e6),
-            counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
+            ("fastfuse_loop_cpu_seconds", ""): int(time.thread_time() * 1e6),
+            ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),
         }
-        for slot, number in grown.items():
-            counters.add(slot, number - self._before.get(slot, 0))
+        for (name, value), number in grown.items():
+            counters.count(name, number - self._before.get((name, value), 0), value)
         self._before = grown
-
-    def _set(self, name: str, number: int, value: str = "") -> None:
-        self._counters.set(self._counters.slot(name, value), number)
-
-    def _by_slot(self, name: str, values: Sequence[str], *numbers: int) -> dict[int, int]:
-        return {self._counters.slot(name, value): number for value, number in zip(values, numbers, strict=True)}
 
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
@@ -317,11 +313,11 @@ async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters
     failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
         trouble, now_s, delivered = retries.trouble(), trio.current_time(), _delivered(counters)
-        counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
+        counters.set("fastfuse_in_trouble", int(trouble is not None))
         # Nobody waits for a trouble without requests: it is over with the next answer.
         trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
         is_failing = failing.look(now_s, delivered, _failed_reads(counters), trouble_s=trouble_s)
-        counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
+        counters.set("fastfuse_reads_failing", int(is_failing))
         if is_failing:
             (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered
             failing_since_s = now_s - failed_for_s
@@ -356,7 +352,7 @@ async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, s
             trim_malloc()  # takes 2 to 20 ms
             used_bytes = private_bytes()
             kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
-        counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)
+        counters.set("fastfuse_worker_memory_bytes", used_bytes)
         if used_bytes > most_bytes:
             break
         await trio.sleep(BEAT_EVERY_S)

@@ -38,7 +38,6 @@ class WorkerProcess:
     def __init__(self, counters: Counters, is_alive: Callable[[], None]) -> None:
         """`is_alive` is called every second while a worker is waited for."""
         self._counters = counters
-        self._beats_slot = counters.slot("fastfuse_worker_beats")
         self._heartbeat = Heartbeat()
         self._is_alive = is_alive
         # 0 while no worker lives.
@@ -163,7 +162,7 @@ class WorkerProcess:
         Nobody waits until it is gone: it answers nothing any more, whatever it is stuck in.
         """
         cpu_s, state = cpu_and_state(self.pid)
-        beats = self._counters.read(self._beats_slot)
+        beats = self._counters.get("fastfuse_worker_beats")
         if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, wants_cpu=state == "R", now_s=time.monotonic()):
             return False
         self.end = f"it hung for {self._heartbeat.silent_s:.0f} s (state {state})"
@@ -174,5 +173,5 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
         self.pid, self.exit_code, self.has_hung, self.was_killed = 0, None, state != "T", state == "T"
-        self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
+        self._counters.count("fastfuse_worker_hangs")
         return True
