@@ -68,7 +68,6 @@ class Reads:
         self._operations = operations
         self.outcomes = operations.outcomes
         self._engine = engine
-        self._counters = counters
         self.in_hand = in_hand
         self._nursery = nursery
         self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
@@ -180,10 +179,6 @@ class Reads:
         self.outcomes.count()
         self._served_bytes[0] += size_bytes
         self._count_time(took_s)
-
-    def count_stall(self) -> None:
-        """Count the time until now in which a read was under way."""
-        self._counters.count("fastfuse_stalled_seconds", direct_reads.stalled_ns() // 1000)
 
     def _count_time(self, took_s: float) -> None:
         self._blocked_us[0] += int(took_s * 1e6)

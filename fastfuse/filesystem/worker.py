@@ -146,7 +146,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_beat, _Report(counters, engine, reads), reads, counters)
+        nursery.start_soon(_Report(counters, engine, reads).beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
@@ -243,31 +243,8 @@ def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None
     os.close(descriptors[0])
 
 
-async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
-    """Show every second that requests are taken and answered, and count what is not counted as it happens."""
-    try:
-        while True:
-            reads.count_stall()
-            report.write()
-            _tell_not_taken()
-            # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
-            if replies.are_moving():
-                counters.count("fastfuse_worker_beats")
-            await trio.sleep(BEAT_EVERY_S)
-    finally:
-        reads.count_stall()
-        report.write()
-        _tell_not_taken()
-
-
-def _tell_not_taken() -> None:
-    count, error = replies.not_taken()
-    if count:
-        _log.error("the kernel did not take %d answers, so these reads failed: %s", count, os.strerror(error))
-
-
 class _Report:
-    """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
+    """Shows what is not counted as it happens; a worker that is killed leaves out its last second."""
 
     def __init__(self, counters: Counters, engine: ReadEngine, reads: Reads) -> None:
         self._counters = counters
@@ -277,7 +254,20 @@ class _Report:
         # By the name of each metric and the value of its label.
         self._before: dict[tuple[str, str], int] = {}
 
-    def write(self) -> None:
+    async def beat(self) -> None:
+        """Report every second, and show that requests are taken and answered."""
+        try:
+            while True:
+                self._write()
+                # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
+                if replies.are_moving():
+                    self._counters.count("fastfuse_worker_beats")
+                await trio.sleep(BEAT_EVERY_S)
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        """Set the gauges, and count by how much each counter has grown."""
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
         small_files, small_bytes = direct_reads.in_flight_now()
         memory["in flight"] += small_bytes
@@ -301,9 +291,13 @@ class _Report:
             ("fastfuse_loop_cpu_seconds", ""): int(time.thread_time() * 1e6),
             ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),
         }
+        counters.count("fastfuse_stalled_seconds", direct_reads.stalled_ns() // 1000)
         for (name, value), number in grown.items():
             counters.count(name, number - self._before.get((name, value), 0), value)
         self._before = grown
+        not_taken, error = replies.not_taken()
+        if not_taken:
+            _log.error("the kernel did not take %d answers, so these reads failed: %s", not_taken, os.strerror(error))
 
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
