@@ -336,7 +336,8 @@ class Supervisor:
             self._worker.take_log_file(log_fd)
             self._endpoint.renew()
         self._endpoint.look_after()
-        return self._worker.look_after() or not self._worker.pid
+        self._worker.kill_if_hung()
+        return not self._worker.pid
 
     def _reap(self) -> None:
         while True:

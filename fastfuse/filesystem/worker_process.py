@@ -47,12 +47,16 @@ class WorkerProcess:
         self.has_served = False
         self.end = ""
         self.exit_code: int | None = 0
-        self.has_hung = False
         self.was_killed = False
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
         # The worker writes the stacks of its threads into it (`faulthandler`).
         self.dump_fd = os.memfd_create("worker-stacks")
+
+    @property
+    def has_hung(self) -> bool:
+        """Return whether the last worker hung, and nobody had stopped it."""
+        return self.exit_code is None and not self.was_killed
 
     def start(self, fork: Callable[[socket.socket, int], int]) -> None:
         """Have `fork` start a worker, and wait until it serves.
@@ -71,7 +75,7 @@ class WorkerProcess:
         reading_fd, writing_fd = os.pipe()
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self.pid, self.has_hung, self.has_served = fork(theirs, writing_fd), False, False
+                self.pid, self.has_served = fork(theirs, writing_fd), False
             self._heartbeat.restart(time.monotonic())
             if self._comes(reading_fd):
                 self.has_served = pipe.read() == READY
@@ -119,10 +123,6 @@ class WorkerProcess:
             with suppress(OSError):  # it has died
                 socket.send_fds(self.tables, [LOG_FILE], [fd])
 
-    def look_after(self) -> bool:
-        """Kill the worker if it hangs, and return whether it did."""
-        return bool(self.pid) and self._has_hung()
-
     def has_exited(self, pid: int, exit_code: int) -> bool:
         """Return whether the child `pid`, which the caller reaped, was the worker."""
         if pid != self.pid:
@@ -152,15 +152,17 @@ class WorkerProcess:
         until_s = time.monotonic() + within_s
         while not select.select([fd], [], [], BEAT_EVERY_S)[0]:
             self._is_alive()
-            if self._has_hung() or time.monotonic() >= until_s:
+            if self.kill_if_hung() or time.monotonic() >= until_s:
                 return False
         return True
 
-    def _has_hung(self) -> bool:
-        """Kill the worker if it hangs, and return whether it did.
+    def kill_if_hung(self) -> bool:
+        """Kill the worker if one lives and hangs, and return whether it did.
 
         Nobody waits until it is gone: it answers nothing any more, whatever it is stuck in.
         """
+        if not self.pid:
+            return False
         cpu_s, state = cpu_and_state(self.pid)
         beats = self._counters.get("fastfuse_worker_beats")
         if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, wants_cpu=state == "R", now_s=time.monotonic()):
@@ -172,6 +174,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, None, state != "T", state == "T"
+        self.pid, self.exit_code, self.was_killed = 0, None, state == "T"
         self._counters.count("fastfuse_worker_hangs")
         return True
