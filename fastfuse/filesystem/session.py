@@ -25,7 +25,7 @@ from fastfuse.filesystem.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.loop import serve, take_over_waiting
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
-from fastfuse.filesystem.notices import OUT_HEADER, send_notices
+from fastfuse.filesystem.notices import OUT_HEADER
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
@@ -126,7 +126,6 @@ class Session:
         poll.register(self.fd, 0)
         return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
 
-    @property
     def is_mounted(self) -> bool:
         """Return whether this mount is at its place, even if another one covers it."""
         return self.place.is_mounted(self.device, is_connected=self.is_connected)
@@ -138,17 +137,13 @@ class Session:
             BusyMountError: files below it are open.
             MountError: it may not be unmounted, or another mount covers it.
         """
-        if not self.is_mounted:
+        if not self.is_mounted():
             return
         try:
             self.place.unmount(self.device, lazy=lazy)
         except MountError:
-            if self.is_mounted:
+            if self.is_mounted():
                 raise
-
-    def notify(self, notices: bytes) -> None:
-        """Send the kernel `notices`. It waits for locks that readers hold, so the worker must not call it."""
-        send_notices(self.fd, notices)
 
     @property
     def can_go_on(self) -> bool:

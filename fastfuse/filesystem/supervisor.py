@@ -100,7 +100,7 @@ class Supervisor:
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, self._counters, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
@@ -287,9 +287,9 @@ class Supervisor:
         if (new := self._refresher.new_table()) is not None:
             self._swap(new)
             assert self._session is not None
-            self._refresher.send_notices(self._session.notify)
+            self._refresher.send_notices(self._session.fd)
         if self._session is not None and self._session.is_connected:
-            self._refresher.send_notices_again(self._session.notify)
+            self._refresher.send_notices_again(self._session.fd)
         while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.count("fastfuse_refreshes", value=outcome)
 
@@ -365,7 +365,7 @@ class Supervisor:
             session = self._session
             assert session is not None
             can_go_on = session.can_go_on
-            if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
+            if not can_go_on and not self._in_time(session.is_mounted):
                 _log.info("%s was unmounted", self._place.mountpoint)
                 return False
             self._pause(self._deaths.note(session))
