@@ -101,27 +101,25 @@ class WorkerProcess:
         self.kill()
 
     def take_request(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
-        """Have the worker answer a client, and what it asked, from now on; return False if none can. Never wait."""
-        if not self.pid or self.tables is None:
-            return False
+        """Have the worker answer a client, and what it asked, from now on; return False if none can."""
         raise_no_sigio(connection)
-        with suppress(OSError):
-            if select.select([], [self.tables], [], 0)[1]:
-                socket.send_fds(self.tables, [REQUEST + json.dumps(asked).encode()], [connection.fileno()])
-                return True
-        return False
+        return self._hand_over(REQUEST + json.dumps(asked).encode(), connection.fileno())
 
     def take_log_level(self) -> None:
-        """Have the worker log from the level on at which this process does. One that does not is soon replaced."""
-        if self.tables is not None:
-            with suppress(OSError):  # it has died, or takes nothing any more
-                self.tables.send(LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
+        """Have the worker log from the level on at which this process does."""
+        self._hand_over(LOG_LEVEL + log.level().encode())
 
     def take_log_file(self, fd: int) -> None:
         """Have the worker log to another file."""
-        if self.tables is not None:
-            with suppress(OSError):  # it has died
-                socket.send_fds(self.tables, [LOG_FILE], [fd])
+        self._hand_over(LOG_FILE, fd)
+
+    def _hand_over(self, message: bytes, *fds: int) -> bool:
+        """Send the worker a message, without waiting; return False if none lives, or one that takes nothing."""
+        with suppress(OSError):  # it has died
+            if self.pid and self.tables is not None and select.select([], [self.tables], [], 0)[1]:
+                socket.send_fds(self.tables, [message], fds)
+                return True
+        return False
 
     def has_exited(self, pid: int, exit_code: int) -> bool:
         """Return whether the child `pid`, which the caller reaped, was the worker."""
