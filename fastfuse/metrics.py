@@ -1,8 +1,8 @@
 """Every metric, declared once; kept in shared memory, so that counters survive the death of the worker that counts.
 
-A counter is one int64 in a page that the supervisor maps before it forks. Each slot has one writer at a time (the
-worker, or the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any
-process. `filesystem.scrapes` serves them.
+A counter is one int64 in a page that the supervisor maps before it forks. Each has one writer at a time (the worker, or
+the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any process.
+`filesystem.scrapes` serves them.
 
 Labels are closed sets: outcomes, errnos, and what is mounted where; never a key or an endpoint.
 """
@@ -187,7 +187,7 @@ _GAUGE_SLOTS = [_SLOTS[metric.name, value] for metric in METRICS if metric.is_ga
 
 
 class Counters:
-    """The shared slots. ``slot`` once, then ``add`` on the hot path."""
+    """The shared numbers, each by the name of its metric and a value of its label; `KeyError` for an undeclared one."""
 
     # The names of the numbers of a `copy`, in their order.
     NAMES = tuple(f"{name}/{value}" for name, value in _SLOTS)
@@ -212,25 +212,19 @@ class Counters:
             grown[slot] = self._values[slot]
         return Counters(grown)
 
-    def slot(self, name: str, value: str = "") -> int:
-        """Index of a metric's slot; `KeyError` for what is not declared."""
-        return _SLOTS[name, value]
-
-    def memory(self, slot: int) -> memoryview:
-        """Return the one number of `slot` as memory, for compiled code."""
-        return self._values[slot : slot + 1]
-
-    def add(self, slot: int, amount: int = 1) -> None:
-        self._values[slot] += amount
-
-    def set(self, slot: int, value: int) -> None:
-        self._values[slot] = value
-
-    def read(self, slot: int) -> int:
-        return self._values[slot]
-
     def get(self, name: str, value: str = "") -> int:
         return self._values[_SLOTS[name, value]]
+
+    def set(self, name: str, number: int, value: str = "") -> None:
+        self._values[_SLOTS[name, value]] = number
+
+    def count(self, name: str, amount: int = 1, value: str = "") -> None:
+        self._values[_SLOTS[name, value]] += amount
+
+    def memory(self, name: str) -> memoryview:
+        """Return the number of a metric as memory of one item, for compiled code and for the path of each read."""
+        slot = _SLOTS[name, ""]
+        return self._values[slot : slot + 1]
 
     def observer(self, name: str) -> Callable[[float], None]:
         """Return what counts a time, in seconds, in a histogram."""

@@ -72,8 +72,8 @@ def test_names_follow_prometheus_rules() -> None:
 
 
 def test_the_exposition_has_every_metric_with_every_label(counters: Counters, scrape: tuple[str, int]) -> None:
-    counters.add(counters.slot("fastfuse_fetch_requests", "denied"), 3)
-    counters.set(counters.slot("fastfuse_waiting_reads"), 5)
+    counters.count("fastfuse_fetch_requests", 3, "denied")
+    counters.set("fastfuse_waiting_reads", 5)
     families = {family.name: family for family in text_string_to_metric_families(scraped(scrape))}
     assert families.keys() == {metric.name for metric in METRICS} | {*HISTOGRAM_NAMES, BUILD_INFO.name}
     [build] = families[BUILD_INFO.name].samples
@@ -171,7 +171,7 @@ def test_probes_learn_whether_the_mount_serves(
     counters: Counters, scrape: tuple[str, int], numbers: dict[str, int], status: int, text: str
 ) -> None:
     for name, number in numbers.items():
-        counters.set(counters.slot(name), number)
+        counters.set(name, number)
     connection = http.client.HTTPConnection(*scrape, timeout=60)
     connection.request("GET", "/healthz")
     reply = connection.getresponse()
@@ -183,24 +183,25 @@ def test_probes_learn_whether_the_mount_serves(
 def test_a_job_is_well_if_its_channels_are() -> None:
     channels = {"train": Counters(), "test": Counters()}
     assert health(channels) == ""
-    channels["test"].set(channels["test"].slot("fastfuse_reads_failing"), 1)
+    channels["test"].set("fastfuse_reads_failing", 1)
     assert health(channels) == "test: reads fail: S3 delivers nothing"
 
 
-def test_slots_do_not_overlap(counters: Counters) -> None:
-    slots = [counters.slot(metric.name, value) for metric in METRICS for value in metric.values]
-    for slot in slots:
-        counters.add(slot, slot + 1)
-    assert [counters.read(slot) for slot in slots] == [slot + 1 for slot in slots]
-    assert len({*slots}) == len(slots)
+def test_numbers_do_not_overlap(counters: Counters) -> None:
+    names = [(metric.name, value) for metric in METRICS for value in metric.values]
+    numbers = {name: number for number, name in enumerate(names)}
+    for (name, value), number in numbers.items():
+        counters.count(name, number, value)
+    assert {of: counters.get(*of) for of in numbers} == numbers
+    assert counters.memory("fastfuse_requests")[0] == counters.get("fastfuse_requests")
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("fastfuse_nothing", ""), ("fastfuse_errors", "EPERM"), ("fastfuse_errors", "")]
 )
-def test_what_is_not_declared_has_no_slot(counters: Counters, name: str, value: str) -> None:
+def test_what_is_not_declared_is_not_counted(counters: Counters, name: str, value: str) -> None:
     with pytest.raises(KeyError):
-        counters.slot(name, value)
+        counters.count(name, 1, value)
 
 
 def test_an_address_that_is_taken_is_refused() -> None:
@@ -224,8 +225,8 @@ def test_ipv6_loopback_is_an_address() -> None:
 
 def test_a_jobs_counters_are_told_apart_by_channel() -> None:
     train, test = Counters(), Counters()
-    train.add(train.slot("fastfuse_fetch_requests", "ok"), 2)
-    test.add(test.slot("fastfuse_fetched_bytes"), 3)
+    train.count("fastfuse_fetch_requests", 2, "ok")
+    test.count("fastfuse_fetched_bytes", 3)
     families = {family.name: family for family in scrapes._SharedCollector({"train": train, "test": test}).collect()}
     gets = {tuple(sample.labels.values()): sample.value for sample in families["fastfuse_fetch_requests"].samples}
     assert (gets["train", "ok"], gets["test", "ok"]) == (2, 0)

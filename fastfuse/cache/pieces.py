@@ -16,10 +16,10 @@ def pieces(extents: Sequence[Extent], start: int, end: int) -> list[tuple[Extent
     return found
 
 
-def gaps(ranges: Iterable[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Return what of ``[start, end)`` lies in none of `ranges`, in order."""
+def gaps(there: Iterable[Extent | tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return what of ``[start, end)`` lies in none of the ranges that are `there`, in order."""
     missing, at = [], start
-    for range_start, range_end in sorted(ranges):
+    for range_start, range_end in sorted(one[:2] for one in there):
         if at < min(range_start, end):
             missing.append((at, min(range_start, end)))
         at = max(at, range_end)

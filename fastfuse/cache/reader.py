@@ -22,7 +22,7 @@ from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
-from fastfuse.metrics import CACHE_EVENTS, CACHE_FAILURES, Counters
+from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
@@ -58,6 +58,18 @@ class Place(NamedTuple):
     seed: int
 
 
+class _Asked(NamedTuple):
+    """A range that a reader asks for, with the names of its object's version as `identity` gives them."""
+
+    ref: ObjectRef
+    object_id: int
+    seed: int
+    start: int
+    end: int
+    # How long the range takes to come back; None if that is not known.
+    return_bytes: int | None = None
+
+
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
     """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
     text = "\0".join((endpoint_url, ref.bucket, ref.key, ref.etag, str(ref.size_bytes)))
@@ -76,7 +88,7 @@ def cached(
     """Put the tier `cache`, if there is one, before `reader`. Call it in a trio run."""
     if cache is None:
         for name in ("fastfuse_cache_used_bytes", "fastfuse_cache_size_bytes"):  # of the worker before this one
-            counters.set(counters.slot(name), 0)
+            counters.set(name, 0)
         return reader
     return CachedReader(
         reader, cache, buffers, counters, endpoint_url=session.endpoint_url or "",
@@ -117,9 +129,7 @@ class CachedReader:
         self._segments = Segments(cache.directory_fd)
         self._claims = Claims(cache.claims_fd)
         self._repeats = RepeatedFailures(_log)
-        self._events = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
-        self._failures = {name: counters.slot("fastfuse_cache_failures", name) for name in CACHE_FAILURES}
-        counters.set(counters.slot("fastfuse_cache_size_bytes"), cache.settings.size_bytes)
+        counters.set("fastfuse_cache_size_bytes", cache.settings.size_bytes)
         # Extents that could not be read, until the index forgets them.
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
@@ -143,11 +153,11 @@ class CachedReader:
         if not ref.etag:
             return await self._reader.get(ref, start, end)
         check_range_arguments(ref, start, end)
-        object_id, seed = identity(self._endpoint_url, ref)
+        asked = _Asked(ref, *identity(self._endpoint_url, ref), start, end)
         try:
-            return await self._get_kept(ref, object_id, seed, start, end)
+            return await self._get_kept(asked)
         except IntegrityError:
-            self._forget(ref, object_id)
+            self._forget(asked)
             raise
 
     def begin(
@@ -159,41 +169,42 @@ class CachedReader:
         """
         if not ref.etag or self._writer.is_gone or self._is_off():
             return begin(ref, start, end, done)
-        object_id, seed = identity(self._endpoint_url, ref)
-        if object_id in self._wrong or not self._claim(object_id, start, end):
+        asked = _Asked(ref, *identity(self._endpoint_url, ref), start, end)
+        if asked.object_id in self._wrong or not self._claim(asked):
             return False
-        is_begun, keeps, return_bytes = False, False, None
+        is_begun = keeps = False
 
         def ended(data: Buffer | None) -> None:
-            self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
+            self._end(asked, data, keeps=keeps)
             done(data)
 
         try:
             # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
-            if not self._find(object_id, start, end) and not self._is_off():
+            if not self._find(asked.object_id, start, end) and not self._is_off():
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
-                return_bytes = self._ask(seed, start, end)
-                keeps = self._writer.takes(return_bytes)
+                asked = asked._replace(return_bytes=self._ask(asked.seed, start, end))
+                keeps = self._writer.takes(asked.return_bytes)
         finally:
             if not keeps:
-                self._claims.release(object_id, start, end)
+                self._claims.release(asked.object_id, start, end)
         return is_begun
 
-    async def _get_kept(self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int) -> Buffer:
+    async def _get_kept(self, asked: _Asked) -> Buffer:
+        ref, object_id, seed, start, end, _ = asked
         if self._writer.is_gone or self._is_off() or object_id in self._wrong:
             return await self._reader.get(ref, start, end)
         ends_s = trio.current_time() + self._deadline_s
-        return_bytes = self._ask(seed, start, end)
+        asked = asked._replace(return_bytes=self._ask(seed, start, end))
         extents = self._find(object_id, start, end)
-        if not gaps(((one.start, one.end) for one in extents), start, end):
-            data = await self._read(object_id, seed, extents, start, end, {})
+        if not gaps(extents, start, end):
+            data = await self._read(asked, extents, {})
             if data is not None:
                 return data
             # The disk that did not answer is not asked again.
             extents = [] if self._is_off() else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
-            return await self._fetch(ref, object_id, seed, start, end, extents, return_bytes)
+            return await self._fetch(asked, extents)
         message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
@@ -202,7 +213,7 @@ class CachedReader:
         extents = self._find(identity(self._endpoint_url, ref)[0], start, end)
         for one in extents:
             self._writer.hit(one.segment, 0)
-        return bool(ref.etag) and not gaps(((one.start, one.end) for one in extents), start, end)
+        return bool(ref.etag) and not gaps(extents, start, end)
 
     def place(self, ref: ObjectRef) -> Place | None:
         """Return where all of a small object is kept; None if it is not, or not in one block."""
@@ -220,7 +231,7 @@ class CachedReader:
         """Note that a kept object was read from its `place`, by a reader who asked for all of it."""
         self._ask(seed, 0, size_bytes)
         self._writer.hit(segment, size_bytes)
-        self._counters.add(self._events["served"], size_bytes)
+        self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
 
     def hangs(self, waited_s: float) -> None:
         """Leave the tier alone, because its disk did not give an object for so long."""
@@ -248,29 +259,20 @@ class CachedReader:
                 self._cache.close()
         await self._reader.aclose()
 
-    async def _fetch(
-        self,
-        ref: ObjectRef,
-        object_id: int,
-        seed: int,
-        start: int,
-        end: int,
-        extents: list[Extent],
-        return_bytes: int | None,
-    ) -> Buffer:
+    async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:
         """Return a range of which some is missing in `extents`: fetch that, or wait for whoever fetches it."""
+        ref, object_id, _, start, end, return_bytes = asked
         keeps = self._writer.takes(return_bytes)
         fetched: dict[int, memoryview] = {}
         look_s, waits_until_s = _LOOK_S, trio.current_time() + self._patience_s
 
         def missing() -> list[tuple[int, int]]:
-            there = ((one.start, one.end) for one in extents)
-            return gaps([*there, *((at, at + len(data)) for at, data in fetched.items())], start, end)
+            return gaps([*extents, *((at, at + len(data)) for at, data in fetched.items())], start, end)
 
         while wanted := missing():
-            first, behind = wanted[0]
+            gap = asked._replace(start=wanted[0][0], end=wanted[0][1])
             keeps = keeps and not self._is_off()
-            if keeps and not self._claim(object_id, first, behind):
+            if keeps and not self._claim(gap):
                 if trio.current_time() < waits_until_s:
                     await trio.sleep(look_s)
                     look_s = min(2 * look_s, _MAX_LOOK_S)
@@ -280,43 +282,32 @@ class CachedReader:
             elif keeps:
                 extents = self._find(object_id, start, end)
                 if missing() != wanted:  # somebody was faster, and has given up the claim
-                    self._claims.release(object_id, first, behind)
+                    self._claims.release(object_id, gap.start, gap.end)
                     continue
-            fetched[first] = await self._get(ref, object_id, seed, first, behind, return_bytes, keeps=keeps)
+            fetched[gap.start] = await self._get(gap, keeps=keeps)
         if len(fetched.get(start, b"")) == end - start:
             return fetched[start]
-        joined = await self._read(object_id, seed, extents, start, end, fetched)
+        joined = await self._read(asked, extents, fetched)
         return await self._reader.get(ref, start, end) if joined is None else joined
 
-    async def _get(
-        self, ref: ObjectRef, object_id: int, seed: int, start: int, end: int, return_bytes: int | None, *, keeps: bool
-    ) -> memoryview:
-        """Fetch ``[start, end)``; if it is claimed (`keeps`), have it kept, or give up the claim."""
+    async def _get(self, asked: _Asked, *, keeps: bool) -> memoryview:
+        """Fetch a range; if it is claimed (`keeps`), have it kept, or give up the claim."""
         data: Buffer | None = None
         try:
-            data = memoryview(await self._reader.get(ref, start, end))
+            data = memoryview(await self._reader.get(asked.ref, asked.start, asked.end))
             return data
         finally:
-            self._end(object_id, seed, start, end, data, return_bytes, keeps=keeps)
+            self._end(asked, data, keeps=keeps)
 
-    def _end(
-        self,
-        object_id: int,
-        seed: int,
-        start: int,
-        end: int,
-        data: Buffer | None,
-        return_bytes: int | None,
-        *,
-        keeps: bool,
-    ) -> None:
+    def _end(self, asked: _Asked, data: Buffer | None, *, keeps: bool) -> None:
         """End the fetch of a range, in vain without `data`; if it is claimed, have it kept, or give up the claim."""
+        _, object_id, seed, start, end, return_bytes = asked
         is_handed_over = False
         if data is not None:
             if keeps and object_id not in self._wrong:
                 is_handed_over = self._writer.offer(Range(object_id, seed, start, memoryview(data), return_bytes))
             else:
-                self._counters.add(self._events["declined"], end - start)
+                self._counters.count("fastfuse_cache_bytes", end - start, "declined")
         if keeps and not is_handed_over:
             self._claims.release(object_id, start, end)
 
@@ -324,9 +315,9 @@ class CachedReader:
         """Note that a range is asked for; return how long it takes to come back, if that is known."""
         return self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
 
-    def _claim(self, object_id: int, start: int, end: int) -> bool:
+    def _claim(self, asked: _Asked) -> bool:
         try:
-            return self._claims.take(object_id, start, end)
+            return self._claims.take(asked.object_id, asked.start, asked.end)
         except OSError as error:
             self._leave_alone("disk", f"ranges cannot be claimed: {error}")
             return False
@@ -339,10 +330,9 @@ class CachedReader:
             return []
         return [one for one in found if one not in self._damaged] if self._damaged else found
 
-    async def _read(
-        self, object_id: int, seed: int, extents: list[Extent], start: int, end: int, fetched: dict[int, memoryview]
-    ) -> memoryview | None:
+    async def _read(self, asked: _Asked, extents: list[Extent], fetched: dict[int, memoryview]) -> memoryview | None:
         """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
+        _, object_id, seed, start, end, _ = asked
         wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
         failed: list[tuple[Extent, Exception]] = []
 
@@ -366,7 +356,7 @@ class CachedReader:
             return None
         for extent, piece_start, piece_end in wanted:
             self._writer.hit(extent.segment, piece_end - piece_start)
-            self._counters.add(self._events["served"], piece_end - piece_start)
+            self._counters.count("fastfuse_cache_bytes", piece_end - piece_start, "served")
         for at, missing in fetched.items():
             into[at - start : at - start + len(missing)] = missing
         return into.toreadonly()
@@ -389,19 +379,19 @@ class CachedReader:
     def _is_off(self) -> bool:
         return trio.current_time() < self._off_until_s
 
-    def _forget(self, ref: ObjectRef, object_id: int) -> None:
+    def _forget(self, asked: _Asked) -> None:
         """Have everything forgotten that is kept of an object that has not the service's checksum.
 
         What was kept before that showed would be read as right by a later process, which fetches and checks nothing.
         """
-        if object_id in self._wrong:
+        if asked.object_id in self._wrong:
             return
         if len(self._wrong) >= _MAX_DAMAGED:
             self._wrong.clear()
-        self._wrong.add(object_id)
-        self._writer.forget(object_id)
+        self._wrong.add(asked.object_id)
+        self._writer.forget(asked.object_id)
         self.forgets()
-        self._tell("corrupt", f"{self._where}: what it keeps of {ref.key!r} is forgotten: its checksum is wrong")
+        self._tell("corrupt", f"{self._where}: what it keeps of {asked.ref.key!r} is forgotten: its checksum is wrong")
 
     def _leave_alone(self, kind: str, why: str) -> None:
         self._off_until_s = trio.current_time() + _OFF_S
@@ -410,5 +400,5 @@ class CachedReader:
 
     def _tell(self, kind: str, line: str) -> None:
         """Count a failure, and log one of each kind every 30 s."""
-        self._counters.add(self._failures[kind])
+        self._counters.count("fastfuse_cache_failures", value=kind)
         self._repeats.tell(kind, str(self._cache.settings.directory), line)

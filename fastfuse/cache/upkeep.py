@@ -75,7 +75,7 @@ def pin(cache: OpenCache, refs: Iterable[ObjectRef], endpoint_url: str, *, is_pi
         objects += 1
         extents = index.find(identity(endpoint_url, ref)[0], 0, ref.size_bytes) if ref.etag else []
         numbers.update(one.segment for one in extents)
-        missing = gaps(((one.start, one.end) for one in extents), 0, ref.size_bytes)
+        missing = gaps(extents, 0, ref.size_bytes)
         missing_bytes += sum(end - start for start, end in missing)
         whole_bytes += ref.size_bytes
     index.pin(numbers, is_pinned=is_pinned)

@@ -21,7 +21,7 @@ from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.policy import Returns, is_worth_it
 from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, evict, place_of, segment_bytes
-from fastfuse.metrics import CACHE_EVENTS, Counters
+from fastfuse.metrics import Counters
 
 # The most that one transaction makes known: whoever waits for a claim waits for one of these.
 _BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
@@ -86,7 +86,6 @@ class Writer:
         self._segment_bytes = segment_bytes(cache.settings.size_bytes)
         self._claims = claims
         self._counters = counters
-        self._slots = {name: counters.slot("fastfuse_cache_bytes", name) for name in CACHE_EVENTS}
         self._queue_bytes = queue_bytes
         self._tell = tell
         self._queue: queue.SimpleQueue[Range | tuple[int, Extent] | int | None] = queue.SimpleQueue()
@@ -172,7 +171,7 @@ class Writer:
         self._queue.put(object_id)
 
     def _count(self, what: str, size_bytes: int) -> None:
-        self._counters.add(self._slots[what], size_bytes)
+        self._counters.count("fastfuse_cache_bytes", size_bytes, what)
 
     def _run(self) -> None:
         try:
@@ -398,4 +397,4 @@ class Writer:
         while self._is_too_large() and self._evict():
             pass
         self._look_for_victim()
-        self._counters.set(self._counters.slot("fastfuse_cache_used_bytes"), self._index.room_bytes())
+        self._counters.set("fastfuse_cache_used_bytes", self._index.room_bytes())

@@ -54,9 +54,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     status = 1
     try:
         if not outlives_parent:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it died before the line above
-                os._exit(status)
+            die_with(parent)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         ignore_unheeded()
@@ -68,6 +66,13 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     finally:
         # Not sys.exit: that would unwind the parent's stack and wait for threads that wait for the network.
         os._exit(status)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent, the process `parent`, dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def ignore_unheeded() -> None:

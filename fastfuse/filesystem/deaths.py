@@ -54,10 +54,10 @@ class Deaths:
         self._has_refused = refused is not None
         if refused:
             _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)
-            counters.add(counters.slot("fastfuse_errors", "EIO"))  # not answered by a worker
-        counters.add(counters.slot("fastfuse_worker_respawns"))
+            counters.count("fastfuse_errors", value="EIO")  # not answered by a worker
+        counters.count("fastfuse_worker_respawns")
         # Its successor counts again what it goes on with.
-        counters.set(counters.slot("fastfuse_waiting_reads"), 0)
+        counters.set("fastfuse_waiting_reads", 0)
         return pause_s
 
     def _what_happened(self, session: Session) -> str:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
 from math import inf
 
 from fastfuse.filesystem.children import Fork, NoRoomError, how_it_ended, wait_child
@@ -24,9 +23,9 @@ _START_EVERY_S = 5.0
 class MetricsEndpoint:
     """The metrics endpoint of a mount, if it has one."""
 
-    def __init__(self, address: tuple[str, int] | None, channels: Mapping[str, Counters], fork: Fork) -> None:
+    def __init__(self, address: tuple[str, int] | None, counters: Counters, fork: Fork) -> None:
         self._address = address
-        self._channels = channels
+        self._counters = counters
         self._fork = fork
         self.listener: socket.socket | None = None
         # 0 while no process lives.
@@ -80,4 +79,4 @@ class MetricsEndpoint:
         from fastfuse.filesystem.scrapes import serve_metrics
 
         self._started_s = time.monotonic()
-        self._pid = self._fork(as_nobody(lambda: serve_metrics(listener, self._channels)))
+        self._pid = self._fork(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))

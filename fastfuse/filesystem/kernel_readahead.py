@@ -1,11 +1,10 @@
-"""The kernel's readahead of a mount, which only sysfs can set."""
+"""The kernel's readahead of a mount: libfuse refuses its mount option, so only the bdi's file in sysfs can set it."""
 
 import logging
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-# Mount options cannot set the readahead (libfuse refuses ``max_readahead``); only the bdi's file in sysfs can.
 _BDI = Path("/sys/class/bdi")
 
 # One request of 1 MiB ahead of the reader: more bring it nothing, and each page fault of a map asks for as much around

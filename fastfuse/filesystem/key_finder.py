@@ -22,8 +22,17 @@ from typing import Any
 import trio
 
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
-from fastfuse.filesystem.children import Fork, NoRoomError, error_message, fork, heard, how_it_ended, wait_child
-from fastfuse.filesystem.privileges import become_nobody, confine, die_with
+from fastfuse.filesystem.children import (
+    Fork,
+    NoRoomError,
+    die_with,
+    error_message,
+    fork,
+    heard,
+    how_it_ended,
+    wait_child,
+)
+from fastfuse.filesystem.privileges import become_nobody, confine
 from fastfuse.filesystem.sockets import raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig

@@ -4,7 +4,6 @@ The kernel asks again, at once, for the page that a reader wants of what its rea
 """
 
 from collections import deque
-from math import inf
 from typing import Final
 
 from fastfuse.filesystem.in_hand import Read
@@ -18,7 +17,7 @@ _MOST_READS: Final = 2048
 class FailedReads:
     """The reads that failed in the last second. Pure: each call is told what time it is, in seconds."""
 
-    def __init__(self, deadline_s: float = inf) -> None:
+    def __init__(self, deadline_s: float) -> None:
         # A read that joins a GET of another one comes late to it.
         self._late_s = deadline_s / 2
         # Those that failed late, unless a read was answered since.

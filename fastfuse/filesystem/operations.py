@@ -38,8 +38,6 @@ _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
-_CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
-
 
 class MountOperations(InitialisedOperations):
     """The handlers. The supervisor makes them before the table exists; a worker calls `serve` before its loop."""
@@ -86,10 +84,10 @@ class MountOperations(InitialisedOperations):
             file_mode=self._file_mode,
             block_bytes=_BLOCK_BYTES,
             timeout_s=_FOREVER_S,
-            answered=self._counters.memory(self._counters.slot("fastfuse_requests")),
+            answered=self._counters.memory("fastfuse_requests"),
             etags=table.metadata.other_etags,
             unread_classes=unread_classes(table),
-            draining=self._counters.memory(self._counters.slot("fastfuse_draining")),
+            draining=self._counters.memory("fastfuse_draining"),
         )
 
     # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
@@ -110,16 +108,7 @@ class MountOperations(InitialisedOperations):
 
     @answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if self.opens_files:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
-        if flags & _CHANGING_FLAGS:
-            raise pyfuse3.FUSEError(errno.EROFS)
-        self.table.attributes(inode)  # or ESTALE
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
-
-    @answered
-    async def release(self, fh: int) -> None:
-        """Do nothing: comes only where files are opened here."""
+        raise pyfuse3.FUSEError(errno.ENOSYS)
 
     @answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
@@ -145,7 +134,7 @@ class MountOperations(InitialisedOperations):
 
     @answered
     async def releasedir(self, fh: int) -> None:
-        """Do nothing: comes only where directories are opened here."""
+        """Do nothing: comes only where directories are opened here, before Linux 5.1."""
 
     @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

@@ -27,20 +27,18 @@ class Outcomes:
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._failures = RepeatedFailures(_log)
-        self._requests_slot = counters.slot("fastfuse_requests")
-        self._bugs_slot = counters.slot("fastfuse_handler_failures")
+        self._requests = counters.memory("fastfuse_requests")
 
     def count(self, number: int = 0) -> None:
         """Count an answered request, and its errno if that is a failure."""
-        self._counters.add(self._requests_slot)
+        self._requests[0] += 1
         if number and number not in _NO_FAILURES:
             name = errno.errorcode.get(number, "other")
-            slot = self._counters.slot("fastfuse_errors", name if name in ERRNO_LABELS else "other")
-            self._counters.add(slot)
+            self._counters.count("fastfuse_errors", value=name if name in ERRNO_LABELS else "other")
 
     def count_bug(self, name: str, error: Exception) -> None:
         """Count and tell a request that failed for an unforeseen reason."""
-        self._counters.add(self._bugs_slot)
+        self._counters.count("fastfuse_handler_failures")
         self.count(errno.EIO)
         reason = f"{name} failed for an unforeseen reason"
         self._failures.tell(f"{reason} ({type(error).__name__})", name, f"{reason}; the mount goes on", error)

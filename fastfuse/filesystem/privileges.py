@@ -8,11 +8,11 @@ import ctypes
 import errno
 import os
 import resource
-import signal
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from fastfuse.filesystem.children import die_with
 from fastfuse.s3.aws import S3Session
 
 # <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the
@@ -25,7 +25,6 @@ _VERSION_3 = 0x20080522
 _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 
 # <linux/prctl.h>
-_PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
@@ -91,13 +90,6 @@ def confine(session: S3Session) -> None:
         _keep_capabilities(_CONFINED)
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent, the process `parent`, dies."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-
-
 def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
     """Return a function for `fork_child` that calls `work` after `become_nobody`."""
 
@@ -119,7 +111,7 @@ def become_nobody() -> None:
     parent = os.getppid()
     _die_before(_DIES_BEFORE_OTHERS)
     _bound_capabilities(())  # first: it needs one
-    if os.geteuid() == 0 and all(_permitted() >> capability & 1 for capability in _CHANGE_USER):
+    if _may_change_user():
         try:
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
@@ -134,10 +126,13 @@ def become_nobody() -> None:
 
 def worker_uid() -> int:
     """Return the user that a process of this one's rights has after `become_nobody`."""
-    may_change = all(_permitted() >> capability & 1 for capability in _CHANGE_USER)
     spans = (map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines())
     has_nobody = any(first <= _NOBODY < first + count for first, _, count in spans)
-    return _NOBODY if os.geteuid() == 0 and may_change and has_nobody else os.geteuid()
+    return _NOBODY if _may_change_user() and has_nobody else os.geteuid()
+
+
+def _may_change_user() -> bool:
+    return os.geteuid() == 0 and all(_permitted() >> capability & 1 for capability in _CHANGE_USER)
 
 
 def _bound_capabilities(kept: Collection[int]) -> None:

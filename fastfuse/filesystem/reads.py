@@ -68,7 +68,6 @@ class Reads:
         self._operations = operations
         self.outcomes = operations.outcomes
         self._engine = engine
-        self._counters = counters
         self.in_hand = in_hand
         self._nursery = nursery
         self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
@@ -86,12 +85,11 @@ class Reads:
         self.watched: WatchedReads | None = None
         # Has the read of a whole file answered by somebody else, or returns False.
         self.begins_elsewhere: Callable[[Request], bool] | None = None
-        self._served_slot = counters.slot("fastfuse_read_served_bytes")
+        self._served_bytes = counters.memory("fastfuse_read_served_bytes")
+        self._blocked_us = counters.memory("fastfuse_blocked_seconds")
         self._saw_read = counters.observer("fastfuse_read_seconds")
-        self._blocked_slot = counters.slot("fastfuse_blocked_seconds")
-        self._stalled_slot = counters.slot("fastfuse_stalled_seconds")
-        direct_reads.count_waits(counters.memory(counters.slot("fastfuse_waiting_reads")))
-        self._draining_slot = counters.slot("fastfuse_draining")
+        direct_reads.count_waits(counters.memory("fastfuse_waiting_reads"))
+        self._is_draining = counters.memory("fastfuse_draining")
 
     @property
     def table(self) -> InodeTable:
@@ -127,7 +125,7 @@ class Reads:
     async def answer(self, request: Request, *, is_begun: bool = False) -> None:
         """Answer a request; if it `is_begun`, by a thread of `direct_reads`, it waits already, and ends in a drain."""
         number, inode, offset, size_bytes, process = request
-        is_refused = not is_begun and bool(self._counters.read(self._draining_slot))
+        is_refused = not is_begun and bool(self._is_draining[0])
         if not is_begun and not is_refused:
             direct_reads.begin_wait()
         try:
@@ -148,7 +146,6 @@ class Reads:
     @answered
     async def read(self, inode: int, offset: int, size_bytes: int, *, is_refused: bool = False) -> Buffer:
         """Return what is answered, or raise `FUSEError`: at once if it `is_refused`, because the mount stops."""
-        counters = self._counters
         if is_refused:
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
@@ -174,26 +171,22 @@ class Reads:
                 if (begun := self._suspects_begun.pop(read, None)) is not None:
                     begun.set()
             self._count_time(perf_counter() - began_s)
-        counters.add(self._served_slot, len(buffer))
+        self._served_bytes[0] += len(buffer)
         return buffer
 
     def count(self, size_bytes: int, took_s: float) -> None:
         """Count a read that was answered in another way than by `read`."""
         self.outcomes.count()
-        self._counters.add(self._served_slot, size_bytes)
+        self._served_bytes[0] += size_bytes
         self._count_time(took_s)
 
-    def count_stall(self) -> None:
-        """Count the time until now in which a read was under way."""
-        self._counters.add(self._stalled_slot, direct_reads.stalled_ns() // 1000)
-
     def _count_time(self, took_s: float) -> None:
-        self._counters.add(self._blocked_slot, int(took_s * 1e6))
+        self._blocked_us[0] += int(took_s * 1e6)
         self._saw_read(took_s)
 
     def _is_begun_elsewhere(self, request: Request) -> bool:
         begins = self.begins_elsewhere
-        if begins is None or self._counters.read(self._draining_slot):
+        if begins is None or self._is_draining[0]:
             return False
         try:
             return begins(request)
@@ -203,7 +196,7 @@ class Reads:
     def _at_hand(self, inode: int, offset: int, size_bytes: int) -> Buffer | None:
         """Return what is answered at once; None if `read` has to wait, or to decide."""
         in_hand = self.in_hand
-        if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._counters.read(self._draining_slot):
+        if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._is_draining[0]:
             return None
         began_s = perf_counter()
         slot = in_hand.take(inode, offset, size_bytes)

@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
 from fastfuse.filesystem.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
-from fastfuse.filesystem.notices import pack_notices
+from fastfuse.filesystem.notices import pack_notices, send_notices
 from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
@@ -83,10 +82,10 @@ class NewTable(NamedTuple):
 
 def count_table(counters: Counters, snapshot_fd: int, made: IndexReport) -> None:
     """Note the figures of the table that is shown from now on."""
-    counters.add(counters.slot("fastfuse_index_requests"), made.requests)
-    counters.set(counters.slot("fastfuse_table_files"), made.files)
-    counters.set(counters.slot("fastfuse_table_memory_bytes"), os.fstat(snapshot_fd).st_size)
-    counters.set(counters.slot("fastfuse_listed_timestamp_seconds"), made.listed_at_ns // 10**9)
+    counters.count("fastfuse_index_requests", made.requests)
+    counters.set("fastfuse_table_files", made.files)
+    counters.set("fastfuse_table_memory_bytes", os.fstat(snapshot_fd).st_size)
+    counters.set("fastfuse_listed_timestamp_seconds", made.listed_at_ns // 10**9)
 
 
 class Refresher:
@@ -154,15 +153,17 @@ class Refresher:
         new_fd, self._new_fd = self._new_fd, -1
         return NewTable(new_fd, IndexReport(**answer["made"]))
 
-    def send_notices(self, send: Callable[[bytes], None]) -> None:
-        """Have the kernel forget stale names and attributes: a new process passes the notices to `send`."""
+    def send_notices(self, session_fd: int) -> None:
+        """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
         self._exit_code = 0
         try:
-            self._pid = self._fork(as_nobody(lambda: send(os.pread(self._owed_fd, self._owed_bytes(), 0))))
+            self._pid = self._fork(
+                as_nobody(lambda: send_notices(session_fd, os.pread(self._owed_fd, self._owed_bytes(), 0)))
+            )
         except FastfuseError as error:
             self._error = _untold(error)
 
-    def send_notices_again(self, send: Callable[[bytes], None]) -> None:
+    def send_notices_again(self, session_fd: int) -> None:
         """Start another process that sends the notices if the one that did has died, five at most.
 
         The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
@@ -173,7 +174,7 @@ class Refresher:
         self._dead_senders += 1
         if self._dead_senders < _MAX_SENDERS:
             _log.warning("the process that tells the kernel what has changed died; another one does")
-            self.send_notices(send)
+            self.send_notices(session_fd)
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""

@@ -25,7 +25,7 @@ from fastfuse.filesystem.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.loop import serve, take_over_waiting
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
-from fastfuse.filesystem.notices import OUT_HEADER, send_notices
+from fastfuse.filesystem.notices import OUT_HEADER
 from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
@@ -43,7 +43,6 @@ _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
 _ATOMIC_O_TRUNC = 1 << 3
-_NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
 _NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
 
 # Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
@@ -60,15 +59,10 @@ _TRIED_INODE = 1 << 41 | 7
 
 
 class InitialisedOperations(pyfuse3.Operations):
-    """The handlers of a session; `init` ends the loop that served the INIT request."""
+    """The handlers of a session."""
 
-    handshake_scope: trio.CancelScope | None = None
-    # True if the kernel opens files and directories by itself once it was told that nobody else does.
-    opens_files = opens_directories = False
-
-    def init(self) -> None:
-        if self.handshake_scope is not None:
-            self.handshake_scope.cancel()
+    # True if the kernel opens directories by itself once it was told that nobody else does, as it does with files.
+    opens_directories = False
 
 
 class Session:
@@ -132,7 +126,6 @@ class Session:
         poll.register(self.fd, 0)
         return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
 
-    @property
     def is_mounted(self) -> bool:
         """Return whether this mount is at its place, even if another one covers it."""
         return self.place.is_mounted(self.device, is_connected=self.is_connected)
@@ -144,17 +137,13 @@ class Session:
             BusyMountError: files below it are open.
             MountError: it may not be unmounted, or another mount covers it.
         """
-        if not self.is_mounted:
+        if not self.is_mounted():
             return
         try:
             self.place.unmount(self.device, lazy=lazy)
         except MountError:
-            if self.is_mounted:
+            if self.is_mounted():
                 raise
-
-    def notify(self, notices: bytes) -> None:
-        """Send the kernel `notices`. It waits for locks that readers hold, so the worker must not call it."""
-        send_notices(self.fd, notices)
 
     @property
     def can_go_on(self) -> bool:
@@ -217,7 +206,6 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _complete(reply, readahead_bytes=readahead_bytes)
         _prove_inodes(operations, ours)
-        operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
         os.write(device, reply)
     finally:
@@ -238,9 +226,10 @@ def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE, readahead_by
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:
-    with trio.CancelScope() as operations.handshake_scope:
+    with trio.CancelScope() as scope:
+        operations.init = scope.cancel  # type: ignore[method-assign]
         await serve()
-    operations.handshake_scope = None
+    del operations.init
 
 
 def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:

@@ -81,11 +81,10 @@ class Recent:
 
     def _note_limits(self) -> None:
         """Note what others may have changed since."""
-        self.counters.set(self.counters.slot("fastfuse_cpu_limit"), int(usable_cpus() * 1000))
-        self.counters.set(self.counters.slot("fastfuse_memory_limit_bytes"), available_memory_bytes())
+        self.counters.set("fastfuse_cpu_limit", int(usable_cpus() * 1000))
+        self.counters.set("fastfuse_memory_limit_bytes", available_memory_bytes())
         if self._device:
-            readahead_slot = self.counters.slot("fastfuse_kernel_readahead_bytes")
-            self.counters.set(readahead_slot, readahead_kib(self._device) << 10)
+            self.counters.set("fastfuse_kernel_readahead_bytes", readahead_kib(self._device) << 10)
 
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""
@@ -106,7 +105,7 @@ class Recent:
             self._read_s = now_s
 
     def _add(self, name: str, seconds: float) -> None:
-        self.counters.add(self.counters.slot(name), int(seconds * 1e6))
+        self.counters.count(name, int(seconds * 1e6))
 
     def rates(self) -> dict[str, float]:
         """Return the seconds looked back on, and by how much each counter grew in one second of them."""

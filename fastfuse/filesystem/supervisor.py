@@ -36,10 +36,10 @@ from fastfuse.filesystem.in_hand import ReadsInHand
 from fastfuse.filesystem.key_finder import KeyFinder
 from fastfuse.filesystem.mount_places import place_for
 from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.notify import Notifier
 from fastfuse.filesystem.operations import MountOperations
 from fastfuse.filesystem.privileges import become_supervisor, worker_uid
 from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
+from fastfuse.filesystem.service_manager import Notifier
 from fastfuse.filesystem.session import Session
 from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker import WorkerTask, run_worker
@@ -94,13 +94,13 @@ class Supervisor:
         self._s3 = S3Session(settings.connection)
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
-        self._counters.set(self._counters.slot("fastfuse_memory_target_bytes"), settings.memory_target_bytes)
+        self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, self._counters, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
@@ -287,18 +287,17 @@ class Supervisor:
         if (new := self._refresher.new_table()) is not None:
             self._swap(new)
             assert self._session is not None
-            self._refresher.send_notices(self._session.notify)
+            self._refresher.send_notices(self._session.fd)
         if self._session is not None and self._session.is_connected:
-            self._refresher.send_notices_again(self._session.notify)
+            self._refresher.send_notices_again(self._session.fd)
         while outcome := self._refresher.outcome(self._snapshot_fd):
-            self._counters.add(self._counters.slot("fastfuse_refreshes", outcome))
+            self._counters.count("fastfuse_refreshes", value=outcome)
 
     def _swap(self, new: NewTable) -> None:
         """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
         count_table(self._counters, *new)
-        self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 
     def _drain(self) -> None:
@@ -307,7 +306,7 @@ class Supervisor:
         _log.info("stopping: waiting up to %g s for reads under way", self._settings.grace_s)
         self._stops_at_s = time.monotonic() + self._settings.grace_s
         # First: no read may begin after the end was reported.
-        self._counters.set(self._counters.slot("fastfuse_draining"), 1)
+        self._counters.set("fastfuse_draining", 1)
         self._notifier.stopping()
         owed, reads, quiet_looks = self._session.owed, 0, 0
         while quiet_looks < _QUIET_LOOKS and time.monotonic() < self._stops_at_s:
@@ -319,7 +318,7 @@ class Supervisor:
             self._answer_requests()
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
-                self._counters.set(self._counters.slot("fastfuse_draining"), 0)
+                self._counters.set("fastfuse_draining", 0)
                 if not self._replace_worker():
                     return
             before, owed = owed, self._session.owed
@@ -337,7 +336,8 @@ class Supervisor:
             self._worker.take_log_file(log_fd)
             self._endpoint.renew()
         self._endpoint.look_after()
-        return self._worker.look_after() or not self._worker.pid
+        self._worker.kill_if_hung()
+        return not self._worker.pid
 
     def _reap(self) -> None:
         while True:
@@ -365,7 +365,7 @@ class Supervisor:
             session = self._session
             assert session is not None
             can_go_on = session.can_go_on
-            if not can_go_on and not self._in_time(partial(getattr, session, "is_mounted")):
+            if not can_go_on and not self._in_time(session.is_mounted):
                 _log.info("%s was unmounted", self._place.mountpoint)
                 return False
             self._pause(self._deaths.note(session))

@@ -46,7 +46,7 @@ from fastfuse.filesystem.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
-from fastfuse.metrics import ASKERS, MEMORY_USES, READ_ERRNOS, READS, SOURCES, Counters
+from fastfuse.metrics import MEMORY_USES, READ_ERRNOS, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers, private_bytes
@@ -146,7 +146,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         if task.hints is not None:
             taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_beat, _Report(counters, engine, reads), reads, counters)
+        nursery.start_soon(_Report(counters, engine, reads).beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
@@ -243,71 +243,61 @@ def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None
     os.close(descriptors[0])
 
 
-async def _beat(report: "_Report", reads: Reads, counters: Counters) -> None:
-    """Show every second that requests are taken and answered, and count what is not counted as it happens."""
-    beats = counters.slot("fastfuse_worker_beats")
-    try:
-        while True:
-            reads.count_stall()
-            report.write()
-            _tell_not_taken()
-            # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
-            if replies.are_moving():
-                counters.add(beats)
-            await trio.sleep(BEAT_EVERY_S)
-    finally:
-        reads.count_stall()
-        report.write()
-        _tell_not_taken()
-
-
-def _tell_not_taken() -> None:
-    count, error = replies.not_taken()
-    if count:
-        _log.error("the kernel did not take %d answers, so these reads failed: %s", count, os.strerror(error))
-
-
 class _Report:
-    """Gauges, and counters that grow by what is new; a worker that is killed leaves out its last second."""
+    """Shows what is not counted as it happens; a worker that is killed leaves out its last second."""
 
     def __init__(self, counters: Counters, engine: ReadEngine, reads: Reads) -> None:
         self._counters = counters
         self._engine = engine
         self._reads = reads
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
-        self._before: dict[int, int] = {}
+        # By the name of each metric and the value of its label.
+        self._before: dict[tuple[str, str], int] = {}
 
-    def write(self) -> None:
+    async def beat(self) -> None:
+        """Report every second, and show that requests are taken and answered."""
+        try:
+            while True:
+                self._write()
+                # This loop turns, so it takes requests; the threads that write large answers have to turn, too.
+                if replies.are_moving():
+                    self._counters.count("fastfuse_worker_beats")
+                await trio.sleep(BEAT_EVERY_S)
+        finally:
+            self._write()
+
+    def _write(self) -> None:
+        """Set the gauges, and count by how much each counter has grown."""
         counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
         small_files, small_bytes = direct_reads.in_flight_now()
         memory["in flight"] += small_bytes
-        self._set("fastfuse_streams", now.streams)
-        self._set("fastfuse_pool_bytes", sum(memory.values()))
+        counters.set("fastfuse_streams", now.streams)
+        counters.set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
-            self._set("fastfuse_memory_bytes", size_bytes, use)
-        self._set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
-        self._set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
+            counters.set("fastfuse_memory_bytes", size_bytes, use)
+        counters.set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
+        counters.set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {
-            **self._by_slot(
-                "fastfuse_fetched_parts", ASKERS, now.demanded_parts, now.ahead_parts, now.prefetched_parts
-            ),
-            **self._by_slot("fastfuse_reads", READS, now.hits, now.waits),
-            **self._by_slot("fastfuse_read_source_bytes", SOURCES, served_bytes - now.waited_bytes, now.waited_bytes),
-            counters.slot("fastfuse_wasted_bytes"): now.pool.unread_dropped_bytes,
+            ("fastfuse_fetched_parts", "demanded"): now.demanded_parts,
+            ("fastfuse_fetched_parts", "ahead"): now.ahead_parts,
+            ("fastfuse_fetched_parts", "prefetched"): now.prefetched_parts,
+            ("fastfuse_reads", "hit"): now.hits,
+            ("fastfuse_reads", "miss"): now.waits,
+            ("fastfuse_read_source_bytes", "ahead"): served_bytes - now.waited_bytes,
+            ("fastfuse_read_source_bytes", "demanded"): now.waited_bytes,
+            ("fastfuse_wasted_bytes", ""): now.pool.unread_dropped_bytes,
             # The event loop runs in this thread.
-            counters.slot("fastfuse_loop_cpu_seconds"): int(time.thread_time() * 1e6),
-            counters.slot("fastfuse_cpu_seconds"): int(time.process_time() * 1e6),
+            ("fastfuse_loop_cpu_seconds", ""): int(time.thread_time() * 1e6),
+            ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),
         }
-        for slot, number in grown.items():
-            counters.add(slot, number - self._before.get(slot, 0))
+        counters.count("fastfuse_stalled_seconds", direct_reads.stalled_ns() // 1000)
+        for (name, value), number in grown.items():
+            counters.count(name, number - self._before.get((name, value), 0), value)
         self._before = grown
-
-    def _set(self, name: str, number: int, value: str = "") -> None:
-        self._counters.set(self._counters.slot(name, value), number)
-
-    def _by_slot(self, name: str, values: Sequence[str], *numbers: int) -> dict[int, int]:
-        return {self._counters.slot(name, value): number for value, number in zip(values, numbers, strict=True)}
+        not_taken, error = replies.not_taken()
+        if not_taken:
+            _log.error("the kernel did not take %d answers, so these reads failed: %s", not_taken, os.strerror(error))
 
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
@@ -317,11 +307,11 @@ async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters
     failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
         trouble, now_s, delivered = retries.trouble(), trio.current_time(), _delivered(counters)
-        counters.set(counters.slot("fastfuse_in_trouble"), int(trouble is not None))
+        counters.set("fastfuse_in_trouble", int(trouble is not None))
         # Nobody waits for a trouble without requests: it is over with the next answer.
         trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
         is_failing = failing.look(now_s, delivered, _failed_reads(counters), trouble_s=trouble_s)
-        counters.set(counters.slot("fastfuse_reads_failing"), int(is_failing))
+        counters.set("fastfuse_reads_failing", int(is_failing))
         if is_failing:
             (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered
             failing_since_s = now_s - failed_for_s
@@ -356,7 +346,7 @@ async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, s
             trim_malloc()  # takes 2 to 20 ms
             used_bytes = private_bytes()
             kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
-        counters.set(counters.slot("fastfuse_worker_memory_bytes"), used_bytes)
+        counters.set("fastfuse_worker_memory_bytes", used_bytes)
         if used_bytes > most_bytes:
             break
         await trio.sleep(BEAT_EVERY_S)

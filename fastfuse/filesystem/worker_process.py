@@ -38,7 +38,6 @@ class WorkerProcess:
     def __init__(self, counters: Counters, is_alive: Callable[[], None]) -> None:
         """`is_alive` is called every second while a worker is waited for."""
         self._counters = counters
-        self._beats_slot = counters.slot("fastfuse_worker_beats")
         self._heartbeat = Heartbeat()
         self._is_alive = is_alive
         # 0 while no worker lives.
@@ -48,12 +47,16 @@ class WorkerProcess:
         self.has_served = False
         self.end = ""
         self.exit_code: int | None = 0
-        self.has_hung = False
         self.was_killed = False
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
         # The worker writes the stacks of its threads into it (`faulthandler`).
         self.dump_fd = os.memfd_create("worker-stacks")
+
+    @property
+    def has_hung(self) -> bool:
+        """Return whether the last worker hung, and nobody had stopped it."""
+        return self.exit_code is None and not self.was_killed
 
     def start(self, fork: Callable[[socket.socket, int], int]) -> None:
         """Have `fork` start a worker, and wait until it serves.
@@ -72,7 +75,7 @@ class WorkerProcess:
         reading_fd, writing_fd = os.pipe()
         with os.fdopen(reading_fd, "rb") as pipe:
             with theirs, os.fdopen(writing_fd, "wb"):
-                self.pid, self.has_hung, self.has_served = fork(theirs, writing_fd), False, False
+                self.pid, self.has_served = fork(theirs, writing_fd), False
             self._heartbeat.restart(time.monotonic())
             if self._comes(reading_fd):
                 self.has_served = pipe.read() == READY
@@ -98,31 +101,25 @@ class WorkerProcess:
         self.kill()
 
     def take_request(self, connection: socket.socket, asked: Mapping[str, Any]) -> bool:
-        """Have the worker answer a client, and what it asked, from now on; return False if none can. Never wait."""
-        if not self.pid or self.tables is None:
-            return False
+        """Have the worker answer a client, and what it asked, from now on; return False if none can."""
         raise_no_sigio(connection)
-        with suppress(OSError):
-            if select.select([], [self.tables], [], 0)[1]:
-                socket.send_fds(self.tables, [REQUEST + json.dumps(asked).encode()], [connection.fileno()])
-                return True
-        return False
+        return self._hand_over(REQUEST + json.dumps(asked).encode(), connection.fileno())
 
     def take_log_level(self) -> None:
-        """Have the worker log from the level on at which this process does. One that does not is soon replaced."""
-        if self.tables is not None:
-            with suppress(OSError):  # it has died, or takes nothing any more
-                self.tables.send(LOG_LEVEL + log.level().encode(), socket.MSG_DONTWAIT)
+        """Have the worker log from the level on at which this process does."""
+        self._hand_over(LOG_LEVEL + log.level().encode())
 
     def take_log_file(self, fd: int) -> None:
         """Have the worker log to another file."""
-        if self.tables is not None:
-            with suppress(OSError):  # it has died
-                socket.send_fds(self.tables, [LOG_FILE], [fd])
+        self._hand_over(LOG_FILE, fd)
 
-    def look_after(self) -> bool:
-        """Kill the worker if it hangs, and return whether it did."""
-        return bool(self.pid) and self._has_hung()
+    def _hand_over(self, message: bytes, *fds: int) -> bool:
+        """Send the worker a message, without waiting; return False if none lives, or one that takes nothing."""
+        with suppress(OSError):  # it has died
+            if self.pid and self.tables is not None and select.select([], [self.tables], [], 0)[1]:
+                socket.send_fds(self.tables, [message], fds)
+                return True
+        return False
 
     def has_exited(self, pid: int, exit_code: int) -> bool:
         """Return whether the child `pid`, which the caller reaped, was the worker."""
@@ -153,17 +150,19 @@ class WorkerProcess:
         until_s = time.monotonic() + within_s
         while not select.select([fd], [], [], BEAT_EVERY_S)[0]:
             self._is_alive()
-            if self._has_hung() or time.monotonic() >= until_s:
+            if self.kill_if_hung() or time.monotonic() >= until_s:
                 return False
         return True
 
-    def _has_hung(self) -> bool:
-        """Kill the worker if it hangs, and return whether it did.
+    def kill_if_hung(self) -> bool:
+        """Kill the worker if one lives and hangs, and return whether it did.
 
         Nobody waits until it is gone: it answers nothing any more, whatever it is stuck in.
         """
+        if not self.pid:
+            return False
         cpu_s, state = cpu_and_state(self.pid)
-        beats = self._counters.read(self._beats_slot)
+        beats = self._counters.get("fastfuse_worker_beats")
         if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, wants_cpu=state == "R", now_s=time.monotonic()):
             return False
         self.end = f"it hung for {self._heartbeat.silent_s:.0f} s (state {state})"
@@ -173,6 +172,6 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
-        self.pid, self.exit_code, self.has_hung, self.was_killed = 0, None, state != "T", state == "T"
-        self._counters.add(self._counters.slot("fastfuse_worker_hangs"))
+        self.pid, self.exit_code, self.was_killed = 0, None, state == "T"
+        self._counters.count("fastfuse_worker_hangs")
         return True

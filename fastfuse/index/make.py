@@ -154,12 +154,15 @@ class _Making:
     def listed(self, named: Sequence[Reference]) -> tuple[Snapshot, int]:
         """List the source, or the objects that the list of keys `named`, and write the index to `fd`."""
         listed_at_ns = time.time_ns()
-        counters = self.counters or Counters()
-        slot = counters.slot("fastfuse_objects_listed")
-        before = counters.read(slot)
-        with shown_progress(self.source, lambda objects: counters.set(slot, before + objects)) as progress:
+        objects_listed = (self.counters or Counters()).memory("fastfuse_objects_listed")
+        before = objects_listed[0]
+
+        def count(objects: int) -> None:
+            objects_listed[0] = before + objects
+
+        with shown_progress(self.source, count) as progress:
             listing = trio.run(self._list, named, progress)
-        counters.set(slot, before + listing.table.metadata.file_count + listing.refusals.total)
+        count(listing.table.metadata.file_count + listing.refusals.total)
         snapshot = Snapshot(
             source=str(self.source),
             listed_at_ns=listed_at_ns,

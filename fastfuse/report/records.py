@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.control import RECORD, ask, entry_of
+from fastfuse.filesystem.control import RECORD, ask
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.recorder import HISTORY_NAME
 
@@ -64,7 +64,7 @@ def record_at(place: Path) -> dict[str, Any]:
     """
     entry = find_mount(place)
     if entry is not None and entry.is_ours:
-        told = ask(entry_of(place), RECORD)
+        told = ask(entry, RECORD)
         return {**told, "channels": [{name: told[name] for name in ("source", "at", "numbers")}]}
     path = place / "output" / HISTORY_NAME if os.path.isdir(place) else place
     try:

@@ -325,7 +325,7 @@ class S3Client:
         """Return `credentials`, and count them as renewed if others signed before."""
         if credentials is not self._credentials:
             if self._credentials is not None:
-                self._counters.add(self._counters.slot("fastfuse_credentials_renewed"))
+                self._counters.count("fastfuse_credentials_renewed")
             self._credentials = credentials
         return credentials
 
@@ -356,14 +356,14 @@ class S3Client:
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 
     def _note_refusal(self, status: int, failure: Failure) -> None:
-        self._counters.add(self._counters.slot("fastfuse_refused_gets"), int(status >= 500))
+        self._counters.count("fastfuse_refused_gets", int(status >= 500))
         if failure.kind is Kind.THROTTLED:
             self._throttled_by = failure.detail
             self._rate.throttled(trio.current_time())
 
     def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
-        self._counters.add(self._counters.slot("fastfuse_fetch_requests", outcome))
-        self._counters.add(self._counters.slot("fastfuse_fetched_bytes"), fetched_bytes)
+        self._counters.count("fastfuse_fetch_requests", value=outcome)
+        self._counters.count("fastfuse_fetched_bytes", fetched_bytes)
 
 
 def _shown(bucket: str, key: str) -> str:

@@ -189,7 +189,7 @@ class Retries:
 
     def count(self, name: str, failure: Failure, attempts: str = "") -> None:
         """Count and log a failure of a request for `name` that is made again."""
-        self._counters.add(self._counters.slot("fastfuse_retries", failure.cause))
+        self._counters.count("fastfuse_retries", value=failure.cause)
         request = f", request {failure.request_id}" if failure.request_id else ""
         line = f"{name}: {failure.detail}{request}; trying again{attempts}"
         self._repeats.tell(f"requests tried again after {failure.name}", name, line)

@@ -183,7 +183,7 @@ def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
     done = run_fastfuse("status", str(mount.path), "--stack")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"worker, process {worker}\nthread {worker}: state " in done.stdout
-    assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._beat\n  _beat \(", done.stdout)
+    assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._Report\.beat\n  beat \(", done.stdout)
     code, shown = finished_on_terminal("status", str(mount.path), "--stack", columns=200)
     assert (code, "\x1b" in shown) == (0, False)
     monkeypatch.setattr(status_command, "_TASKS_WITHIN_S", 0.1)

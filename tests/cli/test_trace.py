@@ -112,6 +112,7 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
         with traced(mount) as trace:
             os.kill(trace.pid, signal.SIGSTOP)
             assert (mount.path / "c").read_bytes() == b"c" * 1000
+        wait_until(lambda: not is_watched(mount))
         # Whatever file is just being opened is not closed when Ctrl-C comes.
         with terminal("trace", str(mount.path), settings={"PYTHONWARNINGS": "ignore"}) as screen:
             wait_until(lambda: is_watched(mount))

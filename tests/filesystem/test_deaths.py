@@ -25,7 +25,7 @@ def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once
     deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
     found = []
     for _ in pauses:
-        counters.add(counters.slot("fastfuse_requests"))
+        counters.count("fastfuse_requests")
         found.append(deaths.note(cast(Session, session)))
     assert found == pauses
 

@@ -198,8 +198,8 @@ def listing_with_rights(
 # Who sends notices stays.
 _NOTICES_PAUSE = """
 import signal
-from fastfuse.filesystem.session import Session
-Session.notify = lambda self, notices: signal.pause()
+from fastfuse.filesystem import refresh
+refresh.send_notices = lambda fd, notices: signal.pause()
 """
 
 

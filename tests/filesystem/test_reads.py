@@ -177,7 +177,7 @@ async def test_a_read_that_no_thread_has_memory_for_is_answered_by_a_task(connec
 
 async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: socket.socket) -> None:
     async with place_at(connection) as place:
-        place.counters.set(place.counters.slot("fastfuse_draining"), 1)
+        place.counters.set("fastfuse_draining", 1)
         place.reads.take(7, AT_HAND, 0, 3, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert place.answered() == {7: errno.ESHUTDOWN}

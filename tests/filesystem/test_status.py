@@ -31,12 +31,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)
-    served, blocked = counters.slot("fastfuse_read_served_bytes"), counters.slot("fastfuse_blocked_seconds")
     for second in range(30):
         recent.look()
         clock[0] += 1.0
-        counters.add(served, 1000 if second >= 20 else 5)
-        counters.add(blocked, 500_000)
+        counters.count("fastfuse_read_served_bytes", 1000 if second >= 20 else 5)
+        counters.count("fastfuse_blocked_seconds", 500_000)
     rates = recent.rates()
     assert rates["seconds"] == 10.0
     assert rates["fastfuse_read_served_bytes"] == 1000.0
@@ -49,7 +48,7 @@ def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None
     recent = Recent(counters)
     recent.begin("")
     for asked in (0, 5, 0, 1, 0):
-        counters.add(counters.slot("fastfuse_requests"), asked)
+        counters.count("fastfuse_requests", asked)
         clock[0] += 1.0
         recent.look()
     assert recent.summary()["active_s"] == 2.0
@@ -75,9 +74,9 @@ def test_a_mount_is_in_use_while_it_is_read_and_in_pauses_of_half_a_minute(
     recent = Recent(counters)
     recent.begin("")
     for second in seconds:
-        counters.add(counters.slot("fastfuse_blocked_seconds"), 500_000 * (second == "r"))
-        counters.add(counters.slot("fastfuse_stalled_seconds"), 500_000 * (second == "r"))
-        counters.set(counters.slot("fastfuse_waiting_reads"), int(second == "w"))
+        counters.count("fastfuse_blocked_seconds", 500_000 * (second == "r"))
+        counters.count("fastfuse_stalled_seconds", 500_000 * (second == "r"))
+        counters.set("fastfuse_waiting_reads", int(second == "w"))
         clock[0] += 1.0
         recent.look()
     summary = recent.summary()
@@ -112,7 +111,7 @@ def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
 )
 def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: str) -> None:
     counters, board = Counters(), Board()
-    counters.set(counters.slot("fastfuse_draining"), int(is_draining))
+    counters.set("fastfuse_draining", int(is_draining))
     board.show({"trouble": trouble, "errors": [[1.0, "a read failed"]]})
     settings = MountSettings(
         source=S3Uri("bucket", "data"),

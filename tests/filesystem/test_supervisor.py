@@ -825,16 +825,16 @@ def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pyte
     deaths.touch()
     change = f"""
     import os, signal
-    from fastfuse.filesystem.session import Session
-    notify = Session.notify
+    from fastfuse.filesystem import refresh
+    send = refresh.send_notices
     deaths_fd = os.open({str(deaths)!r}, os.O_RDWR)  # nobody, who looks at it, may not open it
-    def die(self, notices):
+    def die(fd, notices):
         left = os.fstat(deaths_fd).st_size
         if left:
             os.ftruncate(deaths_fd, left - 1)
             os.kill(os.getpid(), signal.SIGKILL)
-        notify(self, notices)
-    Session.notify = die
+        send(fd, notices)
+    refresh.send_notices = die
     """
     with_change(monkeypatch, change)
     with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
@@ -920,15 +920,14 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
     go.chmod(0o666)
     change = f"""
     import os
-    from fastfuse.filesystem import mountpoint
-    from fastfuse.filesystem.session import Session
+    from fastfuse.filesystem import mountpoint, refresh
     mountpoint._ANSWER_WITHIN_S = 0.5
-    notify = Session.notify
+    send = refresh.send_notices
     go_fd = os.open({str(go)!r}, os.O_PATH)  # nobody, who opens it, may not enter its directory
-    def hesitate(self, notices):
+    def hesitate(fd, notices):
         open(f"/proc/self/fd/{{go_fd}}").read()
-        notify(self, notices)
-    Session.notify = hesitate
+        send(fd, notices)
+    refresh.send_notices = hesitate
     """
     with_change(monkeypatch, change)
     with (

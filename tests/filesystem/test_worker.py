@@ -22,10 +22,10 @@ async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(worker._show, Board(), operations, Retries(), counters)
         await trio.sleep(0.5)
-        counters.add(counters.slot("fastfuse_errors", "EIO"), 15)
+        counters.count("fastfuse_errors", 15, "EIO")
         await trio.sleep(30)
         assert not caplog.messages
-        counters.add(counters.slot("fastfuse_read_served_bytes"), 1)
+        counters.count("fastfuse_read_served_bytes", 1)
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert caplog.messages == ["reads succeed again after 30 s: 15 × EIO"]

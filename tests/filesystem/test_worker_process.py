@@ -1,6 +1,7 @@
 """The supervisor's waits for a worker: they end, whatever the worker does."""
 
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -82,6 +83,20 @@ def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory
     assert place.worker.pid == 0
     assert place.worker.end.startswith("it hung for")
     assert wait_child(place.pids[0]) == -signal.SIGKILL
+
+
+def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.start(serve_and_stop)
+    tables = place.worker.tables
+    assert tables is not None
+    while select.select([], [tables], [], 0)[1]:
+        tables.send(b"?")
+    sent: list[object] = []
+    monkeypatch.setattr(socket, "send_fds", lambda *message: sent.append(message))
+    place.worker.take_log_file(place.worker.dump_fd)
+    place.worker.take_log_level()
+    assert not place.worker.take_request(tables, {})
+    assert not sent
 
 
 def test_one_that_hangs_up_when_a_table_comes_is_killed_and_left_to_be_reaped(

@@ -18,18 +18,18 @@ def samples(seconds: int = 3600) -> dict[str, Any]:
     recorder = Recorder(counters)
     took = counters.observer("fastfuse_read_seconds")
     saw_first_byte = counters.observer("fastfuse_get_first_byte_seconds")
-    counters.set(counters.slot("fastfuse_memory_target_bytes"), 256 << 20)
-    counters.set(counters.slot("fastfuse_pool_bytes"), 64 << 20)
+    counters.set("fastfuse_memory_target_bytes", 256 << 20)
+    counters.set("fastfuse_pool_bytes", 64 << 20)
     grown = {"read_served_bytes": 10**9, "fetched_bytes": 10**9, "in_use_seconds": 10**7, "requests": 100}
     for second in range(0, seconds, 10):
         recorder.look(float(second), START + second)
         is_last = second >= seconds - 60
         for name, number in grown.items():
-            counters.add(counters.slot(f"fastfuse_{name}"), number)
-        counters.add(counters.slot("fastfuse_blocked_seconds"), 3 * 10**7 if is_last else 10**6)
-        counters.add(counters.slot("fastfuse_stalled_seconds"), 10**7 if is_last else 10**6)
-        counters.add(counters.slot("fastfuse_fetched_parts", "ahead"), 100)
-        counters.add(counters.slot("fastfuse_errors", "EACCES"), int(is_last))
+            counters.count(f"fastfuse_{name}", number)
+        counters.count("fastfuse_blocked_seconds", 3 * 10**7 if is_last else 10**6)
+        counters.count("fastfuse_stalled_seconds", 10**7 if is_last else 10**6)
+        counters.count("fastfuse_fetched_parts", 100, "ahead")
+        counters.count("fastfuse_errors", int(is_last), "EACCES")
         for _ in range(100):
             saw_first_byte(0.02)
         took(2.0)

@@ -22,7 +22,7 @@ def recorded(seconds: int) -> list[tuple[float, Counters]]:
     recorder = Recorder(counters)
     for second in range(seconds):
         recorder.look(float(second), START + second)
-        counters.add(counters.slot(SERVED))
+        counters.count(SERVED)
     found = recorder.record(START + seconds)
     return samples_of(found["at"], found["numbers"])
 
@@ -62,7 +62,7 @@ def test_intervals_are_few_and_have_everything(steps: list[tuple[int, int]]) -> 
     for elapsed_s, read_bytes in steps:
         at, total = at + elapsed_s, total + read_bytes
         numbers = Counters()
-        numbers.set(numbers.slot(SERVED), total)
+        numbers.set(SERVED, total)
         found.append((at, numbers))
     pieces = intervals(found)
     assert len(pieces) <= 121

@@ -137,7 +137,7 @@ class ChannelProcess(ChildProcess):
         self._counters = counters
         # A channel that is put in place has none.
         target_bytes = task.settings.memory_target_bytes.get(self.channel.name, 0)
-        counters.set(counters.slot("fastfuse_memory_target_bytes"), target_bytes)
+        counters.set("fastfuse_memory_target_bytes", target_bytes)
         self._recorder = Recorder(counters)
         super().__init__(lambda: self._serve(task))
 

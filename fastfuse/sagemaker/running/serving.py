@@ -156,14 +156,14 @@ def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
     # In a process of its own, whose garbage goes with it.
     snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
     _log.info("listed %s: %s", source, report)
-    counters.add(counters.slot("fastfuse_index_requests"), report.requests)
+    counters.count("fastfuse_index_requests", report.requests)
     return snapshot_fd, report.files
 
 
 def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell: Callable[..., None]) -> None:
     snapshot = open_snapshot(snapshot_fd)
-    counters.set(counters.slot("fastfuse_table_files"), snapshot.table.metadata.file_count)
-    counters.set(counters.slot("fastfuse_table_bytes"), snapshot.table.metadata.total_bytes)
+    counters.set("fastfuse_table_files", snapshot.table.metadata.file_count)
+    counters.set("fastfuse_table_bytes", snapshot.table.metadata.total_bytes)
     if task.settings.records_etags:
         try:
             write_etags(snapshot, task.channel.name, task.settings.paths)
@@ -180,7 +180,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     recent.begin("")
 
     def report(progress: DownloadReport) -> None:
-        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), progress.requests)
+        counters.set("fastfuse_fetched_parts", progress.requests, "prefetched")
         # The command waits for all of it.
         _note_waiting(counters, progress.elapsed_s, is_waiting=True)
         recent.look()
@@ -199,7 +199,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         _note_waiting(counters, done.elapsed_s, is_waiting=True)
         recent.tell_summary()
     finally:
-        counters.set(counters.slot("fastfuse_waiting_reads"), 0)
+        counters.set("fastfuse_waiting_reads", 0)
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
@@ -230,9 +230,9 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
     def report(stream: PipeStream) -> None:
         if are_local:
-            counters.set(counters.slot("fastfuse_fetched_bytes"), stream.fetched_bytes)
-        counters.set(counters.slot("fastfuse_fetched_parts", "prefetched"), stream.requests)
-        counters.set(counters.slot("fastfuse_read_served_bytes"), stream.written_bytes)
+            counters.set("fastfuse_fetched_bytes", stream.fetched_bytes)
+        counters.set("fastfuse_fetched_parts", stream.requests, "prefetched")
+        counters.set("fastfuse_read_served_bytes", stream.written_bytes)
         _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
         recent.look()
         if stream.failure is not None:
@@ -266,8 +266,8 @@ def _prepared_cache(task: ChannelTask) -> CacheSettings | None:
 def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> None:
     """Count how long the one reader of a stream, or the command for a download, has waited until now."""
     for name in ("fastfuse_stalled_seconds", "fastfuse_blocked_seconds"):
-        counters.set(counters.slot(name), int(waited_s * 1e6))
-    counters.set(counters.slot("fastfuse_waiting_reads"), int(is_waiting))
+        counters.set(name, int(waited_s * 1e6))
+    counters.set("fastfuse_waiting_reads", int(is_waiting))
 
 
 def _remove_mountpoint(place: Path) -> None:
