@@ -9,6 +9,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import lru_cache
 
 import trio
 
@@ -22,7 +23,7 @@ from fastfuse.filesystem.sockets import (
     peer_uid,
     split_paths,
 )
-from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.readahead.prefetch import Announcer
 
@@ -37,7 +38,7 @@ _BACKLOG = 128
 # Some 300 paths. The kernel holds the rest, and then the sender waits.
 _RECEIVE_BYTES = 16 << 10
 
-# Looking a path up in a table of a million takes 10 µs: a batch delays no read by a millisecond.
+# Looking a path up in a table of a million takes 5 to 7 µs: a batch delays no read by a millisecond.
 _BATCH_PATHS = 64
 
 # The pause after each unknown path, over all connections: endless nonsense takes a tenth of the worker's time.
@@ -46,6 +47,9 @@ _UNKNOWN_PAUSE_S = 1e-4
 # After a client of another user was refused, and after an accept that failed (too many open files, most likely).
 _REFUSED_PAUSE_S = 0.01
 _ACCEPT_PAUSE_S = 1.0
+
+# Directories whose inode is cached for each table: a data set has a folder for each of its classes.
+_MAX_REMEMBERED_DIRECTORIES = 4096
 
 
 def listen_for_hints(device: str) -> socket.socket:
@@ -76,6 +80,8 @@ class HintTaker:
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
         self._connected = 0
         self._whole: Announcer | None = None
+        self._directories_of: InodeTable | None = None
+        self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
 
     async def run(self, listener: socket.socket) -> None:
         """Serve every connection, for ever. Nothing that a client does ends it."""
@@ -155,10 +161,25 @@ class HintTaker:
 
     def _file(self, path: bytes) -> int | None:
         """Return the inode of a file, as the kernel would find it; None if `path` is no file."""
-        *folders, name = path.split(b"/")
         table = self._table()
-        inode = table.find(b"/".join([*(folder for folder in folders if folder not in {b"", b"."}), name]))
+        if table is not self._directories_of:
+            self._directories_of = table
+            self._directory.cache_clear()
+        folder, _, name = path.rpartition(b"/")
+        directory = self._directory(folder)
+        inode = None if directory is None else table.lookup(directory, name)
         return None if inode is None or table.is_directory(inode) else inode
+
+    def _find(self, folder: bytes) -> int | None:
+        """Return the inode of a directory; None if `folder` is none."""
+        table = self._table()
+        inode: int | None = ROOT
+        for segment in folder.split(b"/"):
+            if segment not in {b"", b"."} and inode is not None:
+                inode = table.lookup(inode, segment)
+                if inode is not None and not table.is_directory(inode):
+                    return None
+        return inode
 
 
 async def cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:

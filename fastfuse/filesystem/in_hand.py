@@ -111,6 +111,13 @@ class ReadsInHand:
             self._unproven[at], self._unproven[at + 1], self._unproven[at + 2] = read
         return poisoned
 
+    def forget(self) -> None:
+        """Forget all of earlier workers: inodes may have another meaning in a new table."""
+        self.poisoned.clear()
+        self.suspects.clear()
+        for slot in range(_SLOTS):
+            self._unproven[_NUMBERS * slot] = 0
+
 
 def _reads(numbers: memoryview) -> Iterator[tuple[int, Read]]:
     """Yield the reads that are noted, each after its number."""

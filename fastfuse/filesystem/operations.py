@@ -38,6 +38,8 @@ _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
+_CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
+
 
 class MountOperations(InitialisedOperations):
     """The handlers. The supervisor makes them before the table exists; a worker calls `serve` before its loop."""
@@ -108,7 +110,16 @@ class MountOperations(InitialisedOperations):
 
     @answered
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        raise pyfuse3.FUSEError(errno.ENOSYS)
+        if self.opens_files:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        if flags & _CHANGING_FLAGS:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        self.table.attributes(inode)  # or ESTALE
+        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
+
+    @answered
+    async def release(self, fh: int) -> None:
+        """Do nothing: comes only where files are opened here."""
 
     @answered
     async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
@@ -134,7 +145,7 @@ class MountOperations(InitialisedOperations):
 
     @answered
     async def releasedir(self, fh: int) -> None:
-        """Do nothing: comes only where directories are opened here, before Linux 5.1."""
+        """Do nothing: comes only where directories are opened here."""
 
     @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:

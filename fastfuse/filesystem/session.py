@@ -43,6 +43,7 @@ _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
 _ATOMIC_O_TRUNC = 1 << 3
+_NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
 _NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
 
 # Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
@@ -59,10 +60,15 @@ _TRIED_INODE = 1 << 41 | 7
 
 
 class InitialisedOperations(pyfuse3.Operations):
-    """The handlers of a session."""
+    """The handlers of a session; `init` ends the loop that served the INIT request."""
 
-    # True if the kernel opens directories by itself once it was told that nobody else does, as it does with files.
-    opens_directories = False
+    handshake_scope: trio.CancelScope | None = None
+    # True if the kernel opens files and directories by itself once it was told that nobody else does.
+    opens_files = opens_directories = False
+
+    def init(self) -> None:
+        if self.handshake_scope is not None:
+            self.handshake_scope.cancel()
 
 
 class Session:
@@ -206,6 +212,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _complete(reply, readahead_bytes=readahead_bytes)
         _prove_inodes(operations, ours)
+        operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
         operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
         os.write(device, reply)
     finally:
@@ -226,10 +233,9 @@ def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE, readahead_by
 
 
 async def _serve_init(operations: InitialisedOperations) -> None:
-    with trio.CancelScope() as scope:
-        operations.init = scope.cancel  # type: ignore[method-assign]
+    with trio.CancelScope() as operations.handshake_scope:
         await serve()
-    del operations.init
+    operations.handshake_scope = None
 
 
 def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:

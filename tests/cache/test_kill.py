@@ -45,8 +45,7 @@ def test_no_moment_to_be_killed_costs_a_byte(tmp_path: Path) -> None:
     trio.run(read_all)
     # Not one of the killed processes has left a row whose bytes it had not written.
     assert counters.get("fastfuse_cache_failures", "corrupt") == 0
-    # The tier is used: on a busy machine they may all have been killed before they had written anything.
-    assert counters.get("fastfuse_cache_bytes", "served") > SIZE_BYTES // 2
+    assert counters.get("fastfuse_cache_bytes", "served") > SIZE_BYTES
 
 
 async def read_for_ever(store: CountingStore, directory: Path, seed: int, ready_fd: int) -> None:

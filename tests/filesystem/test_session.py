@@ -146,13 +146,21 @@ with kernel, device:
     trio.run(talk)
 """
 _LEAST = 1 << 13  # READDIRPLUS, which pyfuse3 requires
-_OPENS_DIRECTORIES = 1 << 24
+_OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
 
 
-@pytest.mark.parametrize(("offered", "directory"), [(0, 0), (_OPENS_DIRECTORIES, errno.ENOSYS)])
-def test_a_kernel_is_told_to_open_directories_by_itself_only_if_it_offers_that(offered: int, directory: int) -> None:
+@pytest.mark.parametrize(
+    ("offered", "file", "directory"),
+    [
+        (0, 0, 0),
+        (_OPENS_FILES, errno.ENOSYS, 0),
+        (_OPENS_DIRECTORIES, 0, errno.ENOSYS),
+        (_OPENS_FILES | _OPENS_DIRECTORIES, errno.ENOSYS, errno.ENOSYS),
+    ],
+)
+def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
     done = run_forked([sys.executable, "-c", _OPEN_WITH_ANOTHER_KERNEL, str(_LEAST | offered)], ENVIRONMENT)
-    assert (done.stdout.split(), done.stderr) == ([str(errno.ENOSYS), str(directory), str(errno.ENOSYS)], "")
+    assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
 
 
 _LOSE_READS = """

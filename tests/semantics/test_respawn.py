@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, Limit, Stall
-from fastfuse.filesystem.control import request_refresh
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount
 from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
@@ -239,9 +238,3 @@ def test_a_read_that_kills_workers_fails_and_the_mount_goes_on() -> None:
         assert "failed with EIO after 0.0 s: 'poison' is not read: workers died of it." in here.mount.log
         # The part of the file that it asked for stays unread; nothing else does.
         assert (here.path / "good").read_bytes() == data["good"]
-        # Nor does a refresh have it tried again, for the inode is that of the same object.
-        request_refresh(here.path)
-        kill_worker(here.mount)
-        with pytest.raises(OSError, match="Input/output error"):
-            (here.path / "poison").read_bytes()
-        assert here.server.faults.hits(rule) == 2
