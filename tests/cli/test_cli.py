@@ -140,17 +140,6 @@ class TestMount:
         shown = 'AugmentedManifestFile "source-ref" "class" part 1/2 by bytes'
         assert mounted(mounts, "s3://b").origin.view == shown
 
-    def test_an_encryption_key_is_named_by_option_environment_and_fstab_alike(
-        self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        key = tmp_path / "key"
-        key.write_bytes(b"k" * 32)
-        expected = ConnectionConfig(sse_c_key_file=str(key))
-        assert mounted(mounts, "s3://b", "--sse-c-key-file", str(key)).connection == expected
-        assert mounted(mounts, "s3://b", "/m", "-o", f"sse-c-key-file={key}").connection == expected
-        monkeypatch.setenv("FASTFUSE_SSE_C_KEY_FILE", str(key))
-        assert mounted(mounts, "s3://b").connection == expected
-
     def test_fstab_options_are_the_long_options(self, mounts: Mounts) -> None:
         options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,io=cached,no_sign_request"
         settings = mounted(mounts, "s3://b", "/m", "-o", options)

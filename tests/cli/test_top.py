@@ -233,10 +233,3 @@ def test_it_outlives_a_worker_and_ends_with_the_mount() -> None:
             assert screen._read()
         assert mount.stop() == 0
         assert screen.finished() == 0
-
-
-@fuse
-def test_without_a_mountpoint_there_has_to_be_one_mount(mount: Mount) -> None:
-    """Other tests' mounts may be there, too."""
-    done = run_fastfuse("top", "--interval", "0.1")
-    assert done.returncode == 0 or "top shows one mount, and there are " in done.stderr
