@@ -1,12 +1,10 @@
 import struct
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from bench.candidates import CANDIDATES
 from bench.command import chosen, default_matrix
-from bench.readers import Span
 from bench.s3server import DirectoryObjects, parse_synthetic
 from bench.shards import create_shards, frame
 from bench.workloads import WORKLOADS, Scale
@@ -36,32 +34,6 @@ def test_shuffled_files_are_each_read_once_in_another_order(tmp_path: Path) -> N
         orders[name] = [span.name for spans in WORKLOADS[name].share(data, 16, SCALE) for span in spans]
     assert orders["small-16"] != orders["small-16-shuffled"]
     assert sorted(orders["small-16"]) == sorted(orders["small-16-shuffled"])
-
-
-def test_eight_readers_read_one_file_once_together_and_one_reads_it_three_times(tmp_path: Path) -> None:
-    data = WORKLOADS["eighths-8"].data_set(SCALE, tmp_path)
-    [(name, size_bytes)] = data.files
-    ends = [size_bytes // 8 * reader for reader in range(9)]
-    shared = [[Span(name, start, end)] for start, end in pairwise(ends)]
-    assert WORKLOADS["eighths-8"].share(data, 8, SCALE) == shared
-    assert WORKLOADS["again-1"].share(data, 1, SCALE) == [[Span(name, 0, size_bytes)] * 3]
-
-
-def test_random_places_are_pages_and_the_same_in_every_run(tmp_path: Path) -> None:
-    workload = WORKLOADS["random-4-256k"]
-    data = workload.data_set(SCALE, tmp_path)
-    first, second = (workload.share(data, 4, SCALE) for _ in range(2))
-    assert first == second
-    assert {span.end - span.start for span in first[0]} == {256 << 10}
-    assert all(span.start % 4096 == 0 for span in first[0])
-    assert len({span.start for span in first[0]}) > 5
-
-
-def test_the_first_byte_is_that_of_a_file_not_opened_before(tmp_path: Path) -> None:
-    workload = WORKLOADS["first-byte"]
-    (spans,) = workload.share(workload.data_set(SCALE, tmp_path), 1, SCALE)
-    assert len({span.name for span in spans}) == len(spans)
-    assert spans[0] == Span(spans[0].name, 0, 1 << 20)
 
 
 def test_of_some_candidates_only_their_cells_are_left() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, SyntheticObjects
+from bench.s3server import LoopbackServer, MemoryObjects, SyntheticObjects
 from tests.mounting import mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen
 
@@ -68,13 +68,6 @@ def test_a_saved_index_is_advised_on_without_a_request(server: LoopbackServer, t
     assert report["network"]["requests_per_s"] is None
 
 
-def test_objects_that_may_not_be_read_are_advised_on_all_the_same(server: LoopbackServer) -> None:
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
-    note = found(server, URI)["network"]["note"]
-    assert note.startswith("the network is not measured: ")
-    assert "403 AccessDenied" in note
-
-
 def test_an_empty_source_has_nothing_to_read(server: LoopbackServer) -> None:
     report = found(server, "s3://bucket/none/", "--allow-empty")
     assert report["recommended"] is None
@@ -93,13 +86,11 @@ def test_figures_of_the_network_that_are_not_measured_are_called_assumed(server:
         rf"[\d.]+ ms, [\d,]+ GETs/s; assumed: {rates} the rates of bytes are not measured: all objects are small",
         network(f"{URI}/small"),
     )
-    assert re.fullmatch(r"[\d.]+ ms, [\d,]+ GETs/s, [\d,]+ MB/s a connection, [\d,]+ MB/s in all", network(URI))
-    assert found(server, f"{URI}/small")["network"]["measured"] == ["latency_s", "requests_per_s"]
 
 
 @pytest.mark.fuse
 def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files() -> None:
-    buckets = {f"of-{mib}-mib": SyntheticObjects(count=1, size_bytes=mib << 20) for mib in (1, 10, 100)}
+    buckets = {f"of-{mib}-mib": SyntheticObjects(count=1, size_bytes=mib << 20) for mib in (1, 100)}
     with LoopbackServer(buckets) as server:
         for bucket in buckets:
             estimates = found(server, f"s3://{bucket}", "--no-probe")["estimates"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastfuse.cli import config
 from fastfuse.cli.fstab import expand, helper_arguments
-from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s, parse_index_place
+from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s
 from fastfuse.cli.options import LogFormat, connection, logs
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mount_settings import MountSettings
@@ -232,17 +232,8 @@ class TestIndexOrigin:
         with pytest.raises(ConfigurationError, match=message):
             origin(**options)
 
-    def test_a_place_is_a_file_or_an_object(self) -> None:
-        assert parse_index_place("s3://b/a/x.index") == S3Uri("b", "a/x.index")
-        assert parse_index_place("/a/x.index") == Path("/a/x.index")
-        with pytest.raises(ConfigurationError, match="names no object"):
-            parse_index_place("s3://b")
-
 
 class TestConnection:
-    def test_left_out_everything_is_for_the_aws_files_and_environment_to_say(self) -> None:
-        assert connection() == ConnectionConfig()
-
     def test_a_bundle_that_is_not_there_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="cannot be read"):
             connection(ca_bundle=tmp_path / "absent.pem")

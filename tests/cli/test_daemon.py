@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import Forked, run_forked
+
 WAIT_S = 60
 
 # Stands in for fastfuse.filesystem.supervisor; `MOUNT` is its body, and `release` a FIFO that ends what reads it.
@@ -55,9 +57,7 @@ class Daemon:
         return self.start_without_log(mount, "--log-file", str(self.log_file), *words)
 
     def start_without_log(self, mount: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(mount, *words), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT_S
-        )
+        return run_forked(self.command(mount, *words), os.environ)
 
     def release(self) -> None:
         """Let go of the FIFO's only other end; whoever reads it, now or later, reads to the end."""
@@ -197,7 +197,7 @@ def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: D
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
     command = daemon.command("logger.info('%d', os.getpid()); await_release(); return 0")
-    with subprocess.Popen([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
+    with Forked[str]([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stderr is not None
             child = int(parent.stderr.readline().split()[-1])

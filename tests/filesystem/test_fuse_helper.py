@@ -52,6 +52,11 @@ WITHOUT_RIGHTS = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 1.0)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
     with LoopbackServer({"bucket": MemoryObjects({"data/a": b"first", "data/large": _DATA})}) as server:
@@ -374,7 +379,11 @@ def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, 
             assert find_mount(place) is not None
 
 
-_UNTOLD = 'from fastfuse.filesystem import mount_places; mount_places._device_of = lambda _: ""'
+_UNTOLD = """
+from fastfuse.filesystem import mount_places, mountpoint
+mount_places._device_of = lambda _: ""
+mountpoint._ANSWER_WITHIN_S = 1.0
+"""
 # Linux 6.16 tells which connection a descriptor is of.
 _TELLS_CONNECTION = pytest.mark.skipif(
     tuple(map(int, os.uname().release.split(".")[:2])) < (6, 16), reason="Linux before 6.16"

@@ -22,37 +22,8 @@ def loop_without_end(begin: int) -> None:
 
 
 @pytest.fixture
-def looping() -> Iterator[tuple[int, int]]:
-    """A process in an endless loop, and the file for its stacks."""
-    dump_fd, (began, begin) = os.memfd_create("stacks"), os.pipe()
-
-    def work() -> None:
-        faulthandler.register(DUMP_SIGNAL, dump_fd, all_threads=True)
-        loop_without_end(begin)
-
-    pid = fork_child(work)
-    os.read(began, 1)
-    yield pid, dump_fd
-    os.kill(pid, signal.SIGKILL)
-    assert wait_child(pid) == -signal.SIGKILL
-    for fd in (dump_fd, began, begin):
-        os.close(fd)
-
-
-def test_an_endless_loop_is_told_by_its_python_stack(looping: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
-    pid, dump_fd = looping
-    lines = hang_report(pid, dump_fd)
-    assert lines[0].startswith(f"thread {pid}: state ")
-    assert any("in loop_without_end" in line for line in lines)
-    # A report has its own dump alone.
-    os.write(dump_fd, b"of an earlier one\n" * 1000)
-    again = hang_report(pid, dump_fd)
-    assert any("in loop_without_end" in line for line in again)
-    assert "of an earlier one" not in again
-
-
-def test_threads_that_wait_at_one_place_hide_no_python_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def looping(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """A process in an endless loop, in which many threads wait, and the file for its stacks."""
     monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
     dump_fd, (began, begin) = os.memfd_create("stacks"), os.pipe()
 
@@ -66,14 +37,27 @@ def test_threads_that_wait_at_one_place_hide_no_python_stack(monkeypatch: pytest
 
     pid = fork_child(work)
     os.read(began, 1)
-    lines = hang_report(pid, dump_fd)
+    yield pid, dump_fd
     os.kill(pid, signal.SIGKILL)
-    wait_child(pid)
+    assert wait_child(pid) == -signal.SIGKILL
     for fd in (dump_fd, began, begin):
         os.close(fd)
+
+
+def test_an_endless_loop_is_told_by_its_python_stack_which_threads_that_wait_do_not_hide(
+    looping: tuple[int, int],
+) -> None:
+    pid, dump_fd = looping
+    lines = hang_report(pid, dump_fd)
+    assert lines[0].startswith(f"thread {pid}: state ")
     assert sum("in loop_without_end" in line for line in lines) == 1, lines
     assert sum(line.startswith("thread ") for line in lines) < 10
     assert any(" and 63 more" in line for line in lines)
+    # A report has its own dump alone.
+    os.write(dump_fd, b"of an earlier one\n" * 1000)
+    again = hang_report(pid, dump_fd)
+    assert any("in loop_without_end" in line for line in again)
+    assert "of an earlier one" not in again
 
 
 def test_of_a_process_that_is_gone_nothing_is_told() -> None:

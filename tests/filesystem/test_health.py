@@ -85,11 +85,6 @@ def test_a_worker_that_retires_counts_only_if_it_has_answered_nothing() -> None:
     assert [note(deaths, second, answered=9, has_retired=True) for second in (10, 11)] == [0.05, 0.1]
 
 
-def test_workers_that_retire_one_after_the_other_and_answer_nothing_are_deaths() -> None:
-    deaths = DeathRecord()
-    assert [note(deaths, second, has_retired=True) for second in range(4)] == [0, 0, 0.05, 0.1]
-
-
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
     deaths = DeathRecord()

@@ -1,4 +1,4 @@
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfuse.filesystem.in_hand import Read, ReadsInHand
@@ -84,6 +84,7 @@ def test_a_new_table_forgets_everything() -> None:
     assert hand.worker_died(was_killed=False) is None
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(READS, st.booleans()), max_size=6, unique_by=lambda one: one[0]), max_size=6))
 def test_no_read_is_poisoned_that_was_not_begun_unanswered_by_two_workers(lives: list[list[tuple[Read, bool]]]) -> None:
     hand = ReadsInHand()

@@ -1,4 +1,4 @@
-"""The rights of every process of a running mount, as the kernel shows them in /proc."""
+"""The rights of every process of a running mount, as /proc shows them, and whom the kernel kills first."""
 
 import ctypes
 import hashlib
@@ -20,8 +20,9 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from bench.s3server.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
+from fastfuse.filesystem import privileges
 from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.privileges import become_nobody
+from fastfuse.filesystem.privileges import become_nobody, become_supervisor
 from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
@@ -410,3 +411,21 @@ def test_nobody_loads_nothing_for_any_kind_of_source(
         assert mount.stop() == 0
         assert names == {"a"}
         assert "nobody wants" not in mount.log, mount.log
+
+
+def test_a_supervisor_that_may_outlives_others_and_its_children_begin_as_it_did(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file stands for the kernel's: lowering it takes CAP_SYS_RESOURCE."""
+    adjustment = tmp_path / "oom_score_adj"
+    adjustment.write_text("-300")
+    adjustment.chmod(0o666)
+    monkeypatch.setattr(privileges, "_OOM_SCORE_ADJUSTMENT", adjustment)
+
+    def supervise() -> None:
+        become_supervisor()
+        assert adjustment.read_text() == "-1000"
+        assert wait_child(fork_child(become_nobody)) == 0
+
+    assert wait_child(fork_child(supervise)) == 0
+    assert adjustment.read_text() == "-200"

@@ -1,16 +1,19 @@
-"""Refreshes that cannot be started or have to end: who is told, and what is left open. The rest is clause L6."""
+"""Refreshes that cannot be started or have to end, and what the kernel is told to forget. The rest is clause L6."""
 
 import json
 import logging
 import os
 import signal
 import socket
+import struct
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from fastfuse.filesystem.children import Fork, NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.notices import OUT_HEADER, pack_notices
 from fastfuse.filesystem.refresh import Refresher
+from fastfuse.index.inodes.changes import Changes
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
@@ -138,3 +141,10 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
     assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
+
+
+def test_notices_of_directories_come_before_those_of_names_and_again_after_them() -> None:
+    packed = pack_notices(Changes(stale_names=[(1, b"gone")], stale_directories=[1, 7]))
+    inodes = [OUT_HEADER.pack(OUT_HEADER.size + 24, 2, 0) + struct.pack("=Qqq", inode, 0, 0) for inode in (1, 7)]
+    name = OUT_HEADER.pack(OUT_HEADER.size + 16 + 5, 3, 0) + struct.pack("=QII", 1, 4, 0) + b"gone\0"
+    assert packed == b"".join((*inodes, name, *inodes))

@@ -174,19 +174,7 @@ def test_a_process_that_would_lose_an_answer_ends(threads: int, least_bytes: int
     assert done.returncode == 1
 
 
-def test_what_is_written_is_let_go_without_another_answer(connection: Connection) -> None:
-    kernel, _ = connection
-    with threads(1, connection):
-        memory = np.frombuffer(LARGE, np.uint8).copy()
-        gone = threading.Event()
-        weakref.finalize(memory, gone.set)
-        replies.answer(1, memory.data)
-        del memory
-        assert kernel.recv(1 << 20) == reply_to(1, LARGE)
-        eventually(gone.is_set)
-
-
-def test_what_waits_is_kept(connection: Connection) -> None:
+def test_what_waits_is_kept_and_what_is_written_is_let_go_without_another_answer(connection: Connection) -> None:
     kernel, session = connection
     with threads(1, connection):
         before = filled(session)
@@ -198,6 +186,7 @@ def test_what_waits_is_kept(connection: Connection) -> None:
         eventually(lambda: stuck() == ["fastfuse-reply"])
         assert not gone.is_set()
         assert [kernel.recv(1 << 20) for _ in range(before + 1)][before] == reply_to(1, LARGE)
+        eventually(gone.is_set)
 
 
 def test_a_thread_that_is_stuck_with_the_last_answer_does_not_move(connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The handshake with the kernel, seen from the kernel's side."""
+"""The handshake with the kernel, seen from the kernel's side, and the lock that pyfuse3 gets in place of trio's."""
 
 import errno
 import os
@@ -10,14 +10,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
 from fastfuse.filesystem import session
+from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.loop import _NoLock
 from fastfuse.filesystem.mount_places import Place
 from fastfuse.filesystem.mountpoint import find_mount
 from fastfuse.filesystem.preflight import CONTAINER
-from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.session import InitialisedOperations, Session
 from tests import mounting
 from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.test_supervisor import with_change
@@ -102,10 +106,12 @@ def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
 
 
-_OPEN_WITH_ANOTHER_KERNEL = """
-import json, os, socket, struct, sys
+# Begins a program that has a socket in the place of the kernel, which offers the flags that are the first argument.
+_WITH_ANOTHER_KERNEL = """
+import os, socket, struct, sys
 from pathlib import Path
 import trio
+from fastfuse.filesystem.fuse import interposed, replies
 from fastfuse.filesystem.loop import serve
 from fastfuse.filesystem.mount_places import Place, Ready
 from fastfuse.filesystem.operations import MountOperations
@@ -113,22 +119,28 @@ from fastfuse.filesystem.session import Session
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.metrics import Counters
 
-ROOT, OPEN, FLUSH, INIT, OPENDIR = 1, 14, 25, 26, 27
+ROOT, OPEN, READ, FLUSH, INIT, OPENDIR = 1, 14, 15, 25, 26, 27
 kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 class Given(Place):
     def mount(self, name):
         return Ready(device.fileno(), "")
 
-def ask(opcode, inode, body):
-    head = struct.pack("=IIQQIIIHH", 40 + len(body), opcode, 7, inode, os.geteuid(), os.getegid(), os.getpid(), 0, 0)
-    kernel.send(head + body)
+def ask(opcode, number, inode, body):
+    sender = os.geteuid(), os.getegid(), os.getpid()
+    kernel.send(struct.pack("=IIQQIIIHH", 40 + len(body), opcode, number, inode, *sender, 0, 0) + body)
 
+operations = MountOperations(Counters(), uid=0, gid=0)
+ask(INIT, 1, 0, struct.pack("=IIIII44x", 7, 38, 1 << 20, int(sys.argv[1]), 0))
+session = Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_other=False)
+kernel.recv(4096)
+"""
+_OPEN = """
 async def talk():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         for opcode, inode in ((OPEN, file), (OPENDIR, ROOT), (FLUSH, file)):
-            ask(opcode, inode, bytes(24))
+            ask(opcode, 7, inode, bytes(24))
             reply = await trio.to_thread.run_sync(kernel.recv, 4096)
             print(-struct.unpack_from("=Ii", reply)[1])
         nursery.cancel_scope.cancel()
@@ -137,10 +149,6 @@ builder = TableBuilder("bucket", "")
 builder.add([b"file"], [1], [1], ['"' + "0" * 32 + '"'], ["STANDARD"])
 table = builder.build()[0]
 file = table.lookup(ROOT, b"file")
-operations = MountOperations(Counters(), uid=0, gid=0)
-ask(INIT, 0, struct.pack("=IIIII44x", 7, 38, 1 << 20, int(sys.argv[1]), 0))
-Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_other=False)
-kernel.recv(4096)
 operations.serve(table, None)
 with kernel, device:
     trio.run(talk)
@@ -159,46 +167,23 @@ _OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
     ],
 )
 def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
-    done = run_forked([sys.executable, "-c", _OPEN_WITH_ANOTHER_KERNEL, str(_LEAST | offered)], ENVIRONMENT)
+    program = _WITH_ANOTHER_KERNEL + _OPEN
+    done = run_forked([sys.executable, "-c", program, str(_LEAST | offered)], ENVIRONMENT)
     assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
 
 
 _LOSE_READS = """
-import os, socket, struct
-from pathlib import Path
-import trio
-from fastfuse.filesystem.fuse import interposed, replies
-from fastfuse.filesystem.loop import serve
-from fastfuse.filesystem.mount_places import Place, Ready
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.session import Session
-from fastfuse.metrics import Counters
-
-READ, INIT = 15, 26
 KEPT = 8192
-kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-class Given(Place):
-    def mount(self, name):
-        return Ready(device.fileno(), "")
-
-def ask(opcode, number, body):
-    head = struct.pack("=IIQQIIIHH", 40 + len(body), opcode, number, 2, os.geteuid(), os.getegid(), os.getpid(), 0, 0)
-    kernel.send(head + body)
 
 async def read_more_than_are_kept():
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
         for number in range(1, KEPT + 3):
-            ask(READ, 2 * number, bytes(40))
+            ask(READ, 2 * number, 2, bytes(40))
             while len(taken) < number:
                 await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
 
-ask(INIT, 1, struct.pack("=IIIII44x", 7, 38, 1 << 20, 1 << 13, 0))
-operations = MountOperations(Counters(), uid=0, gid=0)
-session = Session.mount(operations, Given(Path("/nowhere")), source="s", allow_other=False)
-kernel.recv(4096)
 taken = []
 interposed.take_reads(lambda number, *_: taken.append(number))
 replies.keep(session.requests)
@@ -213,7 +198,7 @@ for number in reversed(taken[-3:]):
 
 def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered() -> None:
     """L3"""
-    done = run_forked([sys.executable, "-c", _LOSE_READS], ENVIRONMENT)
+    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _LOSE_READS, str(_LEAST)], ENVIRONMENT)
     assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
 
 
@@ -352,3 +337,24 @@ def test_a_request_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> 
         assert session.is_waited_for  # INIT is to be read
         os.read(session.fd, 1 << 17)
         assert not session.is_waited_for
+
+
+async def test_the_lock_takes_no_turn() -> None:
+    with trio.testing.assert_no_checkpoints():
+        async with _NoLock():
+            pass
+
+
+@pytest.mark.fuse
+def test_the_lock_that_serves_init_is_what_workers_inherit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[object] = []
+
+    def init(*_: object) -> None:
+        seen.append(pyfuse3.trio.Lock)  # type: ignore[attr-defined]
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(pyfuse3, "trio", trio, raising=False)
+    monkeypatch.setattr(pyfuse3, "init", init)
+    with pytest.raises(MountError):
+        Session.mount(InitialisedOperations(), Place(tmp_path), source="s3://b", allow_other=False)
+    assert seen == [_NoLock]

@@ -1,6 +1,5 @@
 """Rates of the last ten seconds, what a worker shows, and the states of a mount."""
 
-import threading
 from itertools import count
 from pathlib import Path
 
@@ -149,23 +148,3 @@ def test_what_is_longer_than_the_memory_is_not_shown() -> None:
     board.show({"a": 1})
     board.show({"a": "x" * (64 << 10)})
     assert board.read() == {"a": 1}
-
-
-def test_a_reader_never_sees_parts_of_two() -> None:
-    board, is_over = Board(), threading.Event()
-    values = [{"value": str(digit) * length} for digit in range(10) for length in (10, 5000)]
-    board.show(values[0])
-
-    def write() -> None:
-        while not is_over.is_set():
-            for value in values:
-                board.show(value)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        seen = [board.read() for _ in range(2000)]
-    finally:
-        is_over.set()
-        writer.join()
-    assert all(value in values for value in seen if value)

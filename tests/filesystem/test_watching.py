@@ -128,13 +128,6 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
         assert 0 < max(line.get("lost", 0) for line in shown) < count
 
 
-async def test_one_of_so_many_is_shown() -> None:
-    trace = Trace(str, str, sample=3)
-    for offset in range(10):
-        trace.note(access(offset))
-    assert [json.loads(line)["offset"] for line in (await trace.next_lines()).splitlines()] == [2, 5, 8]
-
-
 async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastfuse.filesystem.watching._MOST_PENDING", 1)
     trace = Trace(str, str, sample=2)

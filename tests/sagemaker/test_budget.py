@@ -19,22 +19,22 @@ def channels(*given_channels: tuple[InputMode, float]) -> list[Channel]:
 FAST, FILE, PIPE = InputMode.FAST_FILE, InputMode.FILE, InputMode.PIPE
 
 
-def test_mounts_share_by_weight() -> None:
-    assert divide_memory(4 * GIB, channels((FAST, 1), (FAST, 3))) == {"c0": 1 * GIB, "c1": 3 * GIB}
-
-
-def test_a_download_has_what_mounts_do_not_need_before_the_command_starts() -> None:
-    assert divide_memory(4 * GIB, channels((FAST, 1), (FILE, 1))) == {"c0": 4 * GIB, "c1": 4 * GIB}
-
-
-def test_a_stream_has_its_part_beside_downloads_and_beside_mounts() -> None:
-    made = divide_memory(4 * GIB, channels((FAST, 1), (FILE, 1), (FILE, 2), (PIPE, 1)))
-    assert made == {"c0": 2 * GIB, "c1": 1 * GIB, "c2": 2 * GIB, "c3": 1 * GIB}
-
-
-def test_a_light_channel_gets_the_minimum_at_the_cost_of_the_others() -> None:
-    made = divide_memory(1 * GIB, channels((FAST, 1), (FAST, 100), (FAST, 100)))
-    assert made == {"c0": 128 * MIB, "c1": 448 * MIB, "c2": 448 * MIB}
+@pytest.mark.parametrize(
+    ("total_bytes", "given_channels", "shares"),
+    [
+        (4 * GIB, [(FAST, 1), (FAST, 3)], [1 * GIB, 3 * GIB]),
+        # A download has what mounts do not need before the command starts, and a stream its part beside both.
+        (4 * GIB, [(FAST, 1), (FILE, 1)], [4 * GIB, 4 * GIB]),
+        (4 * GIB, [(FAST, 1), (FILE, 1), (FILE, 2), (PIPE, 1)], [2 * GIB, 1 * GIB, 2 * GIB, 1 * GIB]),
+        # A light channel gets the minimum at the cost of the others.
+        (1 * GIB, [(FAST, 1), (FAST, 100), (FAST, 100)], [128 * MIB, 448 * MIB, 448 * MIB]),
+    ],
+)
+def test_channels_share_by_weight(
+    total_bytes: int, given_channels: list[tuple[InputMode, float]], shares: list[int]
+) -> None:
+    made = divide_memory(total_bytes, channels(*given_channels))
+    assert made == {f"c{number}": share for number, share in enumerate(shares)}
 
 
 def test_too_little_is_refused_with_what_would_do() -> None:

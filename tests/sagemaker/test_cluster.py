@@ -121,30 +121,7 @@ def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
     environ = {"SM_HOSTS": '["b", "a"]', "SM_CURRENT_HOST": "b", "SM_NETWORK_INTERFACE_NAME": "ib0"}
     cluster = find_cluster(JOB, environ)
     assert (cluster.hosts, cluster.network_interface) == (("a", "b"), "ib0")
-
-
-def test_an_option_that_contradicts_the_job_is_refused() -> None:
-    job = job_of(request(ResourceConfig={"InstanceType": "ml.g5.xlarge", "InstanceCount": 2}))
-    with pytest.raises(
-        ConfigurationError, match=r"^--host 2/3 and the job's InstanceCount of 2 contradict each other$"
-    ):
-        find_cluster(job, {}, "2/3")
-    for host in "1/1", "2/2":
-        assert find_cluster(job, {}, host).hosts[-1] == f"algo-{host[-1]}"
-    assert len(find_cluster(job, {"NODE_RANK": "0", "NNODES": "3"}).hosts) == 3
-    alone = job_of(request())
-    assert len(find_cluster(alone, {}, "2/3").hosts) == 3
-
-
-def test_a_job_without_groups_has_one_with_every_host() -> None:
-    group = RequestedGroup(name="homogeneousCluster", instance_type="ml.g5.xlarge", count=2)
-    cluster = find_cluster(TrainingJob(channels=(), groups=(group,)), {}, "2/2")
-    hosts = ("algo-1", "algo-2")
-    assert (cluster.current_host, cluster.hosts, cluster.network_interface) == ("algo-2", hosts, "eth0")
-    assert (cluster.current_instance_type, cluster.current_group) == ("ml.g5.xlarge", "homogeneousCluster")
-    [found] = cluster.instance_groups
-    assert (found.name, found.instance_type, found.hosts) == ("homogeneousCluster", "ml.g5.xlarge", hosts)
-    assert find_cluster(JOB, {}).current_instance_type == "local"
+    assert (cluster.current_instance_type, cluster.instance_groups[0].hosts) == ("local", cluster.hosts)
 
 
 @pytest.mark.parametrize(("host", "group"), [(1, "data"), (2, "data"), (3, "train"), (10, "train"), (11, "train")])

@@ -160,14 +160,6 @@ def test_a_local_path_that_others_own_is_refused() -> None:
     assert wait_child(fork_child(work)) == 0
 
 
-def test_a_directory_that_is_missing_is_made_and_one_that_is_there_is_opened(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    for _ in range(2):
-        fd = open_directory(base / "a/b", base)
-        assert os.path.samestat(os.fstat(fd), (base / "a/b").stat())
-        os.close(fd)
-
-
 def test_the_path_of_a_descriptor_leads_to_the_directory_under_any_name(tmp_path: Path) -> None:
     fd = open_directory(tmp_path / "a", tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")

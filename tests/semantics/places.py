@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.s3server import LoopbackServer, MemoryObjects, RequestRecord
-from tests.mounting import Mount, mounted
+from tests.mounting import Mount, mounted, run_fastfuse
 
 BUCKET = "bucket"
 
@@ -72,3 +72,15 @@ def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:
             return buffer[: os.preadv(descriptor, [buffer], offset)]
     finally:
         os.close(descriptor)
+
+
+def refresh(path: Path) -> str:
+    """Refresh the mount, and return what the command says."""
+    done = run_fastfuse("refresh", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    """Return the content of every file by its path."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}

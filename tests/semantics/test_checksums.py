@@ -10,7 +10,7 @@ from fastfuse.s3.checksums import digest_of
 from tests.semantics.places import Place, block_bytes, place
 
 MIB = 1 << 20
-BIG = block_bytes(1, 40 * MIB)
+BIG = block_bytes(1, 16 * MIB)
 SMALL = {f"small/{number:03}": block_bytes(2 + number, 40_000) for number in range(60)}
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.mounting import mounted, run_fastfuse
+from tests.semantics.places import refresh, tree
 
 Stored = dict[str, MemoryObjects]
 KEYS = [f"set/{at % 3}/{at:02}" for at in range(20)]
@@ -37,18 +38,8 @@ def lines(*members: dict[str, object]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in members)
 
 
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def labels(path: Path) -> list[object]:
     return [json.loads(line)["label"] for line in path.read_text().splitlines()]
-
-
-def refresh(path: Path) -> str:
-    done = run_fastfuse("refresh", str(path))
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
 
 
 def xattrs(path: Path) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import pytest
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import Place, block_bytes, direct_read, gets, place
+from tests.semantics.places import block_bytes, direct_read, gets, place, refresh, tree
 from tests.semantics.test_metrics import Scrape
 
 
@@ -30,16 +30,6 @@ def change(held: MemoryObjects) -> None:
     held.put("folder/another", b"another")
 
 
-def refresh(here: Place) -> str:
-    done = run_fastfuse("refresh", str(here.path))
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def test_the_view_after_a_refresh_is_what_the_source_holds_and_what_is_the_same_keeps_inode_and_pages() -> None:
     """L6, D1"""
     with place(objects()) as here:
@@ -51,7 +41,7 @@ def test_the_view_after_a_refresh_is_what_the_source_holds_and_what_is_the_same_
         change(here.objects)
         assert tree(here.path)["same"] == b"same"
         assert not (here.path / "new").exists()
-        told = refresh(here)
+        told = refresh(here.path)
         assert told.startswith("2 added, 1 removed, 1 replaced; 5 objects now, ")
         after = {name: (here.path / name).stat() for name in before}
         assert after["same"] == before["same"]
@@ -85,7 +75,7 @@ def test_an_open_file_that_was_replaced_or_deleted_is_stale_but_for_the_pages_th
     with place(before) as here, (here.path / "changes").open("rb") as held, (here.path / "goes").open("rb") as gone:
         assert held.read() == b"before"
         change(here.objects)
-        refresh(here)
+        refresh(here.path)
         assert os.pread(held.fileno(), 100, 0) == b"before"
         assert os.fstat(held.fileno()).st_size == len(b"before")
         with pytest.raises(OSError, match="Stale file handle") as caught:
@@ -116,7 +106,7 @@ def test_an_added_object_that_is_older_than_its_siblings_is_listed_at_once() -> 
         held.put("folder/c", b"old", modified_s=1_600_000_000)
         held.delete("less/2")
         held.put("other/deep/y", b"x", modified_s=1_800_000_000)
-        refresh(here)
+        refresh(here.path)
         assert folder.stat().st_mtime_ns == before.st_mtime_ns
         assert sorted(os.listdir(folder)) == ["b", "c", "d", "f"]
         assert (folder / "c").read_bytes() == b"old"
@@ -140,7 +130,7 @@ def test_a_listing_across_a_refresh_has_each_name_of_both_tables_exactly_once() 
             here.objects.put(name, b"new")
         for number in range(5, 30_000, 100):
             here.objects.put(f"{number:05}", b"")
-        refresh(here)
+        refresh(here.path)
         seen += [entry.name for entry in entries]
         assert len(seen) == len(set(seen))
         after = sorted(os.listdir(here.path))
@@ -156,7 +146,7 @@ def test_a_refresh_after_a_refresh_and_a_worker_that_dies_in_between() -> None:
         for number in range(3):
             here.objects.put("changes", b"x" * number)
             here.objects.put(f"number-{number}", b"")
-            assert refresh(here).startswith("1 added, 0 removed, 1 replaced; ")
+            assert refresh(here.path).startswith("1 added, 0 removed, 1 replaced; ")
             os.kill(here.mount.worker(), signal.SIGKILL)
             assert (here.path / "changes").read_bytes() == b"x" * number
             assert (here.path / f"number-{number}").exists()
@@ -184,7 +174,7 @@ def test_readers_notice_nothing_but_the_new_version() -> None:
         try:
             for seed in (1, 2, 3):
                 here.objects.put("changes", block_bytes(seed, 300_000))
-                refresh(here)
+                refresh(here.path)
                 assert (here.path / "changes").read_bytes() == block_bytes(seed, 300_000)
         finally:
             stop.set()
@@ -206,7 +196,7 @@ def test_a_worker_that_dies_while_the_source_is_listed_again_is_followed_by_one_
         rule = here.server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
         listings = here.server.statistics().requests["ListObjectsV2"]
         change(here.objects)
-        refreshed = threads.submit(refresh, here)
+        refreshed = threads.submit(refresh, here.path)
         here.server.wait_until(lambda now: now.requests["ListObjectsV2"] > listings, 60)
         os.kill(here.mount.children()[0], signal.SIGKILL)
         try:
@@ -224,7 +214,7 @@ def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_wa
     """L6; tests/test_fault_matrix.py has every class of failure of a listing."""
     with place(objects(), "--metrics-listen", "0") as here:
         here.server.faults.add(FaultRule(action=SLOW_DOWN, operation="ListObjectsV2", times=1))
-        assert refresh(here).startswith("0 added, 0 removed, 0 replaced; 4 objects now, ")
+        assert refresh(here.path).startswith("0 added, 0 removed, 0 replaced; 4 objects now, ")
         page = "page 1 of the listing of 's3://bucket/': 503 SlowDown, request FASTFUSE"
         assert f" WARNING fastfuse.s3.retries: {page}; trying again (attempt 1 failed, " in here.mount.log
         assert re.search(
@@ -250,10 +240,10 @@ def test_a_name_that_turns_from_file_to_directory_and_back() -> None:
     with place({"thing": b"file"}) as here:
         assert (here.path / "thing").read_bytes() == b"file"
         here.objects.put("thing/below", b"x")
-        refresh(here)
+        refresh(here.path)
         assert (here.path / "thing" / "below").read_bytes() == b"x"
         here.objects.delete("thing/below")
-        refresh(here)
+        refresh(here.path)
         assert (here.path / "thing").read_bytes() == b"file"
         with pytest.raises(OSError, match=os.strerror(errno.ENOTDIR)):
             (here.path / "thing" / "below").stat()

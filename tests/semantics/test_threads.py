@@ -24,7 +24,7 @@ pytestmark = pytest.mark.fuse
 SIZES = (1, 4096, 39_000, 100_001, 256 << 10, (256 << 10) + 1)
 NAMES = [f"a b/ä{index % 7}/{index}" for index in range(240)]
 READERS = 8
-KILLS = 8
+KILLS = 3
 
 
 def data_of(index: int) -> bytes:

@@ -2,8 +2,6 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from bench.s3server.buckets import DirectoryObjects, FileSpan, MemoryObjects, StoredObject
 
 
@@ -29,11 +27,6 @@ def test_a_view_keeps_what_it_saw_when_the_set_changes() -> None:
     assert objects.view() is objects.view()
 
 
-def test_deleting_a_key_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        MemoryObjects().delete("a")
-
-
 def test_files_of_a_directory_are_objects_by_their_path(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b c").write_bytes(b"0123456789")
@@ -42,13 +35,6 @@ def test_files_of_a_directory_are_objects_by_their_path(tmp_path: Path) -> None:
     view = DirectoryObjects(tmp_path).view()
     assert [view.key_at(index) for index in range(len(view))] == [b"a", b"sub/b c"]
     assert _read(view.lookup(b"sub/b c"), 2, 5) == b"234"
-
-
-def test_a_key_that_the_scan_did_not_find_is_no_path(tmp_path: Path) -> None:
-    (tmp_path / "public").mkdir()
-    (tmp_path / "secret").write_bytes(b"x")
-    view = DirectoryObjects(tmp_path / "public").view()
-    assert view.lookup(b"../secret") is None
 
 
 def test_a_file_changed_since_the_scan_has_another_etag_and_a_removed_one_is_gone(tmp_path: Path) -> None:

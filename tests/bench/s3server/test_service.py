@@ -148,18 +148,3 @@ def test_a_lie_about_a_range_or_a_length_changes_the_header_and_not_the_bytes() 
     reply = _answer("/data/a/b", WrongRange(1), WrongLength(5), range="bytes=1-2")
     assert reply.headers["Content-Range"] == f"bytes 2-3/{total}"
     assert (reply.extra_length_bytes, _body(reply), reply.body_bytes) == (5, _body(honest), 2)
-
-
-@pytest.mark.parametrize(
-    ("method", "target", "expected"),
-    [
-        ("PUT", "/data/a/b", (405, "MethodNotAllowed")),
-        ("DELETE", "/data/a/b", (405, "MethodNotAllowed")),
-        ("POST", "/data?delete", (405, "MethodNotAllowed")),
-        ("GET", "/data", (501, "NotImplemented")),
-        ("GET", "/data?versioning", (501, "NotImplemented")),
-        ("GET", "/", (501, "NotImplemented")),
-    ],
-)
-def test_what_the_server_does_not_do_is_refused(method: str, target: str, expected: tuple[int, str]) -> None:
-    assert _error(_answer(target, method=method)) == expected

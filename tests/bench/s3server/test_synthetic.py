@@ -1,10 +1,8 @@
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.s3server.synthetic import Layout, SyntheticObjects, parse_synthetic, synthetic_bytes
+from bench.s3server.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
 from bench.s3server.xml import contents_element
 from fastfuse.errors import ConfigurationError
 
@@ -45,20 +43,6 @@ def test_a_run_renders_as_its_objects_do(objects: SyntheticObjects, url_encoded:
             stored.key, stored.size_bytes, stored.etag, stored.modified_s, stored.storage_class, url_encoded
         )
     assert objects.contents_xml(start, end, url_encoded=url_encoded) == expected
-
-
-@pytest.mark.parametrize("layout", ["flat", "dirs", "hex"])
-def test_a_small_set_is_in_strict_order_with_distinct_etags(layout: Layout) -> None:
-    objects = SyntheticObjects(count=500, size_bytes=1, layout=layout, directories=7)
-    keys = [objects.key_at(index) for index in range(500)]
-    assert all(before < after for before, after in pairwise(keys))
-    etags = {stored.etag for key in keys if (stored := objects.lookup(key))}
-    assert len(etags) == 500
-
-
-def test_directories_are_as_many_as_asked() -> None:
-    objects = SyntheticObjects(count=1000, size_bytes=1, layout="dirs", directories=10)
-    assert len({objects.key_at(index).split(b"/")[0] for index in range(1000)}) == 10
 
 
 def test_any_two_parts_and_any_two_keys_have_other_bytes() -> None:

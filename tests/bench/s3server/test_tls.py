@@ -1,4 +1,3 @@
-import http.client
 import os
 import socket
 import ssl
@@ -10,7 +9,6 @@ import pytest
 from bench.s3server import DirectoryObjects, LoopbackServer, MemoryObjects, ObjectSet, ServerConfig, create_certificate
 from bench.s3server.faults import FaultRule, Reset, Truncate
 from bench.s3server.server_config import TlsFiles
-from fastfuse.errors import ConfigurationError
 
 _DATA = os.urandom(1_000_000)
 
@@ -26,22 +24,6 @@ def server(certificate: TlsFiles, tmp_path: Path) -> Iterator[LoopbackServer]:
     buckets: dict[str, ObjectSet] = {"memory": MemoryObjects({"file": _DATA}), "disk": DirectoryObjects(tmp_path)}
     with LoopbackServer(buckets, ServerConfig(tls=certificate)) as server:
         yield server
-
-
-def _get(server: LoopbackServer, certificate: TlsFiles, path: str) -> bytes:
-    context = ssl.create_default_context(cafile=str(certificate.certificate))
-    connection = http.client.HTTPSConnection("127.0.0.1", server.port, timeout=60, context=context)
-    try:
-        connection.request("GET", path, headers={"Range": "bytes=5-900000"})
-        return connection.getresponse().read()
-    finally:
-        connection.close()
-
-
-@pytest.mark.parametrize("bucket", ["memory", "disk"])
-def test_bytes_come_under_a_verified_certificate(server: LoopbackServer, certificate: TlsFiles, bucket: str) -> None:
-    assert server.endpoint_url.startswith("https://")
-    assert _get(server, certificate, f"/{bucket}/file") == _DATA[5:900001]
 
 
 @pytest.mark.parametrize(("action", "is_reset"), [(Reset(0), True), (Truncate(0), False)])
@@ -67,14 +49,3 @@ def _is_reset_at_the_end(sock: socket.socket) -> bool:
     except ConnectionResetError:
         return True
     return False
-
-
-def test_a_client_without_a_handshake_holds_up_nobody(server: LoopbackServer, certificate: TlsFiles) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)):
-        server.wait_until(lambda now: now.open_connections == 1)
-        assert _get(server, certificate, "/memory/file") == _DATA[5:900001]
-
-
-def test_a_place_that_cannot_hold_a_certificate_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nowhere"):
-        create_certificate(tmp_path / "nowhere")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, MemoryObjects, Reset
+from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, Flip, MemoryObjects
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError
 from fastfuse.s3.checksums import digest_of
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, open_root
@@ -192,9 +192,7 @@ def test_two_at_once_are_refused(s3: Source, tmp_path: Path) -> None:
     s3.run(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("action", "kind"), [(ACCESS_DENIED, AccessError), (INTERNAL_ERROR, ServiceError), (Reset(None), ServiceError)]
-)
+@pytest.mark.parametrize(("action", "kind"), [(ACCESS_DENIED, AccessError), (INTERNAL_ERROR, ServiceError)])
 def test_the_first_failure_names_its_key_and_the_next_run_goes_on(
     s3: Source, tmp_path: Path, action: object, kind: type[Exception]
 ) -> None:

@@ -76,7 +76,7 @@ async def test_no_more_gets_are_on_their_way_than_there_are_connections_and_fewe
 
 async def test_descriptors_are_few_for_many_directories(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
     before = len(open_descriptors())
-    reader = await fetched(tmp_path, {f"{number:04}/file": b"%d" % number for number in range(1500)}, 0.01)
+    reader = await fetched(tmp_path, {f"{number:04}/file": b"%d" % number for number in range(600)}, 0.01)
     # Jobs ahead, and fetches under way: a directory and a file each.
     assert reader.most_descriptors - before < 128 + 2 * 128 + 20
     assert len(open_descriptors()) == before

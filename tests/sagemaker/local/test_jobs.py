@@ -135,13 +135,3 @@ def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
         assert find_mount(job.data / "whole") is None
         assert left_in(job.data) == []
     assert all((directory / name).read_bytes() == content for name, content in FILES.items())
-
-
-def test_a_directory_that_is_gone_ends_the_job_before_it_begins(tmp_path: Path) -> None:
-    directory = write_files(tmp_path / "data")
-    channels = [local("there", "File", directory), local("gone", "Pipe", tmp_path / "gone")]
-    with running(NO_S3, channels, command="print('never')", ends_with=4) as job:
-        assert f"channel gone: the directory '{tmp_path}/gone' cannot be used: '{tmp_path}/gone': " in job.log
-        assert "hint: is its file system mounted?" in job.log
-        assert job.output == ""
-        assert left_in(job.data) == []

@@ -188,16 +188,6 @@ def test_what_is_no_file_is_left_out_with_one_warning(moto_server: S3Server, dir
     ) == 1
 
 
-def test_a_directory_apart_from_the_job_is_kept_in_s3(moto_server: S3Server, directory: Path, tmp_path: Path) -> None:
-    moto_server.put(f"sync-{tmp_path.name}/a", b"earlier")
-    with syncing(moto_server, directory, tmp_path / "ml") as sync:
-        assert (directory / "a").read_bytes() == b"earlier"
-        put(directory / "b/c", b"new")
-        sync.wait_for(**{"a": b"earlier", "b/c": b"new"})
-        sync.finish()
-        assert sync.process.failures() == []
-
-
 def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:
     with syncing(moto_server, directory) as sync:
         with (directory / "open").open("wb") as file:
@@ -257,10 +247,13 @@ def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory:
         assert sync.process.failures() == []
 
 
-def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(moto_server: S3Server, directory: Path) -> None:
+@pytest.mark.parametrize("base", [".", "ml"], ids=["below the base", "apart from the job"])
+def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(
+    moto_server: S3Server, directory: Path, base: str
+) -> None:
     for key in ("epoch-1/model", "state"):
         moto_server.put(f"sync-{directory.parent.name}/{key}", b"older")
-    with syncing(moto_server, directory) as sync:
+    with syncing(moto_server, directory, directory.parent / base) as sync:
         assert (directory / "epoch-1" / "model").read_bytes() == b"older"
         assert sorted(path.name for path in directory.iterdir()) == ["epoch-1", "state"]
         put(directory / "state", b"newer")
@@ -350,15 +343,6 @@ def checkpointed(uri: str, bucket: str = BUCKET) -> dict[str, Any]:
     description = request_of(train, CheckpointConfig={"S3Uri": uri})
     del description["OutputDataConfig"]
     return description
-
-
-def test_checkpoints_that_cannot_be_listed_end_the_job_before_the_command() -> None:
-    with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""}), "denied": MemoryObjects({})}) as server:
-        server.faults.add(FaultRule(action=ACCESS_DENIED, bucket="denied"))
-        description = checkpointed("s3://denied/checkpoints")
-        with running(server.endpoint_url, description, command="print('started')", ends_with=3) as job:
-            assert job.output == ""
-            assert "fastfuse: error: CheckpointConfig: The service denies " in job.log
 
 
 def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> None:

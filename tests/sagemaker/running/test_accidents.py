@@ -12,7 +12,7 @@ from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mountpoint import find_mount
 from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.download.test_accidents import small_disk
-from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums, running, script
+from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
@@ -94,19 +94,13 @@ def test_a_disk_that_fills_up_during_a_download_ends_the_run(server: LoopbackSer
 
 
 def test_two_channels_that_do_not_fit_together_end_the_run(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
-    rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+    server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
     channels = [channel("one", "File", "data/"), channel("two", "File", "data/")]
     with (
         small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES * 3 // 2) as base,
         run(channels, base=base, command=CHECKSUMS, ends_with=5) as job,
     ):
         assert "the job's other channels" in job.log
-    server.faults.remove(rule)
-    with (
-        small_disk(tmp_path / "larger", size_bytes=3 * SIZE_BYTES + MIB) as base,
-        run(channels, base=base, command=CHECKSUMS, ends_with=0),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
@@ -149,7 +143,7 @@ def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, r
     assert server.requests == ()
 
 
-@pytest.mark.parametrize(("mode", "next_mode"), [("FastFile", "File"), ("FastFile", "Pipe"), ("Pipe", "FastFile")])
+@pytest.mark.parametrize(("mode", "next_mode"), [("FastFile", "File"), ("Pipe", "FastFile")])
 def test_the_next_run_clears_up_after_one_that_was_killed(run: Run, mode: str, next_mode: str, tmp_path: Path) -> None:
     reading = "def meanwhile():\n    import signal\n    print('reading', flush=True)\n    signal.pause()\n"
     with run([channel("data", mode, "data/")], base=tmp_path, command=reading + READ_TWICE) as job:
@@ -162,23 +156,6 @@ def test_the_next_run_clears_up_after_one_that_was_killed(run: Run, mode: str, n
         assert job.output.split() == [str(SIZE_BYTES)] * 2
     assert find_mount(tmp_path / "input/data/data") is None
     assert not [path for path in (tmp_path / "input/data").iterdir() if path.is_fifo()]
-
-
-@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
-def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(run: Run, mode: str) -> None:
-    finishing = """
-import signal, sys
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-def meanwhile():
-    print("reading", flush=True)
-    while not told:
-        signal.sigtimedwait([], 0.01)
-"""
-    with run([channel("data", mode, "data/")], command=finishing + READ_TWICE + "sys.exit(9)\n") as job:
-        job.wait_for_output("reading")
-        assert job.stop() == 9, job.log
-        assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2
 
 
 @pytest.mark.parametrize(("mode", "place"), [("File", "data"), ("FastFile", "data"), ("Pipe", "")])
@@ -196,14 +173,10 @@ def test_a_link_in_the_place_of_a_channel_is_not_followed(run: Run, tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["FastFile", "File"])  # Pipe may still make the FIFO of the next epoch
-def test_a_script_that_removes_everything_keeps_no_later_run_away(
-    server: LoopbackServer, tmp_path: Path, mode: str
-) -> None:
+def test_a_script_that_removes_everything_keeps_no_later_run_away(run: Run, tmp_path: Path, mode: str) -> None:
     remove = f"import os, shutil; shutil.rmtree({str(tmp_path / 'base')!r}, ignore_errors=True)\n"
     make = f"os.makedirs({str(tmp_path / 'base/model')!r}); open({str(tmp_path / 'base/model/weights')!r}, 'w')"
-    channels = [channel("data", mode, "data/")]
-    with running(server.endpoint_url, channels, base=tmp_path / "base", command=script(remove + make)) as job:
-        assert job.wait() == 0, job.log
-    with running(server.endpoint_url, channels, base=tmp_path / "base", command=script("")) as job:
-        assert job.wait() == 0, job.log
+    for command in (remove + make, "''"):
+        with run([channel("data", mode, "data/")], base=tmp_path / "base", command=command, ends_with=0):
+            pass
     assert len([*(tmp_path / "base/runs").rglob("weights")]) == 1

@@ -152,22 +152,6 @@ def test_a_channel_that_cannot_be_prepared_ends_the_run_and_is_named(run: Run, m
         assert not [path for path in job.data.iterdir() if path.is_fifo()]
 
 
-def test_of_two_mounted_channels_one_that_fails_does_not_disturb_the_other(server: LoopbackServer, run: Run) -> None:
-    # Its first byte is read as the channel is mounted (L8).
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x", skip=1))
-    read_both = """
-import os, sys
-try:
-    open(os.environ["SM_CHANNEL_TEST"] + "/x", "rb").read()
-except OSError as error:
-    print(error.errno)
-print(len(open(os.environ["SM_CHANNEL_TRAIN"] + "/a", "rb").read()))
-"""
-    channels = [channel("train", "FastFile", "train/"), channel("test", "FastFile", "test/")]
-    with run(channels, command=read_both, ends_with=0) as job:
-        assert job.output.split() == ["13", str(3 << 20)]
-
-
 def test_a_stream_that_two_have_opened_is_told(run: Run) -> None:
     program = """
 import os

@@ -134,13 +134,14 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_no_descriptor_and_no_va
 
 def test_ctrl_c_reaches_the_command_once_and_no_channel(run: Run) -> None:
     ours, theirs = pty.openpty()
-    read = "say(len(open(os.environ['SM_CHANNEL_MOUNTED'] + '/x', 'rb').read()))"
-    program = PATIENT.replace("    sys.exit(", f"    {read}\n    sys.exit(")
+    read = "say(len(open(os.environ['SM_CHANNEL_' + channel] + file, 'rb').read()))"
+    reads = f"for channel, file in ('MOUNTED', '/x'), ('PIPED', '_0'): {read}"
+    program = PATIENT.replace("    sys.exit(", f"    {reads}\n    sys.exit(")
     with run(CHANNELS, command=program, terminal=theirs) as job:
         job.wait_for_output("ready")
         os.write(ours, b"\x03")
         assert job.wait() == 40 + signal.SIGINT
-        assert job.output.split() == ["ready", "SIGINT", str(40 << 20)]
+        assert job.output.split() == ["ready", "SIGINT", *[str(40 << 20)] * 2]
     os.close(ours)
 
 
@@ -219,25 +220,6 @@ for epoch in range(4):
     with run(CHANNELS, command=text, ends_with=0) as job:
         assert job.output.split() == [str(40 << 20)] * 4
         assert_nothing_is_left(job)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, run: Run, mode: str, tmp_path: Path) -> None:
-    rule = server.faults.add(FaultRule(action=Stall(4 << 20), operation="GetObject", skip=1))
-    channels = [channel("data", mode, "data/")]
-    size = f"""
-import os
-place = os.environ["SM_CHANNEL_DATA"]
-print(len(open(place + {"_0" if mode == "Pipe" else "/x"!r}, "rb").read()), flush=True)
-"""
-    with run(channels, base=tmp_path, command=size) as job:
-        server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
-        job.kill()
-        assert job.output == ""
-        assert not (job.data / "data" / "x").exists()
-    server.faults.remove(rule)
-    with run(channels, base=tmp_path, command=size, ends_with=0) as job:
-        assert job.output == f"{40 << 20}\n"
 
 
 def test_mounts_that_are_killed_or_unmounted_are_told_and_the_others_go_on(run: Run) -> None:

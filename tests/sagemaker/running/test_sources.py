@@ -5,7 +5,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.sagemaker.prefixes import in_fast_file_mode, matching
+from tests.sagemaker.prefixes import matching
 from tests.sagemaker.running.jobs import BUCKET, Run, channel
 
 FILES = ("data/other", "data/train-01.txt", "data/train-01/data.csv", "data/train-011/x", "one/only.csv", "set/train/a",
@@ -16,8 +16,6 @@ LISTED = FILES[:0:-1]
 LINES = [f'{{"image-ref":"s3://{BUCKET}/{key}","label":{at}}}\n' for at, key in enumerate(LISTED)]
 OBJECTS["lists/some"] = json.dumps([{"prefix": f"s3://{BUCKET}/"}, *LISTED]).encode()
 OBJECTS["lists/lines"] = "".join(LINES).replace("{", '{"unused":[1,2],').encode()
-PREFIXES = ("data/train-01", "data/train-0", "data/train-01/", "set/train", "set/train/", "one/only.csv", "")
-
 # Prints of each channel the content of each file by its path, or that of the first two epochs.
 CONTENTS = """
 import json, os
@@ -33,22 +31,11 @@ print(json.dumps(found))
 """
 
 
-def contents(run: Run, channels: Sequence[Mapping[str, Any]], *options: str) -> tuple[dict[str, dict[str, str]], str]:
-    """Return what the command finds in each channel, and the log."""
+def contents(run: Run, channels: Sequence[Mapping[str, Any]], *options: str) -> dict[str, dict[str, str]]:
+    """Return what the command finds in each channel."""
     with run(channels, *options, command=CONTENTS, ends_with=0) as job:
         found: dict[str, dict[str, str]] = json.loads(job.output)
-        return found, job.log
-
-
-def test_fast_file_mode_shows_the_folder_and_warns_where_the_other_modes_deliver_more(run: Run) -> None:
-    shown = {prefix: keys for prefix in PREFIXES if (keys := in_fast_file_mode(OBJECTS, prefix)) is not None}
-    assert len(shown) == len(PREFIXES) - 1
-    found, log = contents(run, [channel(f"c{at}", "FastFile", prefix) for at, prefix in enumerate(shown)])
-    for at, keys in enumerate(shown.values()):
-        assert sorted(found[f"c{at}"].values()) == sorted(OBJECTS[key].decode() for key in keys if OBJECTS[key])
-    (warning,) = [line for line in log.splitlines() if "File and Pipe mode take every key" in line]
-    assert "s3://bucket/data/train-01 is taken as the folder data/train-01/" in warning
-    assert "also s3://bucket/data/train-01.txt, s3://bucket/data/train-011/" in warning
+        return found
 
 
 def test_fast_file_mode_refuses_a_prefix_that_is_only_the_beginning_of_names(run: Run) -> None:
@@ -66,7 +53,7 @@ def test_hosts_divide_every_key_that_begins_with_the_prefix_and_one_may_be_witho
     for each in channels:
         each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
     keys = [key for key in matching(OBJECTS, "data/train-01") if OBJECTS[key]]
-    hosts = [contents(run, channels, "--host", f"{host}/2")[0] for host in (1, 2)]
+    hosts = [contents(run, channels, "--host", f"{host}/2") for host in (1, 2)]
     for host, found in enumerate(hosts):
         # Paths are relative to the folder, or else to the last slash.
         assert found["File"] == {key.removeprefix("data/"): f"{key}\n" for key in keys[host::2]}
@@ -92,7 +79,7 @@ def test_hosts_divide_what_manifests_list_in_its_order(run: Run) -> None:
         labelled |= {"S3DataType": "AugmentedManifestFile", "AttributeNames": ["image-ref", "label"]}
         labelled["S3DataDistributionType"] = "ShardedByS3Key"
     channels[-1]["RecordWrapperType"] = "RecordIO"
-    hosts = [contents(run, channels, "--host", f"{host}/2")[0] for host in (1, 2)]
+    hosts = [contents(run, channels, "--host", f"{host}/2") for host in (1, 2)]
     for host, found in enumerate(hosts):
         of_lines = LISTED[host::2]
         of_list = [key for key in LISTED if key in sorted(LISTED)[host::2]]
