@@ -122,6 +122,24 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
     server.faults.remove(denied)
 
 
+def test_a_mount_whose_reads_are_all_denied_is_in_trouble(mount: Mount, server: LoopbackServer) -> None:
+    denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/a"))
+
+    def is_in_trouble() -> bool:
+        with pytest.raises(PermissionError):
+            (mount.path / "a").read_bytes()
+        return bool(status_of(mount)["state"] == "in trouble")
+
+    wait_until(is_in_trouble)
+    done = run_fastfuse("status", str(mount.path))
+    assert done.returncode == 1
+    assert re.search(r"\n  trouble   for \d+ s: [1-9]\d* × EACCES; reads fail\n", done.stdout)
+    server.faults.remove(denied)
+    assert (mount.path / "a").read_bytes()
+    wait_until(lambda: status_of(mount)["state"] == "ok")
+    wait_until(lambda: re.search(r"reads succeed again after \d+ s: [1-9]\d* × EACCES", mount.log) is not None)
+
+
 def test_counters_outlive_a_worker_and_its_trouble_is_told_to_end(mount: Mount, server: LoopbackServer) -> None:
     assert (mount.path / "a").read_bytes()
     wait_until(lambda: status_of(mount)["counters"]["fastfuse_read_served_bytes"] == 1000)

@@ -3,9 +3,13 @@
 import fcntl
 import io
 import os
+import shutil
 import signal
 import struct
+import subprocess
+import sys
 import termios
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,7 +21,8 @@ from rich.console import Console
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.top_command import Look, Screen
-from tests.mounting import Mount, mounted, run_fastfuse
+from tests.filesystem.waiting import wait_until
+from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
 from tests.terminals import terminal
 
 NOW = 1000.0
@@ -233,3 +238,39 @@ def test_it_outlives_a_worker_and_ends_with_the_mount() -> None:
             assert screen._read()
         assert mount.stop() == 0
         assert screen.finished() == 0
+
+
+@fuse
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_window_of_tmux(mount: Mount, columns: int) -> None:
+    tmux = ["tmux", "-L", f"fastfuse-{uuid.uuid4()}", "-f", "/dev/null"]
+    environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "fastfuse", "top", str(mount.path), "--interval", "0.1"]
+
+    def shown() -> str:
+        return subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True).stdout
+
+    def is_whole() -> bool:
+        text = shown().rstrip()
+        heads = [line.split(" ")[0] for line in text.splitlines()]
+        return (
+            heads[:5] == [str(mount.path), "read", "stalled", "fetched", "memory"]
+            and " shard.tar" in text
+            and text.endswith("p pause  q quit")
+        )
+
+    size = ["-x", str(columns), "-y", "24"]
+    subprocess.run([*tmux, "new-session", "-d", *size, *command], env=environment, check=True)
+    try:
+        with read_again_and_again(mount.path / "shard.tar"):
+            wait_until(is_whole, shown)
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+
+
+@fuse
+def test_without_a_mountpoint_there_has_to_be_one_mount(mount: Mount) -> None:
+    """Other tests' mounts may be there, too."""
+    done = run_fastfuse("top", "--interval", "0.1")
+    assert done.returncode == 0 or "top shows one mount, and there are " in done.stderr

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Awaitable
 from dataclasses import replace
+from itertools import count
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
@@ -245,6 +246,16 @@ async def test_the_page_that_the_kernel_asks_for_after_its_readahead_is_no_secon
     assert caplog.messages[1:] == [
         "reads that failed with EIO (UnavailableError): 1 more in the last 30 s, of 1 object"
     ]
+
+
+async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted.engine.error = UnavailableError("503.")
+    before = mounted.counters.get("fastfuse_blocked_seconds")
+    monkeypatch.setattr("fastfuse.filesystem.reads.perf_counter", count(100.0, 1.25).__next__)
+    assert await errno_of(mounted.reads.read(mounted.file, 0, 1)) == errno.EIO
+    assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000
 
 
 async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_a_read_is_answered_d5(

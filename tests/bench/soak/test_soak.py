@@ -51,6 +51,14 @@ def test_the_kernel_kills_who_wants_more_memory_than_a_squeezed_group_may_have()
             assert process.returncode == (-signal.SIGKILL if is_squeezed else 0)
 
 
+@pytest.mark.fuse
+def test_files_read_to_their_end_over_a_way_that_flips_bits_are_right_or_an_error() -> None:
+    command = [sys.executable, "-m", "bench.soak.flips", "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "small right" in done.stdout
+
+
 def test_a_bit_is_wrong_in_every_ten_megabytes() -> None:
     flips = flipped(10**6, 10**6 + 10**9)
     assert 99 <= len(flips) <= 101

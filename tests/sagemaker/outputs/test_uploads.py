@@ -23,6 +23,7 @@ from botocore.exceptions import EndpointConnectionError
 from bench.s3server import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
+    Answer,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
@@ -374,6 +375,19 @@ def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(serv
         key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
         assert f"fastfuse: error: OutputDataConfig: The service denies access to '{key}'" in job.log
         assert "s3:PutObject to write it; with a key of KMS also kms:Decrypt, and to write it kms:Gen" in job.log
+
+
+def test_a_key_of_kms_that_cannot_be_used_ends_the_job_before_the_command(server: LoopbackServer) -> None:
+    """The key of the bucket, or of the job."""
+    code = "KMS.NotFoundException"
+    server.faults.add(FaultRule(action=Answer(400, code, ""), key="models/*"))
+    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=2) as job:
+        assert job.output == ""
+        key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
+        assert f"error: OutputDataConfig: The service cannot write '{key}' with its key of KMS (400 {code})" in job.log
+        assert (
+            "The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled" in job.log
+        )
 
 
 def test_a_service_that_knows_no_key_of_kms_ends_the_job_before_the_command(server: LoopbackServer) -> None:

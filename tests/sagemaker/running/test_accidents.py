@@ -158,6 +158,23 @@ def test_the_next_run_clears_up_after_one_that_was_killed(run: Run, mode: str, n
     assert not [path for path in (tmp_path / "input/data").iterdir() if path.is_fifo()]
 
 
+@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
+def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(run: Run, mode: str) -> None:
+    finishing = """
+import signal, sys
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+def meanwhile():
+    print("reading", flush=True)
+    while not told:
+        signal.sigtimedwait([], 0.01)
+"""
+    with run([channel("data", mode, "data/")], command=finishing + READ_TWICE + "sys.exit(9)\n") as job:
+        job.wait_for_output("reading")
+        assert job.stop() == 9, job.log
+        assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2
+
+
 @pytest.mark.parametrize(("mode", "place"), [("File", "data"), ("FastFile", "data"), ("Pipe", "")])
 def test_a_link_in_the_place_of_a_channel_is_not_followed(run: Run, tmp_path: Path, mode: str, place: str) -> None:
     base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
