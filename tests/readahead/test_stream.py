@@ -7,7 +7,6 @@ from trio.testing import MockClock
 from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError, UnavailableError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 
 REF = listed("a", 2 * MIB)
@@ -237,19 +236,6 @@ async def test_a_part_that_arrives_after_release_starts_no_more_readahead() -> N
         reader.let_go()
         await settled()
         assert reader.gets == fetched
-
-
-async def test_a_release_that_overtakes_a_waiting_read_does_not_disturb_it() -> None:
-    async with running() as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        results: list[Buffer | Exception] = []
-        async with trio.open_nursery() as readers:
-            readers.start_soon(collect, engine, MIB, 256 * KIB, results)
-            await settled()
-            engine.release(1)
-            check_books(engine)
-            reader.let_go()
-        assert results == [BYTES[MIB : MIB + 256 * KIB]]
 
 
 async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(autojump_clock: MockClock) -> None:
