@@ -131,6 +131,34 @@ def test_the_repr_shows_no_secret() -> None:
     assert "the-token" not in shown
 
 
+async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
+    aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reply, program = tmp_path / "reply", tmp_path / "program"
+    configure(reply, process_reply("AKIAFIRST", timedelta(seconds=60)))
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    program.chmod(0o755)
+    configure(aws_environment, f"[profile process]\ncredential_process = {program}\n")
+    session = S3Session(ConnectionConfig(profile="process"))
+    clock = Clock(datetime.now(UTC))
+    assert session.credentials is not None
+    source = CredentialSource(session.credentials._resolve, now=clock)
+    first = await source.current()
+    configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
+    clock.now += timedelta(seconds=31)
+    assert await renewed(source) == first
+    [record] = caplog.records  # one line, and no traceback of botocore's
+    assert "Renewing the AWS credentials failed, " in record.getMessage()
+    assert record.exc_info is None
+    assert "leaked-secret" not in caplog.text
+
+    configure(program, f"#!/bin/sh\ncat {reply}\n")
+    configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
+    assert await source.current() == first
+    clock.now += timedelta(seconds=20)
+    assert (await renewed(source)).access_key == "AKIASECOND"
+
+
 async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_the_service_refuses_them(
     aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
