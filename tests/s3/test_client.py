@@ -23,6 +23,7 @@ from fastfuse.errors import (
     ObjectArchivedError,
     ObjectChangedError,
     ServiceError,
+    UnavailableError,
 )
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
@@ -321,6 +322,18 @@ async def test_a_get_that_was_made_elsewhere_in_vain_has_a_line(
 ) -> None:
     S3Client(S3Session(ConnectionConfig())).count_left(status, "bucket", "key")
     assert caplog.messages == [f"'s3://bucket/key': {why}; trying again"]
+
+
+async def test_a_region_is_corrected_once() -> None:
+    regions = iter(range(1000))
+
+    async with canned_client(lambda _: (301, {"x-amz-bucket-region": f"region-{next(regions)}"}, b"")) as (
+        reader,
+        there,
+    ):
+        with pytest.raises(UnavailableError, match="301"):
+            await reader.get(REF, 0, 10)
+        assert len(there.seen) == 2
 
 
 async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
