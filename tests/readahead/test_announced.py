@@ -150,6 +150,12 @@ def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     assert [*spent, order.is_spent] == [True, False, True, True]
 
 
+def test_what_is_announced_again_before_it_is_opened_is_not_fetched_again() -> None:
+    carried = Carried([1, 2])
+    carried.order.announce([2, 1])
+    assert carried.order.next() is None
+
+
 def test_a_file_that_is_skipped_costs_no_credit() -> None:
     order = AnnouncedOrder(MB)
     order.announce(range(1, 2000))
