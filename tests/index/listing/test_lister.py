@@ -269,6 +269,17 @@ async def test_what_begins_with_the_name_of_the_mounted_folder_or_object_is_told
     assert caplog.messages == ([told] if taken_as else [])
 
 
+@pytest.mark.parametrize("path", ["", "nothing", "nothing/", "no/thing"])
+async def test_where_there_is_nothing_the_mount_is_refused_unless_empty_is_allowed(path: str) -> None:
+    store = MemoryStore({} if not path else {"other": b"x"})
+    with pytest.raises(EmptySourceError, match="no") as caught:
+        await list_source(store, S3Uri("bucket", path))
+    assert "--allow-empty" in caught.value.hint
+    listing = await list_source(store, S3Uri("bucket", path), allow_empty=True)
+    check_table(listing.table)
+    assert len(listing.table) == 1
+
+
 async def test_a_source_of_which_nothing_can_be_shown_is_empty() -> None:
     store = MemoryStore({"p/a//b": b"x"})
     with pytest.raises(EmptySourceError, match="no object that can be shown"):
