@@ -45,11 +45,10 @@ def tree(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/train", "s3://bucket/train/"])
-def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path: Path, uri: str) -> None:
+def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path: Path) -> None:
     make(server, tmp_path / "x.index")
     before = lists(server)
-    with mounted(uri, server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
+    with mounted("s3://bucket/train/", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
         # The file may change, or go, while it is mounted.
         os.truncate(tmp_path / "x.index", 0)
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc", "empty": b""}

@@ -82,15 +82,13 @@ def test_workers_that_follow_roughly_find_nearly_every_file_fetched(files: int, 
     assert carried.dropped == []
 
 
-def test_an_order_that_nobody_follows_costs_256_files_once() -> None:
-    carried = Carried(range(1, 10_000))
+@pytest.mark.parametrize(("size_bytes", "count"), [(39 * KB, 256), (8 * MB, 8)])
+def test_an_order_that_nobody_follows_costs_256_files_or_the_memory_that_is_allowed_once(
+    size_bytes: int, count: int
+) -> None:
+    carried = Carried(range(1, 10_000), first_bytes=64 * MB, size_bytes=size_bytes)
     carried.open_all(range(20_000, 40_000))
-    assert len(carried.fetched) == 256
-
-
-def test_large_files_that_nobody_follows_cost_no_more_memory_than_allowed() -> None:
-    carried = Carried(range(1, 10_000), first_bytes=64 * MB, size_bytes=8 * MB)
-    assert len(carried.fetched) == 8
+    assert len(carried.fetched) == count
 
 
 @pytest.mark.parametrize("right", [0.25, 0.5, 0.75])
@@ -171,18 +169,15 @@ def test_a_file_that_is_skipped_costs_no_credit() -> None:
     assert taken == 256
 
 
-def test_an_order_gives_way_once_256_other_files_were_opened() -> None:
+def test_an_order_gives_way_once_256_other_files_were_opened_and_none_of_its_own() -> None:
     carried = Carried([1, 2, 3])
     carried.open_all(range(1000, 1255))
     assert carried.order.give_way() == ()
     carried.open(2000)
     assert carried.order.give_way() == [1, 2, 3]
-
-
-def test_an_order_that_is_followed_now_and_then_does_not_give_way() -> None:
-    carried = Carried([1, 2, 3])
-    carried.open_all([*range(1000, 1200), 2, *range(2000, 2200)])
-    assert carried.order.give_way() == ()
+    followed = Carried([1, 2, 3])
+    followed.open_all([*range(1000, 1200), 2, *range(2000, 2200)])
+    assert followed.order.give_way() == ()
 
 
 class Orders(RuleBasedStateMachine):

@@ -16,6 +16,14 @@ from tests.readahead.simulation import SimulatedService
 
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
+# More is ahead than a file has.
+AMPLE = replace(
+    CONFIG,
+    first_window_bytes=1000 * KIB,
+    max_window_bytes=2 * MIB,
+    memory_limit_bytes=64 * MIB,
+    max_parts_in_flight=256,
+)
 SIZE_BYTES = 400 * KIB
 # The window goes by the rate of a reader: here 16 MB/s, on a virtual clock.
 _READ_S = 1e-3
@@ -78,8 +86,7 @@ async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other
 
 async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way(autojump_clock: MockClock) -> None:
     refs = shards(8)
-    ample = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=16 * MIB)
-    async with running(replace(ample, max_parts_in_flight=64), Files(refs)) as (engine, reader):
+    async with running(AMPLE, Files(refs)) as (engine, reader):
         await read_all(engine, refs, [0, 1], read_s=0)
         # Of 1,000 KiB ahead of the end of the second: two files at least, and some of the third.
         assert [len(reader.ranges(f"shard-0{row}")) for row in (2, 3)] == [7, 7]
@@ -92,8 +99,7 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way(autojum
 @pytest.mark.parametrize("readers", [2, 8])
 async def test_no_reader_gives_up_what_another_has_ahead(autojump_clock: MockClock, readers: int) -> None:
     refs = shards(8 * readers)
-    config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
-    async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, reader):
+    async with running(AMPLE, Files(refs)) as (engine, reader):
         async with trio.open_nursery() as nursery:
             for first in range(0, len(refs), 8):
                 nursery.start_soon(read_all, engine, refs, range(first, first + 8))
@@ -108,8 +114,7 @@ async def test_readers_that_end_files_together_find_the_next_ahead(autojump_cloc
     Of 16, those that end their first file first have files ahead released while the others begin their second.
     """
     refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers)]
-    config = replace(CONFIG, first_window_bytes=1000 * KIB, max_window_bytes=2 * MIB, memory_limit_bytes=64 * MIB)
-    async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, reader):
+    async with running(AMPLE, Files(refs)) as (engine, reader):
         for step in range(8):
             rows = range(step, len(refs), 8)
             for offset in range(0, SIZE_BYTES, 16 * KIB):
@@ -172,13 +177,6 @@ async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockCloc
     assert most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
 
 
-async def test_behind_the_last_file_there_is_nothing(autojump_clock: MockClock) -> None:
-    refs = shards(3)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
-        await read_all(engine, refs, [0, 1, 2])
-    assert sum(end - start for _, start, end in reader.gets) == 3 * SIZE_BYTES
-
-
 async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:
     refs = shards(8)
     async with running(CONFIG, Files(refs)) as (engine, reader):
@@ -232,11 +230,19 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_at_once(autoj
     assert sum(end - start for _, start, end in reader.gets) == 6 * SIZE_BYTES
 
 
-@pytest.mark.parametrize("first", ["small", "archived"])
-async def test_nothing_is_fetched_where_the_first_is_not_read_ahead(autojump_clock: MockClock, first: str) -> None:
-    refs = shards(3)
-    refs[0] = listed("first", 10 * KIB) if first == "small" else replace(refs[0], storage_class="GLACIER")
-    async with running(replace(CONFIG, expects_every_file=True), Files(refs)) as (engine, reader):
+SMALL_FILE, SHARD = listed("first", 10 * KIB), listed("first", SIZE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("first", "expects_every_file"),
+    [(SMALL_FILE, True), (replace(SHARD, storage_class="GLACIER"), True), (SHARD, False)],
+    ids=["small", "archived", "may be left out"],
+)
+async def test_nothing_is_fetched_where_the_first_is_not_read_ahead_or_files_may_be_left_out(
+    autojump_clock: MockClock, first: ObjectRef, expects_every_file: bool
+) -> None:
+    files = Files([first, *shards(2)])
+    async with running(replace(CONFIG, expects_every_file=expects_every_file), files) as (engine, reader):
         engine.begin()
         await settled()
         assert engine.statistics().streams == 0
@@ -299,13 +305,6 @@ async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_c
         await begin_and_leave(engine, refs, range(39, 9, -1))
         assert engine.statistics().streams == 1
         engine.release(1)
-
-
-async def test_nothing_is_fetched_where_files_may_be_left_out(autojump_clock: MockClock) -> None:
-    async with running(CONFIG, Files(shards(3))) as (engine, reader):
-        engine.begin()
-        await settled()
-    assert not reader.gets
 
 
 async def test_of_a_file_that_the_kernel_has_little_more_than_it_asks_for_is_fetched(autojump_clock: MockClock) -> None:

@@ -1,7 +1,7 @@
 """Readers that jump about in one file, through the kernel's page cache and past it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 import trio
@@ -62,6 +62,49 @@ class PageCache:
             if start < end:
                 yield start, end
             start = max(end, start + 1)
+
+
+async def read_pieces(
+    size_bytes: int, pieces: Iterable[tuple[int, int]], memory_bytes: int = ReadaheadConfig().memory_limit_bytes
+) -> SimulatedService:
+    """Read `pieces` of a file one after the other, each from its offset on so many bytes; return the service."""
+    ref, service = listed("pieces", size_bytes), SimulatedService()
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=memory_bytes)) as (engine, _):
+        for offset, piece_bytes in pieces:
+            await engine.read(1, ref, offset, piece_bytes)
+        check_books(engine)
+    return service
+
+
+def rows(places: Iterable[int]) -> list[tuple[int, int]]:
+    return [(place * PAGE, PAGE) for place in places]
+
+
+def rows_at_many_spots() -> Iterator[tuple[int, int]]:
+    places = random.Random(1)
+    for spot in range(20):
+        yield from rows(spot * (5 << 30) // PAGE + row for row in places.sample(range(2048), 14))
+
+
+ROWS_IN_ORDER = sorted(random.Random(1).sample(range((1 << 30) // PAGE - 1), 1000))
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "memory_bytes", "pieces", "most_bytes"),
+    [
+        (1 << 30, 128 * MIB, rows(ROWS_IN_ORDER), 2 * 1000 * PAGE + 64 * MIB),
+        (1 << 30, 128 * MIB, rows(ROWS_IN_ORDER[::-1]), 2 * 1000 * PAGE + 64 * MIB),
+        # What is around them, and not the file.
+        (800 * MIB, 1 << 30, rows(random.Random(1).sample(range(2560, 5120), 20)), 33 * MIB),
+        # Not what is between the places.
+        (100 << 30, 1 << 30, [*rows_at_many_spots()], 20 * 33 * MIB),
+    ],
+    ids=["more than memory, up", "more than memory, down", "a few near one another", "near one another at many places"],
+)
+async def test_rows_fetch_little_more_than_themselves(
+    autojump_clock: MockClock, size_bytes: int, memory_bytes: int, pieces: list[tuple[int, int]], most_bytes: int
+) -> None:
+    assert (await read_pieces(size_bytes, pieces, memory_bytes)).fetched_bytes <= most_bytes
 
 
 @pytest.mark.parametrize("around_bytes", [128 * KIB, 4 * MIB])
@@ -159,19 +202,12 @@ async def test_few_small_tensors_of_a_map_fetch_little_more(autojump_clock: Mock
 async def test_what_was_passed_over_on_the_way_to_the_end_is_there_when_it_is_wanted(autojump_clock: MockClock) -> None:
     """pyarrow tells the kernel of each batch that it will need, and the kernel fetches the first MiB of each."""
     batch_bytes = MIB + 960 * KIB
-    ref = listed("batches", 40 * batch_bytes)
-    service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
-        for start in range(0, ref.size_bytes, batch_bytes):
-            await engine.read(1, ref, start, MIB)
-        # The rest of the last batch, so that the reader comes to the end.
-        places = [*range(MIB, ref.size_bytes, batch_bytes)]
-        await engine.read(1, ref, places.pop(), 960 * KIB)
-        random.Random(1).shuffle(places)
-        for start in places:
-            await engine.read(1, ref, start, 960 * KIB)
-        check_books(engine)
-    assert service.fetched_bytes == ref.size_bytes
+    firsts = [(batch * batch_bytes, MIB) for batch in range(40)]
+    # The rest of the last batch first, so that the reader comes to the end.
+    *others, last = [(offset + MIB, 960 * KIB) for offset, _ in firsts]
+    random.Random(1).shuffle(others)
+    service = await read_pieces(40 * batch_bytes, [*firsts, last, *others])
+    assert service.fetched_bytes == 40 * batch_bytes
 
 
 async def test_a_page_that_the_kernel_asks_for_again_does_not_make_it_forgetful(autojump_clock: MockClock) -> None:
@@ -290,61 +326,23 @@ async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_mem
     assert service.fetched_bytes <= 1.5 * len(reads) * MIB
 
 
+# A reader leaves out less than a request each time, as where the kernel has some of the pages.
+GAPS = [(offset, MIB) for offset in range(0, 1 << 30, 1600 * KIB)]
+
+
 async def test_what_is_left_out_of_a_file_larger_than_memory_does_not_end_its_readahead(
     autojump_clock: MockClock,
 ) -> None:
-    """A reader leaves out less than a request each time, as where the kernel has some of the pages."""
-    ref, service = listed("gaps", 1 << 30), SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
-        for offset in range(0, ref.size_bytes, 1600 * KIB):
-            await engine.read(1, ref, offset, MIB)
-        check_books(engine)
-        took_s = trio.current_time()
+    service = await read_pieces(1 << 30, GAPS, 128 * MIB)
     # One part at a time would take 14 s.
-    assert took_s < 3
-    assert service.fetched_bytes <= ref.size_bytes
+    assert trio.current_time() < 3
+    assert service.fetched_bytes <= 1 << 30
 
 
 async def test_a_second_reader_finds_what_the_first_has_passed(autojump_clock: MockClock) -> None:
     """It is not far behind, but further than the first one's requests."""
-    ref, service = listed("gaps", 1 << 30), SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
-        for offset in range(0, ref.size_bytes, 1600 * KIB):
-            await engine.read(1, ref, offset, MIB)
-            if offset >= 32 * MIB:
-                await engine.read(1, ref, offset - 32 * MIB, MIB)
-        check_books(engine)
-    assert service.fetched_bytes <= 1.05 * ref.size_bytes
-
-
-@pytest.mark.parametrize("is_down", [False, True])
-async def test_rows_of_a_file_larger_than_memory_fetch_little_more(autojump_clock: MockClock, is_down: bool) -> None:
-    ref, service = listed("rows", 1 << 30), SimulatedService()
-    rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 1000), reverse=is_down)
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
-        for row in rows:
-            await engine.read(1, ref, row * PAGE, PAGE)
-        check_books(engine)
-    assert service.fetched_bytes <= 2 * len(rows) * PAGE + 64 * MIB
-
-
-async def test_a_few_rows_near_to_one_another_fetch_what_is_around_and_not_the_file(autojump_clock: MockClock) -> None:
-    ref = listed("rows", 800 * MIB)
-    service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
-        for row in random.Random(1).sample(range(2560, 5120), 20):
-            await engine.read(1, ref, row * PAGE, PAGE)
-    assert service.fetched_bytes <= 33 * MIB
-
-
-async def test_rows_near_to_one_another_at_many_places_do_not_fetch_what_is_between(autojump_clock: MockClock) -> None:
-    ref, places = listed("rows", 100 << 30), random.Random(1)
-    service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
-        for spot in range(20):
-            for row in places.sample(range(2048), 14):
-                await engine.read(1, ref, spot * (5 << 30) + row * PAGE, PAGE)
-    assert service.fetched_bytes <= 20 * 33 * MIB
+    both = [piece for offset, _ in GAPS for piece in ((offset, MIB), (offset - 32 * MIB, MIB)) if piece[0] >= 0]
+    assert (await read_pieces(1 << 30, both, 128 * MIB)).fetched_bytes <= 1.05 * (1 << 30)
 
 
 async def test_rows_near_to_one_another_do_not_end_the_fetch_of_the_rest(autojump_clock: MockClock) -> None:
@@ -360,19 +358,14 @@ async def test_rows_near_to_one_another_do_not_end_the_fetch_of_the_rest(autojum
 
 
 async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(autojump_clock: MockClock) -> None:
-    ref = listed("tokens", 1 << 40)
-    service = SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=256 * MIB)) as (engine, _):
-        chances = random.Random(1)
-        for _ in range(500):
-            page = chances.randrange(ref.size_bytes // PAGE - 1)
-            for at in range(page, page + chances.choice([1, 2])):
-                await engine.read(1, ref, at * PAGE, PAGE)
-        took_s = trio.current_time()
-        check_books(engine)
+    chances = random.Random(1)
+    pages = [(chances.randrange((1 << 40) // PAGE - 1), chances.choice([1, 2])) for _ in range(500)]
+    service = await read_pieces(
+        1 << 40, rows(at for page, count in pages for at in range(page, page + count)), 256 * MIB
+    )
     # Page by page, as maps are faulted that were read at random: the second page comes with the first.
     assert len(service.gets) <= 510
-    assert took_s <= 510 * 0.021
+    assert trio.current_time() <= 510 * 0.021
     assert service.fetched_bytes <= 500 * 2 * PAGE
 
 

@@ -1,18 +1,16 @@
 """The limits: which sizes are possible, what is kept for demands, and what each file may have ahead."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.limits import FairShare, Share, ahead_share
 from tests.readahead.readers import MIB
-
-
-def test_the_defaults_are_valid_and_leave_room_beside_one_whole_window() -> None:
-    config = ReadaheadConfig()
-    assert config.memory_limit_bytes >= 2 * config.max_window_bytes
 
 
 @pytest.mark.parametrize(
@@ -43,9 +41,11 @@ def test_whoever_is_expected_to_read_on_begins_with_an_eighth_of_the_target_or_w
     assert config.first_window_bytes == first_mib << 20
 
 
-@pytest.fixture
-def share() -> FairShare[int]:
-    return FairShare(Share(1000, 12), idle_after_bytes=500)
+def shared_by(readers: Iterable[int], whole: Share) -> FairShare[int]:
+    of_all = FairShare[int](whole, idle_after_bytes=500)
+    for inode in readers:
+        of_all.touch(inode, 0)
+    return of_all
 
 
 @pytest.mark.parametrize(
@@ -62,42 +62,27 @@ def share() -> FairShare[int]:
     ],
 )
 def test_each_reader_has_the_same_share(whole: Share, readers: int, share: Share) -> None:
-    of_all = FairShare[int](whole, idle_after_bytes=500)
-    for inode in range(readers):
-        of_all.touch(inode, 0)
+    of_all = shared_by(range(readers), whole)
     assert (of_all.active, of_all.share) == (readers, share)
 
 
-def test_a_file_is_idle_once_others_have_fetched_more_than_the_bound(share: FairShare[int]) -> None:
-    share.touch(1, 0)
-    assert share.touch(2, 500) == []
-    assert share.touch(2, 501) == [1]
-    assert share.share == Share(875, 10)
-
-
-def test_a_file_that_is_read_again_in_time_stays_active(share: FairShare[int]) -> None:
-    share.touch(1, 0)
-    share.touch(2, 100)
-    share.touch(1, 200)
-    assert share.touch(1, 650) == [2]
-    assert share.active == 1
-
-
-def test_nobody_becomes_idle_in_a_pause_of_everybody(share: FairShare[int]) -> None:
-    for file in range(5):
-        share.touch(file, 0)
-    assert all(share.touch(file, 0) == [] for file in range(5))
-    assert share.active == 5
-
-
-def test_a_closed_file_gives_its_share_back(share: FairShare[int]) -> None:
-    share.touch(1, 0)
-    share.touch(2, 0)
-    share.forget(1)
-    share.forget(1)
-    assert (share.active, share.share) == (1, Share(875, 10))
-    share.forget(2)
-    assert (share.active, share.share) == (0, Share(1000, 12))
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 300)), max_size=40))
+def test_a_file_has_a_share_until_it_is_closed_or_others_have_fetched_more_than_the_bound_since_it_was_read(
+    steps: list[tuple[bool, int, int]],
+) -> None:
+    whole, reads, now = Share(1000, 12), dict[int, int](), 0
+    of_all = shared_by((), whole)
+    for is_read, file, fetched_bytes in steps:
+        now += fetched_bytes
+        if is_read:
+            reads[file] = now
+            idle = {other for other, read_at in reads.items() if now - read_at > 500}
+            assert set(of_all.touch(file, now)) == idle
+        else:
+            of_all.forget(file)
+            idle = {file}
+        reads = {other: read_at for other, read_at in reads.items() if other not in idle}
+        assert (of_all.active, of_all.share) == (len(reads), shared_by(reads, whole).share)
 
 
 @pytest.mark.parametrize(("connections", "parts"), [(1, 1), (4, 3), (64, 48), (80, 60), (128, 60), (256, 96)])

@@ -101,8 +101,7 @@ def test_readers_of_many_directories_at_once_have_a_window_each() -> None:
     assert carried.early == carried.opens - 4 * len(readers)
 
 
-@pytest.mark.parametrize("count", [1_000, 10_000, 100_000])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("count", "seed"), [*((1_000, seed) for seed in range(3)), (10_000, 0), (100_000, 1)])
 def test_a_shuffled_order_causes_next_to_nothing(count: int, seed: int) -> None:
     rows = random.Random(seed).sample(range(count), count)
     carried = Carried(count)

@@ -248,9 +248,13 @@ def run(
     return at_once
 
 
-def test_nothing_is_limited_while_more_gets_bring_more() -> None:
-    load = Load()
-    assert set(run(load, 1000, 1e12)) == {36}
+@pytest.mark.parametrize(
+    ("link_bytes_per_s", "wanted", "is_awaited"),
+    [(1e12, 36, True), (0.5e9, 36, False), (0.05e9, 7, True)],
+    ids=["more bring more", "readers are kept fed", "few"],
+)
+def test_gets_are_not_limited_without_a_reason(link_bytes_per_s: float, wanted: int, *, is_awaited: bool) -> None:
+    assert set(run(Load(), 1000, link_bytes_per_s, wanted=wanted, is_awaited=is_awaited)) == {wanted}
 
 
 @pytest.mark.parametrize(("link_bytes_per_s", "useful"), [(1.5e9, 21), (1e9, 14), (0.5e9, 7), (0.2e9, 5)])
@@ -275,15 +279,6 @@ def test_a_service_that_becomes_slower_for_another_reason_gets_no_fewer_gets_but
     at_once = run(load, 3000, 1e12, slower=3.0)
     assert sum(1 for in_flight in at_once if in_flight < 36) / len(at_once) < 0.5
     assert max(at_once[-200:]) == 36
-
-
-def test_nothing_is_tried_while_readers_are_kept_fed() -> None:
-    assert set(run(Load(), 1000, 0.5e9, is_awaited=False)) == {36}
-
-
-def test_few_gets_are_never_limited() -> None:
-    load = Load()
-    assert set(run(load, 500, 0.05e9, wanted=7)) == {7}
 
 
 def test_smaller_gets_in_between_say_nothing() -> None:

@@ -381,7 +381,7 @@ async def test_a_refresh_takes_no_file_from_an_announced_order() -> None:
         assert keys_twice(reader) == []
 
 
-@pytest.mark.parametrize("limit_mib", [16, 24, 32, 64])
+@pytest.mark.parametrize("limit_mib", [16, 32])
 async def test_a_reader_from_the_first_file_on_finds_guesses(autojump_clock: MockClock, limit_mib: int) -> None:
     async with serving(1700, replace(EVERY, memory_limit_bytes=limit_mib * MIB), delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, [inode + 1500 for inode in shuffled(refs[1500:])[:150]], readers=16)
@@ -465,23 +465,23 @@ async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothin
 
 
 async def test_one_reader_in_listing_order_is_twenty_times_as_fast_as_its_gets(autojump_clock: MockClock) -> None:
-    async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
+    async with serving(2000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs))
-        assert trio.current_time() - began_s < 4000 * 0.02 / 20
-        assert len(reader.gets) == 4000
+        assert trio.current_time() - began_s < 2000 * 0.02 / 20
+        assert len(reader.gets) == 2000
 
 
 async def test_sixteen_shuffled_readers_with_hints_keep_connections_busy(autojump_clock: MockClock) -> None:
-    async with serving(4000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
+    async with serving(1000, ReadaheadConfig(), delay_s=0.02) as (refs, engine, reader):
         order = shuffled(refs)
         began_s = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(engine.new_order().announce, order)
             await settled()
             await read_all(engine, refs, order, readers=16)
-        assert trio.current_time() - began_s < 4000 * 0.02 / 48 * 1.05
-        assert len(reader.gets) == 4000
+        assert trio.current_time() - began_s < 1000 * 0.02 / 48 * 1.05
+        assert len(reader.gets) == 1000
 
 
 async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themselves() -> None:

@@ -50,14 +50,6 @@ def test_parts_grow_by_a_twelfth_of_what_lies_before_them_and_end_at_whole_mib(
             assert grown_bytes - 2 * MIB < end - start <= grown_bytes
 
 
-def test_the_first_mib_comes_in_four_and_what_is_far_in_the_largest_parts() -> None:
-    sizes = [end - start for start, end in part_ranges(128 * MIB, 8 * MIB, 0)]
-    assert sizes[:5] == [256 * KIB] * 4 + [MIB]
-    assert max(sizes) == 8 * MIB
-    assert len(sizes) == 40
-    assert [end - start for start, end in part_ranges(40 * MIB, 8 * MIB, 1 << 30)] == [8 * MIB] * 5
-
-
 def test_a_file_read_alone_is_opened_in_parts_that_double() -> None:
     ends = opening_ends(MIB, 8 * MIB, 64)
     sizes = [end - start for start, end in pairwise([0, *ends])]

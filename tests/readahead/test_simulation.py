@@ -43,9 +43,7 @@ async def test_a_reader_of_a_gigabyte_per_second_gets_nearly_that_from_cold(auto
     assert usage.most_bytes <= 256 * MIB
 
 
-@pytest.mark.parametrize(
-    ("readers", "bytes_per_s"), [(1, 1e9), (1, 1.5e9), (4, 250e6), (4, 400e6), (4, 650e6), (1, 3e9)]
-)
+@pytest.mark.parametrize(("readers", "bytes_per_s"), [(1, 1.5e9), (4, 250e6), (4, 650e6), (1, 3e9)])
 async def test_512_mib_are_as_fast_as_any_memory(autojump_clock: MockClock, readers: int, bytes_per_s: float) -> None:
     rates = []
     for config in (SHORT, PLENTY):

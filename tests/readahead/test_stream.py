@@ -7,7 +7,6 @@ from trio.testing import MockClock
 from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError, UnavailableError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 
 REF = listed("a", 2 * MIB)
@@ -168,28 +167,6 @@ async def test_a_reader_cancelled_while_it_waits_finds_its_bytes_when_it_comes_b
         assert reader.gets == fetched
 
 
-async def test_a_reader_cancelled_while_it_waits_for_memory_leaves_the_queue_usable() -> None:
-    config = ReadaheadConfig(part_size_bytes=64 * KIB, first_part_bytes=64 * KIB, memory_limit_bytes=128 * KIB)
-    async with running(config) as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        results: list[Buffer | Exception] = []
-        async with trio.open_nursery() as readers:
-            for index in (4, 8):
-                readers.start_soon(collect, engine, index * 64 * KIB, 64 * KIB, results)
-            await settled()
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as impatient:
-                    impatient.start_soon(collect, engine, 12 * 64 * KIB, 64 * KIB, results)
-                    await settled()
-                    assert engine.statistics().pool.parts_waiting == 1
-                    scope.cancel()
-            readers.start_soon(collect, engine, 16 * 64 * KIB, 64 * KIB, results)
-            await settled()
-            reader.let_go()
-        assert len(results) == 3
-        assert BYTES[MIB : MIB + 64 * KIB] in results
-
-
 async def test_when_the_owner_cancels_the_fetches_waiting_readers_get_an_error() -> None:
     reader = ScriptedReader()
     reader.holds = lambda _key, _start, _end: True
@@ -237,19 +214,6 @@ async def test_a_part_that_arrives_after_release_starts_no_more_readahead() -> N
         reader.let_go()
         await settled()
         assert reader.gets == fetched
-
-
-async def test_a_release_that_overtakes_a_waiting_read_does_not_disturb_it() -> None:
-    async with running() as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        results: list[Buffer | Exception] = []
-        async with trio.open_nursery() as readers:
-            readers.start_soon(collect, engine, MIB, 256 * KIB, results)
-            await settled()
-            engine.release(1)
-            check_books(engine)
-            reader.let_go()
-        assert results == [BYTES[MIB : MIB + 256 * KIB]]
 
 
 async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(autojump_clock: MockClock) -> None:

@@ -78,12 +78,6 @@ def test_a_short_rest_at_the_end_belongs_to_the_last_part() -> None:
     assert pool.fetched[-1] == (7 * MIB, 8 * MIB + 10)
 
 
-def test_a_random_read_gets_its_pages_and_nothing_ahead() -> None:
-    pool = reading(GIB)
-    pool.read(100 * MIB + 5000, 100 * MIB + 9000)
-    assert pool.fetched == [(100 * MIB + 4096, 100 * MIB + 3 * 4096)]
-
-
 def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_reader() -> None:
     pool = reading(GIB)
     pool.read(100 * MIB, 101 * MIB)

@@ -393,6 +393,12 @@ async def _say_stale(peer: Peer) -> None:
     await peer.send(_STALE)
 
 
+async def _say_stale_if_asked(peer: Peer) -> None:
+    """Take another request over the same connection, and answer it with what nobody asked for."""
+    await peer.request()
+    await _say_stale(peer)
+
+
 async def _give_up(peer: Peer) -> None:
     await peer.send(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
     await peer.end()
@@ -662,6 +668,11 @@ def _unending(reply: Reply) -> bytes:
     return b"HTTP/1.1 403 Forbidden\r\nContent-Length: 1000000000000\r\n\r\n"
 
 
+def _begun(reply: Reply) -> bytes:
+    """Begin a document with as much as is read of one."""
+    return b"HTTP/1.1 404 Not Found\r\nContent-Length: 1000000\r\n\r\n" + b"<Error>".ljust(64 * _KIB)
+
+
 async def _quotes_everything(peer: Peer, request: Request) -> None:
     """Quote the request, credentials included, wherever an error has room for it."""
     quoted = "".join(f"<{name}>{value}</{name}>" for name, value in sorted(request.headers.items()))
@@ -679,6 +690,7 @@ _ERRORS = [
     ),
     _error("of a huge length, then silence", b"", EACCES | EIO, answer=_reply(_unending)),
     _error("of a huge length, then the end", b"", answer=_ended(_unending)),
+    Row("error document: its rest is like a reply", _then(_reply(_begun), _say_stale_if_asked), ESTALE, NOT_ASKED),
     _error("bad chunks", b"", EACCES | EIO, answer=_reply(lambda reply: _IN_CHUNKS + b"xyz\r\n")),
     _error("nothing", b""),
     _error("random bytes", bytes((at * at * 7919 >> 3) & 255 for at in range(50_000))),

@@ -129,12 +129,6 @@ async def test_a_region_that_a_server_made_up_is_no_answer(region: str) -> None:
         assert await client.region("bucket") == "us-east-1"
 
 
-async def test_an_unreachable_service_is_told_soon() -> None:
-    with pytest.raises(ServiceError, match="cannot be reached: Connection refused") as caught:
-        await region_of(ConnectionConfig(endpoint_url="http://127.0.0.1:1"))
-    assert "--endpoint-url" in caught.value.hint
-
-
 @pytest.mark.parametrize(
     ("status", "error", "message"),
     [(404, SourceError, "no bucket 'bucket' at AWS"), (403, ConfigurationError, "could not be found out")],

@@ -37,18 +37,6 @@ def test_pieces_never_overlap_nothing_is_lost_and_what_fits_into_a_free_block_is
     assert sorted(blocks.free()) == sorted(Blocks(count, most).free())
 
 
-def test_the_piece_that_became_free_last_is_taken_first() -> None:
-    blocks = Blocks(32, 8)
-    starts = [blocks.take(8) for _ in range(4)]
-    assert starts == [0, 8, 16, 24]
-    blocks.give(16, 8)
-    blocks.give(0, 8)
-    assert [blocks.take(8), blocks.take(8), blocks.take(8)] == [0, 16, None]
-    blocks.give(24, 8)
-    blocks.give(8, 8)
-    assert [*blocks.free()] == [(24, 8), (8, 8)]
-
-
 def test_a_piece_takes_no_more_than_its_units_of_the_smallest_block_that_has_them() -> None:
     blocks = Blocks(16, 8)
     assert blocks.take(3) == 0

@@ -32,7 +32,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
 from tests.s3.places import IN_A_REGION, loopback_client
-from tests.servers import ACCESS_KEY, SECRET_KEY, configure
+from tests.servers import SECRET_KEY, configure
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -64,30 +64,12 @@ def process_reply(access_key: str, lifetime: timedelta) -> str:
     return json.dumps({"Version": 1} | keys)
 
 
-async def test_keys_of_the_environment_are_found() -> None:
-    found = await source_of().current()
-    assert (found.access_key, found.secret_key, found.token) == (ACCESS_KEY, SECRET_KEY, None)
-    assert found.expires_at is None
-
-
 async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) -> None:
     configure(aws_environment, "[profile other]\naws_access_key_id = AKIAOTHER\naws_secret_access_key = theirs\n")
     assert (await source_of(ConnectionConfig(profile="other")).current()).access_key == "AKIAOTHER"
 
 
-@pytest.mark.usefixtures("no_environment_keys")
-async def test_no_credentials_anywhere_names_the_option_for_public_buckets() -> None:
-    with pytest.raises(AccessError, match="No AWS credentials") as caught:
-        await source_of().current()
-    assert "--no-sign-request" in caught.value.hint
-
-
-async def test_a_configuration_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch, aws_environment: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no AWS profile 'absent'"):
-        await source_of(ConnectionConfig(profile="absent")).current()
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigurationError, match="AWS_SECRET_ACCESS_KEY is missing"):
-        await source_of().current()
+async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Path) -> None:
     configure(aws_environment, "[profile\n")
     with pytest.raises(ConfigurationError, match="cannot be parsed"):
         await source_of().current()
@@ -100,23 +82,6 @@ async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws
         await source_of(ConnectionConfig(profile="process")).current()
     assert "leaked-secret" not in str(caught.value) + caught.value.hint
     assert "leaked-secret" not in "".join(traceback.format_exception(caught.value))
-
-
-@pytest.mark.usefixtures("no_environment_keys")
-async def test_web_identity_without_a_network_is_the_issuing_services_failure(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "token").write_text("web-identity-token")
-    for name, value in (
-        ("WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "token")),
-        ("ROLE_ARN", "arn:aws:iam::123456789012:role/test"),
-        ("ENDPOINT_URL_STS", "http://127.0.0.1:1"),
-        ("DEFAULT_REGION", "us-east-1"),
-        ("MAX_ATTEMPTS", "1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with pytest.raises(ServiceError, match="issues the AWS credentials"):
-        await source_of().current()
 
 
 @pytest.mark.usefixtures("no_environment_keys")
@@ -166,9 +131,8 @@ def test_the_repr_shows_no_secret() -> None:
     assert "the-token" not in shown
 
 
-@pytest.mark.parametrize("damage", ["program gone", "program not executable", "program fails"])
 async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
-    damage: str, aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    aws_environment: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply, program = tmp_path / "reply", tmp_path / "program"
     configure(reply, process_reply("AKIAFIRST", timedelta(seconds=60)))
@@ -180,14 +144,7 @@ async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
     assert session.credentials is not None
     source = CredentialSource(session.credentials._resolve, now=clock)
     first = await source.current()
-    match damage:
-        case "program gone":
-            program.unlink()
-        case "program not executable":
-            program.chmod(0o644)
-        case _:
-            configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
-
+    configure(program, "#!/bin/sh\necho leaked-secret >&2\nexit 1\n")
     clock.now += timedelta(seconds=31)
     assert await renewed(source) == first
     [record] = caplog.records  # one line, and no traceback of botocore's
@@ -196,7 +153,6 @@ async def test_a_credential_program_that_breaks_leaves_valid_keys_in_use(
     assert "leaked-secret" not in caplog.text
 
     configure(program, f"#!/bin/sh\ncat {reply}\n")
-    program.chmod(0o755)
     configure(reply, process_reply("AKIASECOND", timedelta(hours=1)))
     assert await source.current() == first
     clock.now += timedelta(seconds=20)

@@ -255,15 +255,6 @@ def test_a_base_path_is_sent_as_it_is_signed(aws_environment: Path) -> None:
     assert virtual.resolved().base_path == "/a%20b/%20"
 
 
-def test_the_proxy_of_the_environment_is_the_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    proxy = Case("bucket").resolved().proxy
-    assert proxy is not None
-    assert (proxy.host, proxy.port) == ("proxy.local", 3128)
-    assert Case("bucket", endpoint_url="https://127.0.0.1").resolved().proxy is None
-
-
 @pytest.mark.parametrize("from_environment", [False, True])
 def test_an_encryption_key_is_not_sent_over_plain_http(monkeypatch: pytest.MonkeyPatch, from_environment: bool) -> None:
     url = "http://s3.example.com"

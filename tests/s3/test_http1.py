@@ -216,8 +216,10 @@ def test_the_largest_size_that_a_chunk_can_tell_takes_no_memory() -> None:
         (b"1;" + b"x" * (CHUNK_LINE_BYTES - 1) + b"\r\na\r\n0\r\n\r\n", None),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 - 1) + b"\r\n", (b"", True, 0)),
         (b"0\r\n" + b"name: value 34\r\n" * (TRAILER_BYTES // 16 + 1) + b"\r\n", None),
+        # A server whose chunks have one byte each would make much work, and objects, of few bytes.
+        (b"1\r\na\r\n" * 5_000, None),
     ],
-    ids=["longest line", "too long a line", "most trailers", "too many trailers"],
+    ids=["longest line", "too long a line", "most trailers", "too many trailers", "tiny chunks"],
 )
-def test_a_chunks_line_and_trailers_have_a_longest_length(raw: bytes, outcome: Outcome, piece_bytes: int) -> None:
+def test_the_framing_of_chunks_has_a_longest_length(raw: bytes, outcome: Outcome, piece_bytes: int) -> None:
     assert decoded(split_at(raw, range(0, len(raw), piece_bytes))) == outcome

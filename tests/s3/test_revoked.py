@@ -96,7 +96,7 @@ class Offer:
         return len(self._calls.read_bytes())
 
 
-@pytest.fixture(params=["file", "lasting process", "expiring process"])
+@pytest.fixture
 def offer(request: pytest.FixtureRequest, aws_environment: Path, monkeypatch: pytest.MonkeyPatch) -> Offer:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -121,9 +121,15 @@ def requests_of(client: S3Client) -> dict[str, Callable[[], Awaitable[object]]]:
 
 
 REFUSALS = [(400, "ExpiredToken"), (400, "InvalidToken"), (403, "InvalidAccessKeyId")]
+PROGRAMS = ("lasting process", "expiring process")
 
 
-@pytest.mark.parametrize(("status", "code"), REFUSALS)
+# Where credentials come from, and how they are refused, have nothing to do with each other.
+@pytest.mark.parametrize(
+    ("offer", "status", "code"),
+    [*(("file", *refusal) for refusal in REFUSALS), *((program, *REFUSALS[0]) for program in PROGRAMS)],
+    indirect=["offer"],
+)
 async def test_credentials_that_are_revoked_are_replaced_by_those_on_offer_and_nothing_fails(
     offer: Offer, status: int, code: str
 ) -> None:
@@ -148,8 +154,14 @@ async def test_credentials_that_are_revoked_are_replaced_by_those_on_offer_and_n
 
 # Only a HEAD, which has no document, is refused by its status alone.
 @pytest.mark.parametrize(
-    ("verb", "status", "code"),
-    [("get", *REFUSALS[0]), ("head", *REFUSALS[1]), ("head", *REFUSALS[2]), ("list", *REFUSALS[2])],
+    ("offer", "verb", "status", "code"),
+    [
+        ("file", "get", *REFUSALS[0]),
+        *((offer, "head", *REFUSALS[1]) for offer in ("file", *PROGRAMS)),
+        ("file", "head", *REFUSALS[2]),
+        ("file", "list", *REFUSALS[2]),
+    ],
+    indirect=["offer"],
 )
 async def test_where_nothing_else_is_on_offer_the_refusal_is_told_soon(
     offer: Offer, verb: str, status: int, code: str

@@ -288,13 +288,6 @@ def test_what_is_no_host_name_is_refused(context: TlsContext, host: str) -> None
 # What is agreed upon
 
 
-@VERSIONS
-def test_the_version_is_agreed_upon(context: TlsContext, server_context: ssl.SSLContext) -> None:
-    agreed = {771: "TLSv1.2", 772: "TLSv1.3"}[server_context.maximum_version]
-    with connected(context, server_context) as ends:
-        assert ends.connection.version == ends.server.tls.version() == agreed
-
-
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 def test_older_versions_are_refused(context: TlsContext, server_context: ssl.SSLContext) -> None:
     server_context.set_ciphers("ALL:@SECLEVEL=0")
@@ -606,32 +599,6 @@ def reset(sock: socket.socket) -> None:
 BROKEN_RECORD = b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
 
 
-@pytest.mark.parametrize(
-    ("end", "outcome"),
-    [
-        (lambda ends: ends.sock.shutdown(socket.SHUT_RDWR), 5),
-        (lambda ends: ends.server.end(), 5),
-        (lambda ends: ends.server.sock.shutdown(socket.SHUT_WR), 5),
-        (lambda ends: reset(ends.server.sock), ConnectionResetError),
-        (lambda ends: ends.server.sock.sendall(BROKEN_RECORD), TlsError),
-        (lambda ends: None, BlockingIOError),
-    ],
-    ids=["shut down here", "close_notify", "EOF", "reset", "broken record", "silence"],
-)
-def test_a_body_that_does_not_come_whole_ends_with_what_came_or_says_why(
-    ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]
-) -> None:
-    data = bytearray(100)
-    with receiving(ends, data, silence_s=0.05 if outcome is BlockingIOError else PATIENCE_S) as outcomes:
-        ends.server.send(b"hello")
-        while data[4] != b"o"[0]:
-            os.sched_yield()
-        end(ends)
-        found = outcomes.get(timeout=PATIENCE_S)
-    assert (found if isinstance(found, int) else type(found)) == outcome
-    assert data.rstrip(b"\0") == b"hello"
-
-
 @pytest.mark.parametrize("receives", [2, 0])
 def test_a_reset_is_told_by_its_number_each_time(ends: Ends, receives: int) -> None:
     reset(ends.server.sock)
@@ -655,26 +622,6 @@ def test_bytes_before_a_broken_record_are_received_and_then_the_error_is_told(en
     assert not ends.connection.is_quiet
     with pytest.raises(TlsError, match="bad record mac"):
         ends.connection.send(b"?")
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        (lambda sock: sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"), TlsError, "wrong version number"),
-        (lambda sock: sock.shutdown(socket.SHUT_WR), ConnectionResetError, None),
-    ],
-    ids=["no TLS", "end"],
-)
-def test_what_is_no_tls_ends_the_handshake(
-    context: TlsContext, answer: Callable[[socket.socket], object], error: type[OSError], message: str | None
-) -> None:
-    with sockets() as (client, theirs):
-        connection = TlsConnection(context, client.fileno(), HOST)
-        assert connection.handshake() == "read"
-        answer(theirs)
-        assert select.select([client], [], [], PATIENCE_S)[0]
-        with pytest.raises(error, match=message):
-            connection.handshake()
 
 
 def test_the_socket_stays_the_callers(context: TlsContext, server_context: ssl.SSLContext) -> None:

@@ -1,28 +1,22 @@
-"""Listings that are killed, cut or throttled at any page, through real processes: a whole mount or none."""
+"""A listing that is killed, through real processes: there is a whole mount or none.
+
+`test_lister` and `test_fault_matrix` have services that break off or throttle.
+"""
 
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.s3server import INTERNAL_ERROR, FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mountpoint import find_mount
-from tests.forked import Forked, run_forked
+from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command
 
 KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
-# A listing gives up within seconds instead of minutes.
-IMPATIENT = """
-import sys
-from fastfuse.index.listing import page
-page.LIST_DEADLINE_S = 2.0
-from fastfuse.cli.main import main
-sys.exit(main())
-"""
 
 
 @pytest.fixture
@@ -46,17 +40,3 @@ def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_pat
     assert process.returncode == 1
     assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
     assert find_mount(tmp_path) is None
-
-
-# At which page it breaks off is no other matter here, nor how: see test_lister and test_fault_matrix.
-def test_a_service_that_breaks_off_for_good_mounts_nothing(server: LoopbackServer, tmp_path: Path) -> None:
-    server.faults.add(FaultRule(action=INTERNAL_ERROR, operation="ListObjectsV2", skip=2))
-    command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
-    command = [sys.executable, "-c", IMPATIENT, *command[command.index("mount") :]]
-    done = run_forked(command, ENVIRONMENT)
-    assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("fastfuse: error: ")]
-    assert len(errors) == 1
-    assert "Traceback" not in done.stderr
-    assert find_mount(tmp_path) is None
-    assert server.statistics().requests["ListObjectsV2"] > 2

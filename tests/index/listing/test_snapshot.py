@@ -4,8 +4,9 @@ import contextlib
 import json
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,18 +43,14 @@ def saved(table: InodeTable) -> bytes:
     return index_bytes(Snapshot(source="s3://bucket/prefix/", listed_at_ns=17, table=table, refusals=refusals()))
 
 
-def made_table(made: dict[bytes, bytes]) -> InodeTable:
-    builder = TableBuilder("bucket", "")
-    builder.add([b"a/x"], [7], [3], [MD5], ["STANDARD"])
-    for path, content in made.items():
-        builder.add_made(path, content, 5)
-    return builder.build()[0]
-
-
-def table_of(objects: dict[str, tuple[int, int, str, str]]) -> InodeTable:
+def table_of(
+    objects: dict[str, tuple[int, int, str, str]], made: Mapping[bytes, bytes] = MappingProxyType({})
+) -> InodeTable:
     builder = TableBuilder("bucket", "prefix/")
     columns = list(zip(*objects.values(), strict=True)) or [(), (), (), ()]
     builder.add([f"prefix/{key}".encode() for key in objects], *columns)
+    for path, content in made.items():
+        builder.add_made(path, content, 5)
     return builder.build()[0]
 
 
@@ -81,14 +78,18 @@ def snapshot() -> bytes:
     )
 
 
-@given(_objects)
-def test_what_was_saved_is_what_is_mapped(objects: dict[str, tuple[int, int, str, str]]) -> None:
-    table = table_of(objects)
-    again = opened(saved(table))
+@given(_objects, st.dictionaries(st.sampled_from([b"m", b"a/m", b"n/o", b"z"]), st.binary(max_size=100)))
+def test_what_was_saved_is_what_is_mapped(
+    objects: dict[str, tuple[int, int, str, str]], made: dict[bytes, bytes]
+) -> None:
+    table = table_of(objects, made)
+    again = read(saved(table), verify_snapshot).table
     check_table(again)
     assert again.metadata == table.metadata
     for name in COLUMN_TYPES:
         assert np.array_equal(again.columns[name], table.columns[name])
+    for inode in filter(table.is_made, range(ROOT, len(table) + 1)):
+        assert bytes(again.made(inode)) == made[again.path(inode).encode()]
 
 
 @given(_objects, _objects)
@@ -130,18 +131,6 @@ def test_an_index_of_the_first_format_is_read_too(snapshot: bytes) -> None:
     del header["view"]
     first = with_header(snapshot, header)
     assert read(first[:8] + b"\1" + first[9:], verify_snapshot).view == ""
-
-
-@given(st.dictionaries(st.sampled_from([b"m", b"a/m", b"n/o", b"z"]), st.binary(max_size=100), min_size=1))
-def test_made_files_are_saved_with_their_bytes(made: dict[bytes, bytes]) -> None:
-    table = made_table(made)
-    again = read(saved(table), verify_snapshot).table
-    check_table(again)
-    inodes = [inode for inode in range(ROOT, len(table) + 1) if table.is_made(inode)]
-    assert len(inodes) == len(made)
-    for inode in inodes:
-        assert again.made(inode) == made[again.key(inode).encode()]
-        assert again.ref(inode) == table.ref(inode)
 
 
 @given(st.data())
@@ -291,7 +280,10 @@ def long_names() -> bytes:
     [
         (long_names, "name_ends", "<Q", 8 * 2, [2 + 256]),  # too many bytes in a name
         (long_names, "names", "BB", 0, b".."),
-        *((lambda: saved(made_table({b"m": b"abc"})), "kinds", "B", 2, [kind]) for kind in (5, 255)),  # of no kind
+        *(
+            (lambda: saved(table_of({"a/x": (7, 3, MD5, "STANDARD")}, {b"m": b"abc"})), "kinds", "B", 2, [kind])
+            for kind in (5, 255)
+        ),  # of no kind
         (lambda: saved(table_of({})), "kinds", "B", 0, [1]),  # a root that is a file
         *((lambda: saved(ordered_table([0])), "source_order", "<I", 0, [row]) for row in (0, 1, 5, (1 << 32) - 1)),
     ],
@@ -341,7 +333,7 @@ def test_an_index_whose_numbers_of_children_come_out_right_only_as_64_bits_is_re
 def test_an_index_whose_made_file_lies_outside_of_its_bytes_is_refused(
     column: str, item_format: str, offset: int, item: int
 ) -> None:
-    snapshot = saved(made_table({b"m": b"abc"}))  # rows: the root, a, m, a/x
+    snapshot = saved(table_of({"a/x": (7, 3, MD5, "STANDARD")}, {b"m": b"abc"}))  # rows: the root, a, m, a/x
     assert bytes(opened(snapshot).made(3)) == b"abc"
     damaged = with_item(snapshot, column, item_format, offset, item)
     with pytest.raises(ConfigurationError, match="damaged"):
