@@ -1,4 +1,5 @@
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 
@@ -69,6 +70,28 @@ async def test_a_failure_that_is_final_is_raised_without_another_attempt() -> No
     with pytest.raises(UnavailableError, match="final"):
         await Retries().run(attempt, name="x", failed=final)
     assert made == []
+
+
+async def test_requests_that_all_fail_are_tried_again_at_the_rate_of_the_budget(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    retries = Retries()
+    made = 0
+
+    async def attempt() -> None:
+        nonlocal made
+        made += 1
+        raise RetryableError(UnavailableError("u"), BUSY)
+
+    async def run_one() -> None:
+        with trio.move_on_after(60), suppress(UnavailableError):
+            await retries.run(attempt, name="x")
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(1000):
+            nursery.start_soon(run_one)
+    # Each is tried at last shortly before its deadline, whatever the budget.
+    assert 2000 < made - 1000 <= RETRY_BURST + 60 * RETRIES_PER_S + 1000
 
 
 async def test_an_outage_shorter_than_the_deadline_fails_none_of_many_requests(

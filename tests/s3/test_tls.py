@@ -599,6 +599,32 @@ def reset(sock: socket.socket) -> None:
 BROKEN_RECORD = b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
 
 
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        (lambda ends: ends.sock.shutdown(socket.SHUT_RDWR), 5),
+        (lambda ends: ends.server.end(), 5),
+        (lambda ends: ends.server.sock.shutdown(socket.SHUT_WR), 5),
+        (lambda ends: reset(ends.server.sock), ConnectionResetError),
+        (lambda ends: ends.server.sock.sendall(BROKEN_RECORD), TlsError),
+        (lambda ends: None, BlockingIOError),
+    ],
+    ids=["shut down here", "close_notify", "EOF", "reset", "broken record", "silence"],
+)
+def test_a_body_that_does_not_come_whole_ends_with_what_came_or_says_why(
+    ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]
+) -> None:
+    data = bytearray(100)
+    with receiving(ends, data, silence_s=0.05 if outcome is BlockingIOError else PATIENCE_S) as outcomes:
+        ends.server.send(b"hello")
+        while data[4] != b"o"[0]:
+            os.sched_yield()
+        end(ends)
+        found = outcomes.get(timeout=PATIENCE_S)
+    assert (found if isinstance(found, int) else type(found)) == outcome
+    assert data.rstrip(b"\0") == b"hello"
+
+
 @pytest.mark.parametrize("receives", [2, 0])
 def test_a_reset_is_told_by_its_number_each_time(ends: Ends, receives: int) -> None:
     reset(ends.server.sock)
