@@ -66,7 +66,7 @@ class _Asked(NamedTuple):
     seed: int
     start: int
     end: int
-    # How long the range takes to come back; None if that is not known.
+    # The range takes so long to come back; None if that is not known.
     return_bytes: int | None = None
 
 

@@ -251,7 +251,7 @@ class _Report:
         self._engine = engine
         self._reads = reads
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
-        # By the name of each metric and the value of its label.
+        # Each number goes by the name of its metric and the value of its label.
         self._before: dict[tuple[str, str], int] = {}
 
     async def beat(self) -> None:
