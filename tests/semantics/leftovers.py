@@ -2,19 +2,23 @@
 
 import ctypes
 import os
+import re
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
 
 from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from tests.filesystem.waiting import wait_for_end
 from tests.forked import loaded
 
 _PR_SET_CHILD_SUBREAPER = 36  # <sys/prctl.h>
+_PF_EXITING = 0x4  # <linux/sched.h>
 
 
 def descendants(pid: int) -> set[int]:
@@ -36,6 +40,38 @@ def _is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def _is_killed(pid: int) -> bool:
+    """Whether the kernel is ending the process: of one that dies with its parent, nobody need have waited for that."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = re.findall(r"^(?:Sig|Shd)Pnd:\s*(\w+)", status, re.MULTILINE)
+    return bool(flags & _PF_EXITING) or any(int(mask, 16) & 1 << (signal.SIGKILL - 1) for mask in pending)
+
+
+def _left(before: set[int]) -> set[int]:
+    """The processes below ours that were not there `before`, and that nothing ends."""
+    while True:
+        left = descendants(os.getpid()) - before
+        killed = {pid for pid in left if _is_killed(pid)}
+        if not killed:
+            return left
+        for pid in killed:  # and then, perhaps, those that die with it
+            with suppress(ProcessLookupError):
+                wait_for_end(os.pidfd_open(pid))
+
+
+def _told(pid: int) -> str:
+    """What a process is and where it waits, for a message."""
+    told = []
+    for name in "stat", "cmdline", "wchan":
+        with suppress(OSError):
+            told.append(Path(f"/proc/{pid}/{name}").read_text().strip().replace("\0", " "))
+    return "; ".join(told)
 
 
 @contextmanager
@@ -60,10 +96,11 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     before = descendants(os.getpid())
     with _orphans_adopted():
         yield
-        left = descendants(os.getpid()) - before
+        left = _left(before)
+        told = [_told(pid) for pid in left]
         mounts = [path for path in fastfuse_mounts() if path.is_relative_to(place)]
         for pid in left:
-            os.kill(pid, 9)
-        assert not left, "processes are left"
+            os.kill(pid, signal.SIGKILL)
+        assert not left, f"processes are left: {told}"
         assert not mounts, f"still mounted: {mounts}"
     shutil.rmtree(place)
