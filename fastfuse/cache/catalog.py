@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
-FORMAT = 2
+FORMAT = 3
 _APPLICATION_ID = 0x66667563
 # One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10
@@ -148,6 +148,10 @@ class Index:
             (object_id, start - MAX_EXTENT_BYTES, end, start),
         )
         return [Extent(*row) for row in rows]
+
+    def objects(self) -> Iterator[int]:
+        """Yield every object of which something is kept."""
+        return (row[0] for row in self._connection.execute("SELECT DISTINCT object FROM extents"))
 
     def find_in(self, segment: int) -> list[tuple[int, Extent]]:
         """Return what is kept in a segment, with the object of each extent, in the order of their places."""

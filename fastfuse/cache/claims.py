@@ -6,16 +6,10 @@ may share locks by chance: one of them then waits for nothing, and fetches what 
 """
 
 import errno
-import fcntl
-import struct
 import threading
 from contextlib import suppress
 
-# struct flock of 64-bit Linux: type, whence, start, length, pid.
-_LOCK = struct.Struct("hhqqi4x")
-_PAGE_BYTES = 4096
-# An offset has 63 bits: 34 of them number the pages of the largest object (50 TB), and the object has the others.
-_PAGE_BITS, _OBJECT_BITS = 34, 28
+from fastfuse.cache.shared import set_lock
 
 
 class Claims:
@@ -36,13 +30,18 @@ class Claims:
             if any(start < one_end and one_start < end for one_start, one_end in self._held.get(object_id, ())):
                 return False
             try:
-                self._lock(fcntl.F_WRLCK, object_id, start, end)
+                set_lock(self._fd, True, object_id, start, end)
             except OSError as error:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     return False
                 raise
             self._held.setdefault(object_id, []).append((start, end))
             return True
+
+    def adopt(self, object_id: int, start: int, end: int) -> None:
+        """Take over a claim that a thread without the interpreter has taken in this process's name."""
+        with self._mutex:
+            self._held.setdefault(object_id, []).append((start, end))
 
     def release(self, object_id: int, start: int, end: int) -> None:
         """Give up a claim that was taken. If the file system fails, other processes wait for it in vain for a while."""
@@ -52,9 +51,4 @@ class Claims:
             if not held:
                 del self._held[object_id]
             with suppress(OSError):  # a thread may be fetching the range already, or the writer has more to do
-                self._lock(fcntl.F_UNLCK, object_id, start, end)
-
-    def _lock(self, kind: int, object_id: int, start: int, end: int) -> None:
-        first, behind = start // _PAGE_BYTES, -(-end // _PAGE_BYTES)
-        base = object_id % (1 << _OBJECT_BITS) << _PAGE_BITS
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _LOCK.pack(kind, 0, base + first, behind - first, 0))
+                set_lock(self._fd, False, object_id, start, end)

@@ -9,19 +9,25 @@ import logging
 import os
 import sqlite3
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from fastfuse.cache.catalog import FORMAT, connect, create
+from fastfuse.cache.catalog import FORMAT, Index, connect, create
 from fastfuse.cache.segments import give_to_owner
 from fastfuse.cache.settings import CacheSettings
+from fastfuse.cache.shared import add
 from fastfuse.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 
-_INDEX, _CLAIMS = "index.db", "claims"
-_OURS = {_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal", _CLAIMS}
+_INDEX, _CLAIMS, _FILTER = "index.db", "claims", "filter"
+_OURS = {_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal", _CLAIMS, _FILTER}
+# A byte of the filter for so many of the tier: 19 bits for each file of 39 KB. A power of two; the most is for 500 GiB.
+_FILTERED_BYTES, _MIN_FILTER_BYTES, _MAX_FILTER_BYTES = 16 << 10, 4 << 10, 32 << 20
+# Names of objects that are noted at a time.
+_ADDED_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class OpenCache:
     settings: CacheSettings
     directory_fd: int
     claims_fd: int
+    filter_fd: int
     reading: sqlite3.Connection
     writing: sqlite3.Connection
 
@@ -55,6 +62,7 @@ class OpenCache:
         self.reading.close()
         self.writing.close()
         os.close(self.claims_fd)
+        os.close(self.filter_fd)
         os.close(self.directory_fd)
 
 
@@ -81,6 +89,7 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
     try:
         _check(path, directory_fd, owner_uid)
         _make_index(path, directory_fd)
+        _make_filter(directory_fd, settings.size_bytes)
     except (OSError, sqlite3.Error) as error:
         _log.warning("the cache %s cannot be used; reads come from S3: %s", path, error)
     finally:
@@ -100,11 +109,14 @@ def open_cache(settings: CacheSettings) -> OpenCache:
         opened.callback(os.close, claims_fd)
         # Whoever clears a damaged index takes it alone.
         fcntl.flock(claims_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        filter_fd = os.open(_FILTER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        opened.callback(os.close, filter_fd)
+        os.posix_fadvise(filter_fd, 0, 0, os.POSIX_FADV_WILLNEED)  # nobody who asks it waits for the disk
         reading = connect(_index_path(directory_fd))
         opened.callback(reading.close)
         writing = connect(_index_path(directory_fd))
         opened.pop_all()
-        return OpenCache(settings, directory_fd, claims_fd, reading, writing)
+        return OpenCache(settings, directory_fd, claims_fd, filter_fd, reading, writing)
 
 
 def open_or_none(settings: CacheSettings | None) -> OpenCache | None:
@@ -147,11 +159,7 @@ def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
 
 def _make_index(path: Path, directory_fd: int) -> None:
     for name in (_CLAIMS, _INDEX):
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
-        try:
-            give_to_owner(fd, directory_fd)
-        finally:
-            os.close(fd)
+        os.close(_make(name, directory_fd))
     try:
         found = create(_index_path(directory_fd))
     except sqlite3.OperationalError:
@@ -164,6 +172,33 @@ def _make_index(path: Path, directory_fd: int) -> None:
             f"--cache {str(path)!r} was made by another version of fastfuse (format {found}, this one has {FORMAT})",
             hint="remove the directory, or name another one",
         )
+
+
+def _make(name: str, directory_fd: int) -> int:
+    """Make a file if it is not there, and return its descriptor."""
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory_fd)
+    try:
+        give_to_owner(fd, directory_fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _make_filter(directory_fd: int, limit_bytes: int) -> None:
+    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits."""
+    fd = _make(_FILTER, directory_fd)
+    try:
+        if os.fstat(fd).st_size:
+            return
+        wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
+        os.posix_fallocate(fd, 0, 1 << wanted_bytes.bit_length() - 1)
+        with closing(connect(_index_path(directory_fd))) as connection:
+            objects = Index(connection).objects()
+            while some := list(islice(objects, _ADDED_AT_ONCE)):
+                add(fd, some)
+    finally:
+        os.close(fd)
 
 
 def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import blake2b
+from hashlib import sha256
 from typing import NamedTuple
 
 import trio
@@ -58,6 +58,13 @@ class Place(NamedTuple):
     seed: int
 
 
+class Missing(NamedTuple):
+    """The names of a small object of which nothing is kept, as `identity` gives them."""
+
+    object_id: int
+    seed: int
+
+
 class _Asked(NamedTuple):
     """A range that a reader asks for, with the names of its object's version as `identity` gives them."""
 
@@ -72,9 +79,14 @@ class _Asked(NamedTuple):
 
 def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
     """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
-    text = "\0".join((endpoint_url, ref.bucket, ref.key, ref.etag, str(ref.size_bytes)))
-    digest = blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).digest()
-    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:])
+    text = f"{ref.key}\0{ref.etag}\0{ref.size_bytes}".encode("utf-8", "surrogateescape")
+    digest = sha256(_identity_begin(endpoint_url, ref.bucket) + text).digest()
+    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:16])
+
+
+def _identity_begin(endpoint_url: str, bucket: str, key_prefix: str = "") -> bytes:
+    """Return the begin of what `identity` hashes, for all keys that begin with `key_prefix`."""
+    return f"{endpoint_url}\0{bucket}\0{key_prefix}".encode("utf-8", "surrogateescape")
 
 
 def cached(
@@ -136,7 +148,7 @@ class CachedReader:
         self._wrong: set[int] = set()
         self._off_until_s = 0.0
         self._is_closed = False
-        # Called when no `place` that was told holds any more.
+        # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
 
@@ -167,7 +179,7 @@ class CachedReader:
 
         Leave to `get` what somebody else has claimed, and whatever is unusual.
         """
-        if not ref.etag or self._writer.is_gone or self._is_off():
+        if not ref.etag or not self.is_used:
             return begin(ref, start, end, done)
         asked = _Asked(ref, *identity(self._endpoint_url, ref), start, end)
         if asked.object_id in self._wrong or not self._claim(asked):
@@ -192,7 +204,7 @@ class CachedReader:
 
     async def _get_kept(self, asked: _Asked) -> Buffer:
         ref, object_id, seed, start, end, _ = asked
-        if self._writer.is_gone or self._is_off() or object_id in self._wrong:
+        if not self.is_used or object_id in self._wrong:
             return await self._reader.get(ref, start, end)
         ends_s = trio.current_time() + self._deadline_s
         asked = asked._replace(return_bytes=self._ask(seed, start, end))
@@ -215,20 +227,38 @@ class CachedReader:
             self._writer.hit(one.segment, 0)
         return bool(ref.etag) and not gaps(extents, start, end)
 
-    def place(self, ref: ObjectRef) -> Place | None:
-        """Return where all of a small object is kept; None if it is not, or not in one block."""
-        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or self._writer.is_gone or self._is_off():
+    def look(self, ref: ObjectRef) -> Place | Missing | None:
+        """Return where all of a small object is kept, or that nothing of it is; None in any other case."""
+        if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or not self.is_used:
             return None
         object_id, seed = identity(self._endpoint_url, ref)
         if object_id in self._wrong:
             return None
-        for one in self._find(object_id, 0, ref.size_bytes):
+        found = self._find(object_id, 0, ref.size_bytes)
+        for one in found:
             if (one.start, one.end, len(one.digests)) == (0, ref.size_bytes, 8) and one.segment > 0:
                 return Place(one.segment, one.offset, int.from_bytes(one.digests), seed)
-        return None
+        return None if found or not self.is_used else Missing(object_id, seed)
+
+    def identity_begin(self, bucket: str, key_prefix: str) -> bytes:
+        """Return what `identity` hashes before the rest of a key."""
+        return _identity_begin(self._endpoint_url, bucket, key_prefix)
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the tier is used now: not if its disk, or its index, has just failed."""
+        return not self._writer.is_gone and not self._is_off()
+
+    def keep(self, object_id: int, seed: int, data: Buffer) -> None:
+        """Have a small object kept that a thread has claimed and got, if it is worth its room; or give up the claim."""
+        self._claims.adopt(object_id, 0, len(data))
+        return_bytes = self._ask(seed, 0, len(data))
+        keeps = self.is_used and self._writer.takes(return_bytes)
+        if not self._offer(Range(object_id, seed, 0, memoryview(data), return_bytes), keeps=keeps):
+            self._claims.release(object_id, 0, len(data))
 
     def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
-        """Note that a kept object was read from its `place`, by a reader who asked for all of it."""
+        """Note that a kept object was read from its `Place`, by a reader who asked for all of it."""
         self._ask(seed, 0, size_bytes)
         self._writer.hit(segment, size_bytes)
         self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
@@ -238,9 +268,9 @@ class CachedReader:
         self._leave_alone("disk", f"it does not answer within {waited_s:g} s")
 
     @property
-    def directory_fd(self) -> int:
-        """Below this directory are the segments."""
-        return self._cache.directory_fd
+    def files(self) -> tuple[int, int, int]:
+        """The descriptors of the directory of the segments, of the claims, and of the filter."""
+        return self._cache.directory_fd, self._cache.claims_fd, self._cache.filter_fd
 
     def takes_more(self) -> bool:
         """Return whether a range that is asked for now, for the first time, would be kept."""
@@ -302,14 +332,18 @@ class CachedReader:
     def _end(self, asked: _Asked, data: Buffer | None, *, keeps: bool) -> None:
         """End the fetch of a range, in vain without `data`; if it is claimed, have it kept, or give up the claim."""
         _, object_id, seed, start, end, return_bytes = asked
-        is_handed_over = False
-        if data is not None:
-            if keeps and object_id not in self._wrong:
-                is_handed_over = self._writer.offer(Range(object_id, seed, start, memoryview(data), return_bytes))
-            else:
-                self._counters.count("fastfuse_cache_bytes", end - start, "declined")
+        is_handed_over = data is not None and self._offer(
+            Range(object_id, seed, start, memoryview(data), return_bytes), keeps=keeps
+        )
         if keeps and not is_handed_over:
             self._claims.release(object_id, start, end)
+
+    def _offer(self, fetched: Range, *, keeps: bool) -> bool:
+        """Have what was fetched written, if the tier `keeps` it; return whether its claim is given up then."""
+        if keeps and fetched.object_id not in self._wrong:
+            return self._writer.offer(fetched)
+        self._counters.count("fastfuse_cache_bytes", len(fetched.data), "declined")
+        return False
 
     def _ask(self, seed: int, start: int, end: int) -> int | None:
         """Note that a range is asked for; return how long it takes to come back, if that is known."""

@@ -21,6 +21,7 @@ from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.policy import Returns, is_worth_it
 from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, evict, place_of, segment_bytes
+from fastfuse.cache.shared import add
 from fastfuse.metrics import Counters
 
 # The most that one transaction makes known: whoever waits for a claim waits for one of these.
@@ -282,6 +283,7 @@ class Writer:
         asked_bytes = self._asked_bytes
         self._now_bytes = self._index.commit(written, filled, hits, asked_bytes - self._committed_bytes)
         self._committed_bytes = asked_bytes
+        add(self._cache.filter_fd, [object_id for object_id, _ in written])
         while self._full:
             self._full.pop().close()
 

@@ -1,6 +1,6 @@
 """Lets `direct_reads` read small files and parts without the interpreter, and tells the others what it read.
 
-With a local tier, small files are begun from here: threads read what it keeps, and get what it is to keep.
+With a local tier, small files that it may have are begun from here: threads read what it keeps, and get what it lacks.
 
 That is right while the service answers, its credentials are current, no proxy is in between and `--verify` asks for no
 more than the usual checks. `arm` hands over what requests need for a minute, and each look renews it. What a thread
@@ -16,13 +16,12 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import count
 from time import monotonic, time
 from typing import NamedTuple
 
 import trio
 
-from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.reader import CachedReader, Place
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.fuse import direct_reads, interposed
 from fastfuse.filesystem.reads import Reads, Request
@@ -30,7 +29,6 @@ from fastfuse.filesystem.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s
-from fastfuse.s3.buffers import without_waste
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
 from fastfuse.s3.routes import quoted_key
@@ -83,13 +81,6 @@ class _Part(NamedTuple):
     began_s: float
 
 
-class _File(NamedTuple):
-    """A small file under way that the tier is to keep: its memory, and who is told of its end."""
-
-    data: memoryview
-    done: Callable[[Buffer | None], None]
-
-
 class DirectFiles:
     """The small files and the parts that the threads of one worker fetch."""
 
@@ -107,7 +98,7 @@ class DirectFiles:
     ) -> None:
         """Start nothing yet. A worker makes one, with its first table.
 
-        `take` gives the memory of parts. A local `tier` claims and keeps them, and says which small files threads read.
+        `take` gives the memory of parts. A local `tier` claims and keeps them, and says where small files lie.
         """
         self._reads = reads
         self._engine = engine
@@ -129,17 +120,17 @@ class DirectFiles:
         self._part_failures = 0
         self._parts_rest = _Rest()
         self._parts: dict[int, _Part] = {}
-        # The small files under way that the tier is to keep, by name.
-        self._files: dict[int, _File] = {}
-        self._names = count()
         in_hand = reads.in_hand
-        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots, takes_files=tier is None)
+        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
         for read in (*in_hand.suspects, *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         self._tier = tier
         if tier is not None:
-            direct_reads.keep_in(tier.directory_fd, _patience_s(client))
-            tier.forgets = direct_reads.forget_kept
+            directory_fd, claims_fd, filter_fd = tier.files
+            filter_bytes = os.fstat(filter_fd).st_size
+            direct_reads.keep_in(directory_fd, claims_fd, filter_fd, filter_bytes, _patience_s(client))
+            self._use_tier()
+            tier.forgets = self._leave_tier
             reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
@@ -157,21 +148,21 @@ class DirectFiles:
             os.eventfd_read(self._returned)
             self.tell()
             self._end_parts()
-            for number, inode, size_bytes, process, status, segment, name in direct_reads.returned():
-                if (file := self._files.pop(name, None)) is not None:
-                    file.done(None)
-                if not segment:
-                    self._client.count_left(status, self._source[0], self._key(inode))
-                elif status < 0 and self._tier is not None:
+            for number, inode, size_bytes, process, status, segment in direct_reads.returned():
+                if status == direct_reads.STALLED and self._tier is not None:
                     self._tier.hangs(_patience_s(self._client))
+                elif status >= 0 and not segment:
+                    self._client.count_left(status, self._source[0], self._key(inode))
+                # Others have kept it meanwhile; or it is not kept any more where that was remembered.
+                is_lost = segment > 0 and not status
                 request = Request(number, inode, 0, size_bytes, process)
-                if not (segment and not status and self._is_got(request)):
+                is_other = is_lost or status == direct_reads.MAY_BE_KEPT
+                if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
                     nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
-    def _is_got(self, request: Request) -> bool:
-        """Have a thread get a small file that is not kept any more, of which it was remembered where; or False."""
+    def _is_begun_again(self, request: Request, *, is_lost: bool) -> bool:
         try:
-            is_begun = self.begin_file(request, is_lost=True)
+            is_begun = self.begin_file(request, is_lost=is_lost)
         except Exception:  # noqa: BLE001 - `answer` meets it again, and tells it
             return False
         if is_begun:
@@ -189,30 +180,21 @@ class DirectFiles:
         is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
         if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
-        place = self._tier.place(ref)
-        if place is not None:
-            return not is_lost and direct_reads.read_kept(number, inode, size_bytes, process, ref.size_bytes, *place)
-        if not self._is_within_reach(ref) or not direct_reads.may_get_file():
+        asked, found = (number, inode, size_bytes, process, ref.size_bytes), self._tier.look(ref)
+        if isinstance(found, Place):
+            return not is_lost and direct_reads.read_kept(*asked, *found)
+        if found is None or not self._is_within_reach(ref):
             return False
-        return self._tier.begin(partial(self._get_file, request), ref, 0, ref.size_bytes, lambda _: None)
+        return direct_reads.get_file(*asked, self._path(ref), ref.etag.encode(), *found)
 
-    def _get_file(
-        self, request: Request, ref: ObjectRef, _start: int, end: int, done: Callable[[Buffer | None], None]
-    ) -> bool:
-        """Begin to get all of a small file, as `BeginGet` says."""
-        number, inode, _, size_bytes, process = request
-        data, name, path = self._take(direct_reads.HEAD_BYTES + end), next(self._names), self._path(ref)
-        # First: a thread that has begun writes to this memory whatever happens here.
-        self._files[name] = _File(data, done)
-        is_begun = False
-        try:
-            is_begun = direct_reads.get_file(
-                number, inode, size_bytes, process, end, path, ref.etag.encode(), data, name
-            )
-        finally:
-            if not is_begun:
-                del self._files[name]
-        return is_begun
+    def _leave_tier(self) -> None:
+        """Forget where files lie, and see at once whether the tier is used."""
+        direct_reads.forget_kept()
+        self._use_tier()
+
+    def _use_tier(self) -> None:
+        if self._tier is not None:
+            direct_reads.use_tier(self._tier.is_used)
 
     def _is_within_reach(self, ref: ObjectRef) -> bool:
         """Return whether threads could ask for an object by what they were armed with."""
@@ -306,6 +288,7 @@ class DirectFiles:
             # A silence amid the body is waited for twice (MSG_WAITALL).
             part_patience_s=stall_timeout_s(config) / SILENT_CALLS,
             part_limit_s=stall_timeout_s(config),
+            identity_begin=self._tier.identity_begin(metadata.bucket, metadata.key_prefix) if self._tier else b"",
         )
         self._source = metadata.bucket, metadata.key_prefix
         self._was_armed, self._armed_at_s, self._armed_table = True, now_s, id(table)
@@ -320,10 +303,11 @@ class DirectFiles:
 
     def _tell_of(
         self, inode: int, size_bytes: int, process: int, asked_bytes: int, ago_s: float, took_s: float,
-        first_byte_s: float, is_checked: bool, segment: int, seed: int, name: int, start: int,
+        first_byte_s: float, is_checked: bool, segment: int, seed: int, object_id: int,
+        body: "direct_reads.Body | None",
     ) -> None:  # fmt: skip
-        if (file := self._files.pop(name, None)) is not None:
-            self._keep(file, start, size_bytes)
+        if body is not None and self._tier is not None:
+            self._tier.keep(object_id, seed, memoryview(body))
         self._reads.count(size_bytes, took_s)
         if segment and self._tier is not None:
             self._tier.was_read(segment, seed, size_bytes)
@@ -335,18 +319,10 @@ class DirectFiles:
             self._reads.watched.note(access)
         self._engine.was_read(inode, size_bytes, took_s, process)
 
-    def _keep(self, file: _File, start: int, size_bytes: int) -> None:
-        """Give a file that a thread got to the tier."""
-        data: memoryview | None = None
-        try:
-            body = file.data[start : start + size_bytes]
-            data = without_waste(body, len(file.data), self._take).toreadonly()
-        finally:
-            file.done(data)
-
     async def _look(self) -> None:
         while True:
             direct_reads.end_stalled()
+            self._use_tier()
             self.tell()
             await trio.sleep(_LOOK_EVERY_S)
 

@@ -24,5 +24,5 @@ cdef struct Job:
 
 cdef bint has_news() noexcept
 cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept
-cdef void begin(Job *job) noexcept
+cdef bint begin(Job *job) noexcept
 cdef void drop(Job *job) noexcept

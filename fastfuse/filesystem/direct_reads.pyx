@@ -5,8 +5,9 @@
 nothing, a thread from here GETs the object (s3/direct_get.h), compares the reply with what was listed, and writes it to
 the kernel. The thread never takes the GIL. Python learns afterwards what was read (`served`), many files at a time.
 
-With a local tier Python begins small files: it says where one lies that is kept (`read_kept`), or gives memory from
-which one can be kept (`get_file`). Where one lies is remembered, and its later reads take no Python.
+A file that the local tier cannot have, by its filter (cache/shared.pyx), is claimed and got alike, and given to Python
+to be kept. For one that may be there, Python looks into the index: it says where the file lies (`read_kept`), or that it
+is not there (`get_file`). Where one lies is remembered, and its later reads take no Python.
 
 A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
 
@@ -18,12 +19,14 @@ Invariant: a request is taken by a thread or by Python, and answered once. An in
 until Python has heard of it, so that both do not fetch it. The loop's thread alone marks inodes.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
+from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
+from fastfuse.cache.shared cimport lock as lock_range, may_have
 from fastfuse.filesystem.replies cimport write_reply
 from fastfuse.filesystem.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.threads cimport (
@@ -92,8 +95,15 @@ cdef extern from "../s3/direct_get.h" nogil:
         direct_connection *, const direct_route *, const direct_object *, char *, char **, int64_t *, int *, int *)
     int direct_begin_mac(direct_route *)
     void direct_free_route(direct_route *)
+    ctypedef struct EVP_MD:
+        pass
     EVP_MD_CTX *EVP_MD_CTX_new()
     void EVP_MD_CTX_free(EVP_MD_CTX *)
+    const EVP_MD *EVP_sha256()
+    int EVP_DigestInit_ex(EVP_MD_CTX *, const EVP_MD *, void *)
+    int EVP_DigestUpdate(EVP_MD_CTX *, const void *, size_t)
+    int EVP_DigestFinal_ex(EVP_MD_CTX *, unsigned char *, unsigned int *)
+    int EVP_MD_CTX_copy_ex(EVP_MD_CTX *, const EVP_MD_CTX *)
 
 cdef enum:
     _MOST_THREADS = 256  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
@@ -101,7 +111,11 @@ cdef enum:
     _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
     _MOST_KEPT = 1 << 20  # places in the tier that are remembered: 40 MiB, of which only what is used takes memory
-    _STALLED = -1  # the status of a file that the disk does not give
+    # Statuses of files that are returned: the disk does not give it; somebody else has claimed it; it may be kept now.
+    _STALLED = -1
+    _CLAIMED = -2
+    _MAY_BE_KEPT = -3
+    _NOT_KEPT = -1  # the object of a file that the tier is not to keep
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
     _BY_THREAD = 2
@@ -123,9 +137,10 @@ cdef struct Thread:
     # Of a file that the tier keeps, and whether it was given back to Python meanwhile.
     kept_place kept
     bint is_given_back
-    # Of a file that is to be kept: memory instead of `data`, and Python's name for it, or -1.
-    char *memory
-    int64_t name
+    # Of a file that the tier is to keep: its object there or _NOT_KEPT, and whether Python has looked for it.
+    int64_t object_id
+    uint64_t seed
+    bint is_missing
     # Of a part: a reference to its memory, and what became of it.
     Py_buffer part
     bint is_right
@@ -137,11 +152,11 @@ cdef struct Record:
     uint32_t pid, asked_bytes, size_bytes
     int is_checked, status
     int64_t began_ns, took_ns, first_byte_ns
-    # Where the tier keeps it, and the seed of its digest; 0 if it was GET.
+    # Where the tier keeps it, or 0 if it was GET; and the seed of its digest.
     uint64_t segment, seed
-    # Of a file that is to be kept: what Python calls it, or -1, and where it begins in its memory.
-    int64_t name
-    uint32_t body_at
+    # Of a file that the tier is to keep: its object there, and its bytes, or NULL.
+    int64_t object_id
+    char *copy
 
 cdef struct Kept:
     uint64_t inode  # 0 for none
@@ -164,9 +179,13 @@ cdef int wrong_count = 0
 # Copies of the records that Python takes, so that no thread waits for the interpreter.
 cdef Record told_records[_MOST_RECORDS]
 cdef int device = -1, wrong_fd = -1
-cdef bint reads_files = False
-# Of the tier, if there is one.
-cdef int kept_directory = -1
+# Of the tier, if there is one, and whether it is used now.
+cdef int kept_directory = -1, claims_fd = -1, filter_fd = -1
+cdef uint64_t filter_words = 0
+cdef bint is_tier_used = False
+# The hash of what names an object there, as far as all of them have it in common; and that of one object.
+cdef EVP_MD_CTX *named = NULL
+cdef EVP_MD_CTX *naming = NULL
 cdef int64_t kept_patience_ns = 0
 # Where files lie in the tier, each at its inode modulo `_MOST_KEPT`.
 cdef Kept *kept = NULL
@@ -179,28 +198,50 @@ cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
-# The room that `get_file` needs before a file.
-HEAD_BYTES = DIRECT_HEAD_BYTES
+STALLED, CLAIMED, MAY_BE_KEPT = _STALLED, _CLAIMED, _MAY_BE_KEPT
 
 
-def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots, *, bint takes_files):
+cdef class Body:
+    """The bytes of a file that a thread got: a read-only buffer."""
+    cdef char *data
+    cdef Py_ssize_t size_bytes
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.size_bytes, True, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
     """Write replies to `device_fd`, and tell of what is returned through the eventfd `returned_fd`, from `threads`.
 
-    `slots` has four numbers for each thread, where it notes its read. Unless `takes_files`, threads get parts only.
-    Starts no thread yet.
+    `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
     """
-    global device, wrong_fd, most_threads, in_hand, reads_files, _slots
-    reads_files = takes_files
+    global device, wrong_fd, most_threads, in_hand, _slots
     most_threads = min(threads, _MOST_THREADS, len(slots) // 4)
     device, wrong_fd = device_fd, returned_fd
     in_hand, _slots = &slots[0], slots
 
 
-def keep_in(int directory_fd, double patience_s):
-    """Read the files of `read_kept` from segments below a directory; after `patience_s` each is returned."""
-    global kept_directory, kept_patience_ns
-    kept_directory, kept_patience_ns = directory_fd, <int64_t> (patience_s * 1e9)
+def keep_in(int directory, int claims, int filter, uint64_t filter_bytes, double patience_s):
+    """Read the files of `read_kept` from segments below a directory; after `patience_s` each is returned.
+
+    Claim in `claims` what is got, if the `filter` says that it is not kept. Numbers without a unit are descriptors.
+    """
+    global kept_directory, claims_fd, filter_fd, filter_words, kept_patience_ns, named, naming
+    kept_directory, claims_fd, filter_fd, filter_words = directory, claims, filter, filter_bytes // 8
+    kept_patience_ns = <int64_t> (patience_s * 1e9)
+    named, naming = EVP_MD_CTX_new(), EVP_MD_CTX_new()
+    if named == NULL or naming == NULL:
+        raise MemoryError()
     forget_kept()
+
+
+def use_tier(bint is_used):
+    """Claim what is got from now on, and give it to be kept; or not."""
+    global is_tier_used
+    is_tier_used = is_used
 
 
 def forget_kept():
@@ -259,12 +300,13 @@ def in_flight_now():
 
 
 def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, tuple texts, double for_s,
-        double patience_s, double part_patience_s, double part_limit_s):
+        double patience_s, double part_patience_s, double part_limit_s, bytes identity_begin):
     """Let threads read from now on and for `for_s`, over this way.
 
     `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
     `texts` are those of `direct_route` in order. The GET of a file in which nothing comes for `patience_s` is returned,
-    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all.
+    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all. The names of objects in the
+    tier are hashes that begin with `identity_begin`, and go on with the rest of their keys.
     """
     global route, failures
     cdef direct_route *new
@@ -274,6 +316,9 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
     cdef bytes address
     if not addresses or len(host) >= 256 or len(texts) != 6:
         raise ValueError("a way that leads nowhere")
+    if named != NULL and not (EVP_DigestInit_ex(named, EVP_sha256(), NULL)
+                              and EVP_DigestUpdate(named, PyBytes_AS_STRING(identity_begin), len(identity_begin))):
+        raise MemoryError()
     new = <direct_route *> calloc(1, sizeof(direct_route))
     if new == NULL:
         raise MemoryError()
@@ -365,27 +410,31 @@ def served():
 
     Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
     byte, whether it had a checksum, the segment of the tier that it was read from or 0, the seed of its digest there,
-    its name of `get_file` or -1, where it begins in that one's memory)``.
+    its object there, its bytes if they are claimed and to be kept)``.
     """
     cdef int at
     cdef Record *one
+    cdef Body body
     cdef int64_t now_ns = direct_now_ns()
     if not record_count:
         return ()
     told = []
     for at in range(take_records(records, &record_count)):
-        one = &told_records[at]
+        one, body = &told_records[at], None
+        if one.copy != NULL:
+            body = Body()
+            body.data, body.size_bytes = one.copy, one.size_bytes
         told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
                      one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed,
-                     one.name, one.body_at))
+                     one.object_id, body))
     return told
 
 
 def returned():
     """Return the reads that Python has to answer.
 
-    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0, name of
-    `get_file` or -1)``; the status is -1 if the disk of the tier does not answer.
+    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0)``; the status
+    is STALLED if the disk of the tier does not answer, or tells what others have done: CLAIMED, MAY_BE_KEPT.
     """
     cdef int at
     cdef Record *one
@@ -394,7 +443,7 @@ def returned():
         one = &told_records[at]
         if one.segment and kept_at(one.inode) != NULL:
             kept_at(one.inode).inode = 0
-        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment, one.name))
+        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment))
     return told
 
 
@@ -428,21 +477,15 @@ def may_get_file():
 
 
 def get_file(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, bytes path,
-             bytes etag, data, int64_t name):
-    """As `read_kept`, from the service: GET into `data`, which has HEAD_BYTES more than the file and stays there.
-
-    `path` and `etag` are as in `get_part`. Nothing uses `data` any more once `served` or `returned` has the `name`.
-    """
-    cdef Py_buffer memory
+             bytes etag, int64_t object_id, uint64_t seed):
+    """As `read_kept`, from the service, and to be kept, as it is not; `path` and `etag` are as in `get_part`."""
     cdef Thread *thread
     if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
         return False
     thread = taken_thread(False, True)
     if thread == NULL:
         return False
-    PyObject_GetBuffer(data, &memory, PyBUF_WRITABLE)
-    thread.memory, thread.name = <char *> memory.buf, name
-    PyBuffer_Release(&memory)
+    thread.object_id, thread.seed, thread.is_missing = object_id, seed, True
     describe(&thread.job.object, path, etag)
     begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
     return True
@@ -452,7 +495,7 @@ cdef void begin_file(Thread *thread, uint64_t unique, uint64_t inode, uint32_t a
                      uint64_t size_bytes) noexcept:
     thread.job.object.target, thread.job.object.size_bytes = NULL, size_bytes
     thread.job.unique, thread.job.inode, thread.job.asked_bytes, thread.job.pid = unique, inode, asked_bytes, pid
-    begin(&thread.job)
+    read_file(thread)
 
 
 cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
@@ -568,10 +611,7 @@ cdef void stop() noexcept nogil:
 
 
 cdef bint has_news() noexcept:
-    """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since.
-
-    Of what the tier is to keep it may.
-    """
+    """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since."""
     return record_count > 0
 
 
@@ -585,7 +625,7 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
     if inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
         return NULL
     one = kept_at(inode)
-    if one == NULL and (not reads_files or route == NULL):
+    if one == NULL and route == NULL:
         return NULL
     thread = taken_thread(False, one == NULL)
     if thread == NULL:
@@ -624,15 +664,61 @@ cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
 cdef void drop(Job *job) noexcept:
     global idle
     cdef Thread *thread = <Thread *> job
-    thread.kept.segment = 0
+    thread.kept.segment, thread.object_id = 0, _NOT_KEPT
     pthread_mutex_lock(&lock)
     thread.next_idle, idle = idle, thread
     pthread_mutex_unlock(&lock)
 
 
-cdef void begin(Job *job) noexcept:
-    global in_flight, in_flight_bytes
+cdef bint begin(Job *job) noexcept:
+    """Do a job; return False if it is left to Python, because the tier may have the file."""
     cdef Thread *thread = <Thread *> job
+    if is_tier_used and not thread.kept.segment and not (
+            name(thread) and not may_have(filter_fd, filter_words, thread.object_id)):
+        drop(job)
+        return False
+    read_file(thread)
+    return True
+
+
+cdef bint name(Thread *thread) noexcept:
+    """Name the object of a file that is to be kept as `cache.reader.identity` does; return whether that was possible."""
+    cdef unsigned char digest[32]
+    cdef char text[4096 + 256 + 32]  # DIRECT_PATH_BYTES, DIRECT_ETAG_BYTES, and a number
+    cdef direct_object *object = &thread.job.object
+    cdef size_t at = 0, to = 0
+    cdef int byte
+    while at < object.path_bytes:
+        text[to] = object.path[at]
+        if object.path[at] == b"%" and at + 2 < object.path_bytes:
+            text[to] = <char> (nibble(object.path[at + 1]) << 4 | nibble(object.path[at + 2]))
+            at += 2
+        at, to = at + 1, to + 1
+    text[to] = 0
+    memcpy(text + to + 1, object.etag, object.etag_bytes)
+    to += 1 + object.etag_bytes
+    text[to] = 0
+    to += 1
+    to += snprintf(text + to, 24, b"%zu", object.size_bytes)
+    if not (EVP_MD_CTX_copy_ex(naming, named) and EVP_DigestUpdate(naming, text, to)
+            and EVP_DigestFinal_ex(naming, digest, NULL)):
+        return False
+    thread.object_id, thread.seed, thread.is_missing = 0, 0, False
+    for byte in range(8):
+        thread.object_id = <int64_t> (<uint64_t> thread.object_id << 8 | digest[byte])
+        thread.seed = thread.seed << 8 | digest[8 + byte]
+    thread.object_id = <int64_t> (<uint64_t> thread.object_id >> 1)
+    return True
+
+
+cdef inline int nibble(int letter) noexcept nogil:
+    """Return what a hexadecimal digit stands for, whose letters are large."""
+    return letter - 48 if letter < 58 else letter - 55
+
+
+cdef void read_file(Thread *thread) noexcept:
+    global in_flight, in_flight_bytes
+    cdef Job *job = &thread.job
     marks[job.inode] |= _BY_THREAD
     thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
     thread.in_hand[0] = job.inode
@@ -667,7 +753,7 @@ cdef Thread *new_thread() noexcept:
         return NULL
     posix_memalign(<void **> &thread.data, KEPT_ALIGNMENT, _MOST_BYTES + max(DIRECT_HEAD_BYTES, KEPT_LEAD_BYTES))
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
-    thread.in_hand, thread.number, thread.name = in_hand + 4 * thread_count, thread_count, -1
+    thread.in_hand, thread.number, thread.object_id = in_hand + 4 * thread_count, thread_count, _NOT_KEPT
     sem_init(&thread.has_job, 0, 0)
     if thread.data == NULL or thread.connection.hash == NULL or start_thread(serve, thread):
         EVP_MD_CTX_free(thread.connection.hash)
@@ -684,9 +770,8 @@ cdef void *serve(void *argument) noexcept nogil:
     global idle, ended, failures, record_count
     cdef Thread *thread = <Thread *> argument
     cdef Record record
-    cdef bint is_read, is_right
+    cdef bint is_read
     cdef char *body = NULL
-    cdef char *memory = NULL
     cdef bint is_first
     prctl(PR_SET_NAME, "fastfuse-get")
     while True:
@@ -696,20 +781,21 @@ cdef void *serve(void *argument) noexcept nogil:
         if record.segment:
             is_read = kept_read(kept_directory, &thread.kept, record.size_bytes, thread.data, &body)
         else:
-            memory = thread.data if thread.memory == NULL else thread.memory
-            is_read = thread.route != NULL and direct_get(
-                &thread.connection, thread.route, &thread.job.object, memory, &body, &record.first_byte_ns,
+            if thread.object_id != _NOT_KEPT:
+                record.status = claimed(thread)
+            is_read = record.status == 0 and thread.route != NULL and direct_get(
+                &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
                 &record.is_checked, &record.status)
-        record.took_ns, is_right = direct_now_ns() - thread.began_ns, is_read
-        if is_read and record.name >= 0:
-            # Before Python hears of it, and may let go of the memory.
-            record.body_at = body - memory
-            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
+            if thread.object_id != _NOT_KEPT and record.status >= 0:
+                record.copy = copied(body, record.size_bytes) if is_read else NULL
+                if record.copy == NULL:
+                    lock_range(claims_fd, False, record.object_id, 0, record.size_bytes)
+        record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
             let_go(thread.route)
         thread.route = NULL
-        thread.kept.segment, thread.memory, thread.name = 0, NULL, -1
+        thread.kept.segment, thread.object_id = 0, _NOT_KEPT
         if record.segment and thread.is_given_back:
             thread.next_idle, idle = idle, thread
             pthread_mutex_unlock(&lock)
@@ -730,13 +816,12 @@ cdef void *serve(void *argument) noexcept nogil:
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
-            if record.name >= 0:
+            if record.copy != NULL and record_count == 1:
                 eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
-            else:
-                pthread_mutex_unlock(&lock)
-                is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
-                pthread_mutex_lock(&lock)
-        elif not record.segment and not is_right and record.status not in (404, 412):  # gone, or another object
+            pthread_mutex_unlock(&lock)
+            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
+            pthread_mutex_lock(&lock)
+        elif not record.segment and record.status not in (404, 412, _CLAIMED, _MAY_BE_KEPT):  # gone, or another object
             failures += 1
             if is_refusal(record.status) or failures >= _MOST_FAILURES:
                 stop()
@@ -749,13 +834,31 @@ cdef void *serve(void *argument) noexcept nogil:
         pthread_mutex_unlock(&lock)
 
 
+cdef inline int claimed(const Thread *thread) noexcept nogil:
+    """Claim the file that a thread is to get; return 0, or the status with which it is left to Python."""
+    if lock_range(claims_fd, True, thread.object_id, 0, thread.job.object.size_bytes):
+        return _CLAIMED
+    # Whoever has kept it meanwhile noted that before its claim ended.
+    if not thread.is_missing and may_have(filter_fd, filter_words, thread.object_id):
+        lock_range(claims_fd, False, thread.object_id, 0, thread.job.object.size_bytes)
+        return _MAY_BE_KEPT
+    return 0
+
+
+cdef inline char *copied(const char *body, size_t size_bytes) noexcept nogil:
+    cdef char *copy = <char *> malloc(size_bytes)
+    if copy != NULL:
+        memcpy(copy, body, size_bytes)
+    return copy
+
+
 cdef inline Record record_of(const Thread *thread) noexcept nogil:
     cdef Record record
     memset(&record, 0, sizeof(record))
     record.unique, record.inode, record.pid = thread.job.unique, thread.job.inode, thread.job.pid
     record.asked_bytes, record.size_bytes = thread.job.asked_bytes, thread.job.object.size_bytes
-    record.began_ns, record.name = thread.began_ns, thread.name
-    record.segment, record.seed = thread.kept.segment, thread.kept.seed
+    record.began_ns, record.object_id = thread.began_ns, thread.object_id
+    record.segment, record.seed = thread.kept.segment, thread.kept.seed if thread.kept.segment else thread.seed
     return record
 
 

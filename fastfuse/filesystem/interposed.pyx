@@ -487,8 +487,7 @@ cdef bint _begin_small(const fuse_in_header *head, const fuse_read_in *asked) no
         direct_reads.drop(job)
         return False
     job.unique, job.inode, job.pid, job.asked_bytes = head.unique, head.nodeid, head.pid, asked.size
-    direct_reads.begin(job)
-    return True
+    return direct_reads.begin(job)
 
 
 cdef inline bint _is_object(uint64_t row) noexcept:

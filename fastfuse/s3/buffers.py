@@ -11,7 +11,6 @@ Small buffers come from the C library, which keeps what they leave, and gives it
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -28,23 +27,12 @@ _UNIT_BYTES = 128 << 10
 _LOSS_DIVISOR = 32
 
 _STATM = Path("/proc/self/statm")
-# Bytes that fill less of their buffer are copied out of it, so that nobody holds more than is counted.
-_FULL = 0.75
 
 
 def private_bytes() -> int:
     """Return the bytes of resident memory that belong to no file and to no other process; proc(5)."""
     _, resident, shared, *_ = _STATM.read_text().split()
     return (int(resident) - int(shared)) * mmap.PAGESIZE
-
-
-def without_waste(data: memoryview, whole_bytes: int, take: Callable[[int], memoryview]) -> memoryview:
-    """Return `data`, or a copy in memory of `take` if it fills too little of the `whole_bytes` that it keeps."""
-    if len(data) >= _FULL * whole_bytes:
-        return data
-    small = take(len(data))
-    small[:] = data
-    return small
 
 
 class PartBuffers:

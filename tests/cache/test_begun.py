@@ -1,7 +1,6 @@
 """Gets that a tier begins without a task: claimed, kept and shared as those of `get`, or left to it."""
 
 import errno
-import fcntl
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.cache import catalog, writer
-from fastfuse.cache.claims import Claims
+from fastfuse.cache import catalog, claims, shared, writer
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import IntegrityError
 from fastfuse.metrics import Counters
@@ -182,14 +180,14 @@ async def test_a_claim_that_the_file_system_keeps_stops_no_get(
     is_worth_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, threads = CountingStore({"big": BIG}), Threads()
-    ref, settings, lock = store.ref("big"), settings_of(tmp_path / "cache"), Claims._lock
+    ref, settings, set_lock = store.ref("big"), settings_of(tmp_path / "cache"), shared.set_lock
 
-    def fail(claims: Claims, kind: int, object_id: int, start: int, end: int) -> None:
-        if kind == fcntl.F_UNLCK:
+    def fail(fd: int, is_claim: bool, object_id: int, start: int, end: int) -> None:
+        if not is_claim:
             raise OSError(errno.EIO, "the disk is gone")
-        lock(claims, kind, object_id, start, end)
+        set_lock(fd, is_claim, object_id, start, end)
 
-    monkeypatch.setattr(Claims, "_lock", fail)
+    monkeypatch.setattr(claims, "set_lock", fail)
     monkeypatch.setattr(writer.Writer, "takes", lambda *_: is_worth_it)
     async with tier(store, settings) as reader:
         assert threads.begins(reader, ref, 0, MIB)
