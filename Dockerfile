@@ -23,10 +23,10 @@ RUN /opt/fastfuse/bin/pip install --no-cache-dir . \
     && /opt/fastfuse/bin/pip uninstall -y pip setuptools \
     && cd /opt/fastfuse/lib/python3*/site-packages \
     && find . -type d -name tests -prune -exec rm -rf {} + \
-    && rm -rf numpy/_core/include numpy/_core/lib numpy/f2py fastfuse/s3/*.c fastfuse/filesystem/*.c \
+    && rm -rf numpy/_core/include numpy/_core/lib numpy/f2py fastfuse/*/*.c fastfuse/*/*/*.c \
     && find botocore/data -mindepth 1 -maxdepth 1 -type d \
         ! -name s3 ! -name signin ! -name sso ! -name sso-oidc ! -name sts -exec rm -rf {} + \
-    && strip --strip-unneeded fastfuse/*/*.so pyfuse3/*.so
+    && strip --strip-unneeded fastfuse/*/*.so fastfuse/*/*/*.so pyfuse3/*.so
 
 FROM debian:bookworm-slim
 RUN apt-get update \

@@ -6,7 +6,7 @@ PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/direct_get.h fastfuse/cache/kept_file.h \
-    $(wildcard fastfuse/cache/*.pxd fastfuse/cache/*.pyx fastfuse/filesystem/*.pxd fastfuse/filesystem/*.pyx)
+    $(wildcard fastfuse/cache/*.pxd fastfuse/cache/*.pyx fastfuse/filesystem/kernel/*.pxd fastfuse/filesystem/kernel/*.pyx)
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
@@ -102,9 +102,8 @@ docs/architecture.svg: docs/architecture.dot # takes Debian's graphviz
 	dot -Tsvg $< -o $@
 
 clean: ## Remove what was installed and built here.
-	rm -rf $(VENV) build dist fastfuse.egg-info fastfuse/s3/tls.c fastfuse/s3/tls.*.so fastfuse/cache/shared.c fastfuse/cache/shared.*.so \
-	    fastfuse/filesystem/interposed.c fastfuse/filesystem/interposed.*.so fastfuse/filesystem/direct_reads.c \
-	    fastfuse/filesystem/direct_reads.*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist fastfuse.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find fastfuse \( -name '*.c' -o -name '*.so' \) -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: an environment is made again only when pyproject.toml or what is compiled changes.

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import trio
 
-from fastfuse.filesystem.fuse import interposed, replies
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.kernel_readahead import raise_readahead
-from fastfuse.filesystem.loop import serve
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.reads import Reads
+from fastfuse.filesystem.kernel.fuse import interposed, replies
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.loop import serve
+from fastfuse.filesystem.kernel.session import Session
+from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
+from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri

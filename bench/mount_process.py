@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
 
 # The mount is detached if files are still open after this time.
 _GRACE_S = 5.0

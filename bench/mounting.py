@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.processes import cpu_seconds, peak_pss_bytes
 from bench.readers import Manner, Outcome, Span, read_mount
 from bench.server import Server
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 
 # Nothing of the user's own configuration or proxies; keys of a length that rclone takes. Compiled modules are kept, as
 # they are where the package is installed.

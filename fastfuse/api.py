@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 
 Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] | None
 

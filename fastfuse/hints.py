@@ -9,7 +9,7 @@ For training scripts, in three ways; each needs nothing but the standard library
 
 A hint never fails a training: without a mount, without permission, out of reach (the mount must be in the same network
 namespace) the files are read all the same, only not ahead, and one log line says so. What is said over the socket is
-described in `fastfuse/filesystem/sockets.py`.
+described in `fastfuse/filesystem/processes/sockets.py`.
 """
 
 import io
@@ -28,8 +28,16 @@ from queue import SimpleQueue
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.filesystem.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, addresses, hint_prefix, peer_uid
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.processes.sockets import (
+    MAX_PATH_BYTES,
+    REFUSED,
+    SERVED,
+    TAKEN,
+    addresses,
+    hint_prefix,
+    peer_uid,
+)
 
 __all__ = ["HintedSampler", "hand_over", "order", "paths_in"]
 

@@ -2,7 +2,7 @@
 
 A counter is one int64 in a page that the supervisor maps before it forks. Each has one writer at a time (the worker, or
 the supervisor for its own), so ``+=`` needs no lock, costs well under a microsecond and can be read by any process.
-`filesystem.scrapes` serves them.
+`filesystem.figures.scrapes` serves them.
 
 Labels are closed sets: outcomes, errnos, and what is mounted where; never a key or an endpoint.
 """

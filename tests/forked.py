@@ -28,8 +28,9 @@ from typing import Any, AnyStr, NoReturn
 
 _ROOT = Path(__file__).parents[1]
 _LOADED = (
-    *("fastfuse.cli.main", "fastfuse.cli.source_output", "fastfuse.cli.status_command", "fastfuse.filesystem.control"),
-    *("fastfuse.filesystem.supervisor", "fastfuse.sagemaker.description.cluster"),
+    *("fastfuse.cli.main", "fastfuse.cli.source_output", "fastfuse.cli.status_command"),
+    *("fastfuse.filesystem.supervisor", "fastfuse.filesystem.talking.control"),
+    "fastfuse.sagemaker.description.cluster",
     *("fastfuse.sagemaker.description.job", "fastfuse.sagemaker.running.run"),
     # What typer converts a variable of the environment with, and what else a mount loads late.
     *("anycrc", "pydantic.fields", "pydantic.types", "pydantic.type_adapter", "zoneinfo", "encodings.idna"),

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastfuse.filesystem.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
 from tests.forked import Forked, run_forked
 
 # Long enough for a loaded machine; a test that needs it has failed.

@@ -17,7 +17,7 @@ import pytest
 import fastfuse
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse import errors
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.mounting import ENVIRONMENT
 
 pytestmark = pytest.mark.fuse

@@ -15,7 +15,7 @@ import pytest
 from bench.s3server import DirectoryObjects, LoopbackServer
 from fastfuse.demo import DataFile, DemoSettings, _served, make_files, read_files, require_space
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from fastfuse.index.listing.page import parse_page
 from tests.bench.s3server.clients import http_get
 from tests.forked import Forked

@@ -23,10 +23,10 @@ import trio
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, TlsFiles
 from bench.s3server.server_config import create_certificate
 from fastfuse.errors import AccessError, FastfuseError, ReadError, ServiceError, SourceError, first_of
-from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.reads import Reads
+from fastfuse.filesystem.kernel.fuse import pyfuse3
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Refusals

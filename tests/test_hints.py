@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from fastfuse import hints
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mountpoint import MountEntry
-from fastfuse.filesystem.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
+from fastfuse.filesystem.mounting.mountpoint import MountEntry
+from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
 from fastfuse.hints import HintedSampler, hand_over, order, paths_in
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.privileges import become_nobody
+from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.privileges import become_nobody
 from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, command_text, configure, formatter
 
 SECRETS = [

@@ -21,9 +21,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import __version__
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem import scrapes
-from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.scrapes import bind_metrics, health, serve_metrics
+from fastfuse.filesystem.figures import scrapes
+from fastfuse.filesystem.figures.scrapes import bind_metrics, health, serve_metrics
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.metrics import (
     BUILD_INFO,
     HISTOGRAMS,

@@ -10,7 +10,7 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from bench.s3server.server_config import Pace
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.mounting import ENVIRONMENT, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen, terminal
 

@@ -20,7 +20,7 @@ from bench.soak.mounting import SoakMount, at_rest, is_alive, sample, settled
 from bench.soak.readers import MANNERS, Readers, Share
 from bench.soak.server import SoakServer
 from bench.soak.squeezing import MemoryGroup, memory_group
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.sizes import parse_size
 
 _DESCRIPTION = """\

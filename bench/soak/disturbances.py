@@ -34,7 +34,7 @@ from bench.soak.mounting import SoakMount
 from bench.soak.server import SoakServer
 from bench.soak.squeezing import MemoryGroup
 from fastfuse.errors import BadReplyError, FastfuseError
-from fastfuse.filesystem.control import request_refresh
+from fastfuse.filesystem.talking.control import request_refresh
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.failures import Failure, Kind, read_error
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts

@@ -13,7 +13,7 @@ from bench.mounting import ENVIRONMENT, make_mountpoint
 from bench.processes import process_tree, pss_bytes
 from bench.soak.server import BUCKET, SoakServer
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.control import TASKS, ask, ask_status, entry_of
+from fastfuse.filesystem.talking.control import TASKS, ask, ask_status, entry_of
 
 _LOG_CHARACTERS = 20_000
 _PROC = Path("/proc")

@@ -1,7 +1,7 @@
 # cython: language_level=3
 """What processes share of a tier beside its index: the locks that are claims, and a filter of what is kept.
 
-Threads without the interpreter use both (filesystem/direct_reads.pyx).
+Threads without the interpreter use both (filesystem/kernel/direct_reads.pyx).
 
 The filter (Bloom, 1970) has two bits of one word for each object of which something was ever kept. Without them the index
 has nothing of it. It is a hint only: a bit that is missing costs a second fetch, one that is not needed any more a look

@@ -18,11 +18,11 @@ from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.filesystem.children import ask_child
-from fastfuse.filesystem.control import ask_status, entry_of, take_index
-from fastfuse.filesystem.key_finder import give_up_rights
-from fastfuse.filesystem.privileges import become_nobody, worker_uid
+from fastfuse.filesystem.processes.children import ask_child
+from fastfuse.filesystem.processes.key_finder import give_up_rights
+from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.refresh import run_lister
+from fastfuse.filesystem.talking.control import ask_status, entry_of, take_index
 from fastfuse.hints import paths_in
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin

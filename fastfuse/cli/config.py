@@ -29,7 +29,7 @@ from fastfuse.cli.options import (
     takes,
 )
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings
+from fastfuse.filesystem.mounting.mount_settings import MINIMUM_MEMORY_BYTES, MountSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig

@@ -15,7 +15,7 @@ from fastfuse.cli.messages import say, warn
 from fastfuse.cli.options import option
 from fastfuse.deploy.cluster_manifest import Kind, manifest, shipped
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
+from fastfuse.filesystem.mounting.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sizes import format_size, parse_size
 from fastfuse.version import VERSION

@@ -15,7 +15,7 @@ from fastfuse.cli import run_command as cli_run
 from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import mount_settings
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.log import LogConfig
 from fastfuse.version import VERSION
 

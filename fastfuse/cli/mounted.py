@@ -43,7 +43,7 @@ def unmount(
         )
     if of_all_users and os.geteuid() != 0:
         raise ConfigurationError("--all-users takes root", hint="--all unmounts those that are yours")
-    from fastfuse.filesystem import mountpoint as mounts
+    from fastfuse.filesystem.mounting import mountpoint as mounts
 
     uid = None if of_all_users else os.geteuid()
     kept: list[FastfuseError] = []
@@ -66,7 +66,7 @@ def refresh(mountpoint: Mountpoint) -> int:
 
     What has not changed keeps its pages.
     """
-    from fastfuse.filesystem import control
+    from fastfuse.filesystem.talking import control
 
     say(control.request_refresh(mountpoint))
     return 0
@@ -164,7 +164,7 @@ def log_level(
     ] = None,
 ) -> int:
     """Change how much a mount logs while it runs, until it ends."""
-    from fastfuse.filesystem import control
+    from fastfuse.filesystem.talking import control
 
     if level is not None and level not in log.LEVELS:
         raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
@@ -185,8 +185,8 @@ def hint(
     than files are opened: run it beside what opens them.
     """
     from fastfuse import hints
-    from fastfuse.filesystem import control
-    from fastfuse.filesystem.mountpoint import ForeignMountError
+    from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
+    from fastfuse.filesystem.talking import control
 
     def look() -> None:
         """Raise `MountError` if the mount hangs; one of another user does not say."""
@@ -210,7 +210,7 @@ def fuse_helper(
     neither S3 nor credentials. The mount goes with the process that serves it, and the next one gets another.
     """
     log.configure(log.LogConfig())
-    from fastfuse.filesystem import fuse_helper as helper
+    from fastfuse.filesystem.mounting import fuse_helper as helper
 
     helper.serve(mountpoint, helper.listen_at(Path(os.path.abspath(path)), uid), uid)
     return 0

@@ -14,15 +14,15 @@ from typing import Any, Final
 
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import (
+from fastfuse.filesystem.figures.verdict import summary_lines
+from fastfuse.filesystem.mounting.mountpoint import (
     DeadMountError,
     ForeignMountError,
     MountEntry,
     fastfuse_file_systems,
     is_mounted,
 )
-from fastfuse.filesystem.verdict import summary_lines
+from fastfuse.filesystem.talking.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
 from fastfuse.sizes import MIB, format_duration, format_size
 from fastfuse.version import VERSION
 

@@ -26,8 +26,8 @@ from rich.text import Text
 
 from fastfuse.cli.status_command import failures_in, grown, percent, plain
 from fastfuse.errors import ConfigurationError, MountError
-from fastfuse.filesystem.control import TOP, ask_status, entry_of, watching
-from fastfuse.filesystem.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
+from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
+from fastfuse.filesystem.talking.control import TOP, ask_status, entry_of, watching
 from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
@@ -48,9 +48,9 @@ _PATH_COLUMNS = 100
 class Look:
     """The work of a mount in one interval.
 
-    `status` is as of `filesystem.status`, `work` as of `filesystem.watching` (empty while no worker tells). The
-    rates are in bytes, GETs and share of the time since the look before; `history` has reading and stalled of each
-    look, the newest last.
+    `status` is as of `filesystem.figures.status`, `work` as of `filesystem.talking.watching` (empty while no worker
+    tells). The rates are in bytes, GETs and share of the time since the look before; `history` has reading and stalled
+    of each look, the newest last.
     """
 
     status: Mapping[str, Any]

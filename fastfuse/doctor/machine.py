@@ -9,7 +9,7 @@ from pathlib import Path
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
-from fastfuse.filesystem.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
+from fastfuse.filesystem.mounting.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
 
 def look(root: Path = Path("/")) -> Facts:
@@ -43,7 +43,7 @@ def look(root: Path = Path("/")) -> Facts:
 
 def _libfuse() -> str:
     """Return the version of the libfuse that serves mounts."""
-    from fastfuse.filesystem.fuse import interposed  # the command line loads this module at every start
+    from fastfuse.filesystem.kernel.fuse import interposed  # the command line loads this module at every start
 
     version = ctypes.CDLL(interposed.__file__).fuse_pkgversion  # linked to that libfuse
     version.restype = ctypes.c_char_p

@@ -1,13 +1,15 @@
 """The FUSE side: one supervisor that owns the mount, one worker that serves it. pyfuse3 is imported here only.
 
-* Making a mount: `supervisor` does it from `mount_settings`. `preflight` looks ahead, `mount_places` mounts (by
-  `mountpoint`, or through `fuse_helper`), `session` answers INIT, and `kernel_readahead` raises the readahead.
-* Processes: `children` forks them, `privileges` takes their rights, and `key_finder` brings them credentials.
-  `worker_process` watches the worker; `deaths`, `health` and `hang_report` say what became of it.
-* Serving: `worker` puts it together, on `fuse`, `loop` and the compiled `interposed`, `replies` and `direct_reads`.
-  `operations` answers for names, `reads` for bytes (with `in_hand`, `late_reads` and `outcomes`), and `direct_files`
-  says what the compiled threads may fetch.
-* Refreshing: `refresh` lists again, and `notices` are what the kernel is told.
-* Talking: `sockets`, `control` and `answers`, `hint_taker`, `watching` (trace and top), and `service_manager`.
-* Figures: `status`, `recorder`, `verdict`, and `endpoint` with `scrapes` for Prometheus.
+`supervisor` holds a mount from its listing to its end. Beside it are what it does itself: `refresh` lists,
+`worker_process` starts and watches the worker, `deaths` takes stock when that dies, and `answers` serves the control
+socket. The rest is in rooms, and none of them imports these five:
+
+* `serving`: the worker, which answers for names and bytes.
+* `figures`: status, record, verdict and metrics.
+* `talking`: the control socket, hints, `fastfuse trace` and `fastfuse top`, and the service manager.
+* `kernel`: the adapter to pyfuse3, and the compiled modules.
+* `mounting`: the mount itself, from its settings to its end.
+* `processes`: children, their rights, credentials and sockets, and whether they hang.
+
+A room imports rooms below it in this list only.
 """

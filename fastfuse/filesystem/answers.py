@@ -11,8 +11,12 @@ from typing import Any
 
 from fastfuse import log
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.children import Fork, error_message
-from fastfuse.filesystem.control import (
+from fastfuse.filesystem.figures.status import Board, Recent
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.processes.children import Fork, error_message
+from fastfuse.filesystem.processes.hang_report import hang_report
+from fastfuse.filesystem.talking.control import (
     INDEX,
     LOG_LEVEL,
     PROTOCOL,
@@ -24,10 +28,6 @@ from fastfuse.filesystem.control import (
     TRACE,
     send_answer,
 )
-from fastfuse.filesystem.hang_report import hang_report
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.status import Board, Recent
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.s3.aws import S3Session
 from fastfuse.version import VERSION

@@ -5,9 +5,9 @@ import signal
 import time
 
 from fastfuse.cgroup import oom_kills
-from fastfuse.filesystem.health import DeathRecord, MemoryRecord
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.session import Session
+from fastfuse.filesystem.processes.health import DeathRecord, MemoryRecord
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 

@@ -18,11 +18,11 @@ from functools import partial
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
-from fastfuse.filesystem.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
-from fastfuse.filesystem.control import PROTOCOL, RefreshReport, send_answer
-from fastfuse.filesystem.key_finder import credentials_of, give_up_rights, packed
-from fastfuse.filesystem.notices import pack_notices, send_notices
-from fastfuse.filesystem.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
+from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
+from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
+from fastfuse.filesystem.processes.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
 from fastfuse.index.origin import IndexOrigin

@@ -26,23 +26,23 @@ from fastfuse import log
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import NoRoomError, error_message, fork_child, ignore_unheeded
-from fastfuse.filesystem.control import ControlSocket, send_answer
 from fastfuse.filesystem.deaths import Deaths
-from fastfuse.filesystem.endpoint import MetricsEndpoint
-from fastfuse.filesystem.health import BEAT_EVERY_S
-from fastfuse.filesystem.hint_taker import listen_for_hints
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.key_finder import KeyFinder
-from fastfuse.filesystem.mount_places import place_for
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import become_supervisor, worker_uid
+from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
+from fastfuse.filesystem.figures.status import Board, Recent
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.session import Session
+from fastfuse.filesystem.mounting.mount_places import place_for
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.processes.children import NoRoomError, error_message, fork_child, ignore_unheeded
+from fastfuse.filesystem.processes.health import BEAT_EVERY_S
+from fastfuse.filesystem.processes.key_finder import KeyFinder
+from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
 from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
-from fastfuse.filesystem.service_manager import Notifier
-from fastfuse.filesystem.session import Session
-from fastfuse.filesystem.status import Board, Recent
-from fastfuse.filesystem.worker import WorkerTask, run_worker
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.worker import WorkerTask, run_worker
+from fastfuse.filesystem.talking.control import ControlSocket, send_answer
+from fastfuse.filesystem.talking.hint_taker import listen_for_hints
+from fastfuse.filesystem.talking.service_manager import Notifier
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.make import IndexReport
 from fastfuse.metrics import Counters, mount_labels

@@ -17,11 +17,11 @@ from typing import Any
 
 from fastfuse import log
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.children import is_over_within, wait_child
-from fastfuse.filesystem.hang_report import cpu_and_state, hang_report
-from fastfuse.filesystem.health import BEAT_EVERY_S, Heartbeat
-from fastfuse.filesystem.sockets import raise_no_sigio
-from fastfuse.filesystem.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
+from fastfuse.filesystem.processes.children import is_over_within, wait_child
+from fastfuse.filesystem.processes.hang_report import cpu_and_state, hang_report
+from fastfuse.filesystem.processes.health import BEAT_EVERY_S, Heartbeat
+from fastfuse.filesystem.processes.sockets import raise_no_sigio
+from fastfuse.filesystem.serving.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
 from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)

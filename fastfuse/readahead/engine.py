@@ -1,7 +1,7 @@
 """The seam between the FUSE layer and the read engine: reads of inodes, and inodes that the kernel has forgotten.
 
-The kernel opens nothing (`filesystem.operations`), so a file is *begun* by its first read, and a stream of its readers
-lasts until one of them has come to its end, the kernel forgets the inode, or many others were read since.
+The kernel opens nothing (`filesystem.serving.operations`), so a file is *begun* by its first read, and a stream of its
+readers lasts until one of them has come to its end, the kernel forgets the inode, or many others were read since.
 """
 
 from collections.abc import Callable, Iterator

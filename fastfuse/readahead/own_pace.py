@@ -1,8 +1,8 @@
 """Decides whether readers of small files are faster by themselves than files can be fetched ahead. Pure.
 
 A file that is fetched ahead takes the interpreter's time twice, for its GET and for its read. One that is not is read
-by a thread without it (`filesystem.direct_reads`), and as many at once as there are readers. So fetching ahead pays
-where a GET takes long, as from S3, and costs where the service is near and readers are many.
+by a thread without it (`filesystem.kernel.direct_reads`), and as many at once as there are readers. So fetching ahead
+pays where a GET takes long, as from S3, and costs where the service is near and readers are many.
 """
 
 from collections import deque

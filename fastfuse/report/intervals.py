@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from fastfuse.filesystem.verdict import Figures, figures_of
+from fastfuse.filesystem.figures.verdict import Figures, figures_of
 from fastfuse.metrics import Counters
 
 # A line of more points is not told from one of these on the width of a page.

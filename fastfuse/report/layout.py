@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pygal
 from pygal.style import Style
 
-from fastfuse.filesystem.recorder import samples_of
-from fastfuse.filesystem.verdict import Figures, judge
+from fastfuse.filesystem.figures.recorder import samples_of
+from fastfuse.filesystem.figures.verdict import Figures, judge
 from fastfuse.metrics import Counters
 from fastfuse.report.intervals import Interval, figures, intervals
 from fastfuse.report.records import ChannelRecord, Job, Record

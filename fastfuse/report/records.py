@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.control import RECORD, ask
-from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.filesystem.recorder import HISTORY_NAME
+from fastfuse.filesystem.figures.recorder import HISTORY_NAME
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.talking.control import RECORD, ask
 
 # A job of a week with twenty channels has less.
 _MOST_BYTES: Final = 256 << 20
@@ -26,7 +26,7 @@ class _Part(BaseModel):
 
 
 class ChannelRecord(_Part):
-    """The samples that `filesystem.recorder` kept of a channel; a mount is one without a name and a mode."""
+    """The samples that `filesystem.figures.recorder` kept of a channel; a mount is one without a name and a mode."""
 
     name: str = ""
     mode: str = ""

@@ -1,5 +1,5 @@
 /* GETs of whole small objects, and of parts of large ones, over a blocking connection, for a thread without the GIL: see
-   filesystem/direct_reads.pyx.
+   filesystem/kernel/direct_reads.pyx.
 
    A GET is sent and its reply compared with what is expected. Whatever is unusual ends the connection and is left to the
    client in Python (s3/client.py), which asks again and decides: so nothing here judges, retries or tells. What is

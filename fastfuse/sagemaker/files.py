@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 
 

@@ -24,7 +24,7 @@ from fastfuse.errors import (
     SourceError,
     UnavailableError,
 )
-from fastfuse.filesystem.mountpoint import mount_holding
+from fastfuse.filesystem.mounting.mountpoint import mount_holding
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.inodes.table import InodeTable

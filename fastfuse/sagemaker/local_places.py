@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.objects import Buffer

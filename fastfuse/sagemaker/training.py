@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.children import UNHEEDED, fork_child
+from fastfuse.filesystem.processes.children import UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.files import LIBC, checked
 

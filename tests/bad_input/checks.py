@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.filesystem.waiting import wait_for_end
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
 from tests.mounting import mount_command
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import trio
 
 from fastfuse.cache.catalog import Index, connect
-from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.metrics import Counters
 from tests.cache.node import MIB, CountingStore, content, get_begun, settings_of, tier
 from tests.filesystem.waiting import wait_until

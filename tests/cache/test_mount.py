@@ -247,7 +247,7 @@ def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_a
     hangs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change = """
-    from fastfuse.filesystem import reads
+    from fastfuse.filesystem.serving import reads
     answer = reads.Reads.answer
 
     def counted(*arguments, is_begun=False):

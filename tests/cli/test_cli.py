@@ -18,7 +18,7 @@ from fastfuse import __version__
 from fastfuse.cli.commands import PAGES
 from fastfuse.cli.main import app, main
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
-from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
@@ -395,7 +395,9 @@ class TestUnmount:
         def fastfuse_mounts(uid: int | None) -> list[Path]:
             return [Path("/mnt/a"), Path("/mnt/b"), *([Path("/mnt/theirs")] if uid is None else [])]
 
-        stand_in(monkeypatch, "fastfuse.filesystem.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts)
+        stand_in(
+            monkeypatch, "fastfuse.filesystem.mounting.mountpoint", unmount=unmount, fastfuse_mounts=fastfuse_mounts
+        )
         return calls
 
     def test_one_mount_is_taken_away(self, unmounted: Calls) -> None:

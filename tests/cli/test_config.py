@@ -15,7 +15,7 @@ from fastfuse.cli.fstab import expand, helper_arguments
 from fastfuse.cli.index_options import ShardBy, by_channel, origin, parse_duration_s
 from fastfuse.cli.options import LogFormat, connection, logs
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri

@@ -16,8 +16,8 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Delay
 from fastfuse.cli import status_command
 from fastfuse.errors import MountError
-from fastfuse.filesystem.control import LOG_LEVEL, ask, entry_of
-from fastfuse.filesystem.mountpoint import MountEntry
+from fastfuse.filesystem.mounting.mountpoint import MountEntry
+from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of
 from fastfuse.version import VERSION
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
@@ -190,7 +190,7 @@ def test_the_stacks_of_a_worker_are_told_and_what_can_be_of_one_that_is_stopped(
     done = run_fastfuse("status", str(mount.path), "--stack")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"worker, process {worker}\nthread {worker}: state " in done.stdout
-    assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse\.filesystem\.worker\._Report\.beat\n  beat \(", done.stdout)
+    assert re.search(r"\n\ntasks\n(.*\n)*1 × fastfuse.*\.serving\.worker\._Report\.beat\n  beat \(", done.stdout)
     code, shown = finished_on_terminal("status", str(mount.path), "--stack", columns=200)
     assert (code, "\x1b" in shown) == (0, False)
     monkeypatch.setattr(status_command, "_TASKS_WITHIN_S", 0.1)

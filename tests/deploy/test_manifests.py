@@ -22,7 +22,7 @@ from fastfuse.cli.main import app
 from fastfuse.cli.messages import variables_of
 from fastfuse.deploy.cluster_manifest import Kind, manifest
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.deploy.cluster import Node, expanded, variables
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import run_fastfuse

@@ -12,7 +12,7 @@ import typer.main
 from fastfuse.cli import commands
 from fastfuse.cli.instead import INSTEAD
 from fastfuse.cli.main import app
-from fastfuse.filesystem.verdict import RULES
+from fastfuse.filesystem.figures.verdict import RULES
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 

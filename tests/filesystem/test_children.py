@@ -15,7 +15,8 @@ from fastfuse.errors import (
     FastfuseError,
     MountError,
 )
-from fastfuse.filesystem.children import (
+from fastfuse.filesystem.mounting.mountpoint import BusyMountError
+from fastfuse.filesystem.processes.children import (
     UNHEEDED,
     NoRoomError,
     error_message,
@@ -24,7 +25,6 @@ from fastfuse.filesystem.children import (
     is_over_within,
     wait_child,
 )
-from fastfuse.filesystem.mountpoint import BusyMountError
 
 
 def _raise(error: BaseException) -> Callable[[], None]:

@@ -14,11 +14,19 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem import control, sockets
-from fastfuse.filesystem.children import error_message, heard
-from fastfuse.filesystem.control import ControlSocket, RefreshReport, ask_status, entry_of, request_refresh, send_answer
-from fastfuse.filesystem.mountpoint import MountEntry
-from fastfuse.filesystem.sockets import addresses, control_prefix
+from fastfuse.filesystem.mounting.mountpoint import MountEntry
+from fastfuse.filesystem.processes import sockets
+from fastfuse.filesystem.processes.children import error_message, heard
+from fastfuse.filesystem.processes.sockets import addresses, control_prefix
+from fastfuse.filesystem.talking import control
+from fastfuse.filesystem.talking.control import (
+    ControlSocket,
+    RefreshReport,
+    ask_status,
+    entry_of,
+    request_refresh,
+    send_answer,
+)
 
 DEVICE = f"test:{os.getpid()}"
 

@@ -9,8 +9,8 @@ import pytest
 
 from fastfuse.filesystem import deaths as module
 from fastfuse.filesystem.deaths import Deaths
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 

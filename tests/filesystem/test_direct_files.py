@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import trio
 
-from fastfuse.filesystem import direct_files as module
-from fastfuse.filesystem.direct_files import DirectFiles
-from fastfuse.filesystem.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.serving import direct_files as module
+from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.objects import Buffer, ObjectRef
 
 REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
@@ -169,7 +169,7 @@ async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(
 def test_what_is_remembered_of_the_tier_takes_no_memory_after_it_was_forgotten_however_often() -> None:
     script = """
 from pathlib import Path
-from fastfuse.filesystem.fuse import direct_reads
+from fastfuse.filesystem.kernel.fuse import direct_reads
 from fastfuse.malloc import tune_malloc
 
 def resident_bytes():

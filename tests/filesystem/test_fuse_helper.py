@@ -25,10 +25,10 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
-from fastfuse.filesystem import mount_places, mountpoint
-from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
-from fastfuse.filesystem.mount_places import GivenPlace, HelperPlace
-from fastfuse.filesystem.mountpoint import find_mount, is_dead, unmount
+from fastfuse.filesystem.mounting import mount_places, mountpoint
+from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
+from fastfuse.filesystem.mounting.mount_places import GivenPlace, HelperPlace
+from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.forked import Forked
@@ -380,7 +380,7 @@ def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, 
 
 
 _UNTOLD = """
-from fastfuse.filesystem import mount_places, mountpoint
+from fastfuse.filesystem.mounting import mount_places, mountpoint
 mount_places._device_of = lambda _: ""
 mountpoint._ANSWER_WITHIN_S = 1.0
 """

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.filesystem import hang_report as report
-from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report, task_report
+from fastfuse.filesystem.processes import hang_report as report
+from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, cpu_and_state, hang_report, task_report
 
 
 def loop_without_end(begin: int) -> None:

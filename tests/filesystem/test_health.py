@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat, MemoryRecord
+from fastfuse.filesystem.processes.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat, MemoryRecord
 
 
 def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, wants_cpu: bool = False) -> list[bool]:

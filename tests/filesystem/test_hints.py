@@ -11,9 +11,9 @@ import pytest
 import trio
 import trio.testing
 
-from fastfuse.filesystem import hint_taker as hints
-from fastfuse.filesystem.hint_taker import HintTaker, listen_for_hints
-from fastfuse.filesystem.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
+from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
+from fastfuse.filesystem.talking import hint_taker as hints
+from fastfuse.filesystem.talking.hint_taker import HintTaker, listen_for_hints
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters

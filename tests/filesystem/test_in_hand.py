@@ -1,7 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfuse.filesystem.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 
 READS = st.builds(Read, st.integers(2, 4), st.integers(0, 3).map(lambda n: n * 10), st.just(10))
 

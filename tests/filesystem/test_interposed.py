@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.filesystem.fuse import interposed
-from fastfuse.filesystem.operations import unread_classes
+from fastfuse.filesystem.kernel.fuse import interposed
+from fastfuse.filesystem.serving.operations import unread_classes
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.s3.checks import condition_line

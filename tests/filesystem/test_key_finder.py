@@ -18,9 +18,9 @@ import trio
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, create_chain
 from bench.s3server.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
-from fastfuse.filesystem import key_finder
-from fastfuse.filesystem.children import NoRoomError, fork_child, wait_child
-from fastfuse.filesystem.key_finder import KeyFinder, ask_for_keys
+from fastfuse.filesystem.processes import key_finder
+from fastfuse.filesystem.processes.children import NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.processes.key_finder import KeyFinder, ask_for_keys
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig

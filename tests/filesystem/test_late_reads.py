@@ -2,8 +2,8 @@ import errno
 
 import pytest
 
-from fastfuse.filesystem.in_hand import Read
-from fastfuse.filesystem.late_reads import FailedReads
+from fastfuse.filesystem.kernel.in_hand import Read
+from fastfuse.filesystem.serving.late_reads import FailedReads
 
 
 def late_read() -> FailedReads:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
-from fastfuse.filesystem import mountpoint
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mountpoint import (
+from fastfuse.filesystem.mounting import mountpoint
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mountpoint import (
     BusyMountError,
     MountEntry,
     fastfuse_file_systems,
@@ -29,7 +29,7 @@ from fastfuse.filesystem.mountpoint import (
     prepare_mountpoint,
     unmount,
 )
-from fastfuse.filesystem.sockets import control_prefix, listen
+from fastfuse.filesystem.processes.sockets import control_prefix, listen
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
 
@@ -253,7 +253,7 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
                 prepare_mountpoint(tmp_path, create_parents=False)
             assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
             program = (
-                "import sys; from fastfuse.filesystem import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
+                "import sys; from fastfuse.filesystem.mounting import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
                 "from fastfuse.cli.main import main; sys.exit(main())"
             )
             done = run_forked([sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)], ENVIRONMENT)

@@ -18,11 +18,11 @@ from fastfuse.errors import (
     ObjectChangedError,
     UnavailableError,
 )
-from fastfuse.filesystem import late_reads
-from fastfuse.filesystem.fuse import interposed, pyfuse3
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.reads import Reads
+from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.serving import late_reads
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
@@ -253,7 +253,7 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
 ) -> None:
     mounted.engine.error = UnavailableError("503.")
     before = mounted.counters.get("fastfuse_blocked_seconds")
-    monkeypatch.setattr("fastfuse.filesystem.reads.perf_counter", count(100.0, 1.25).__next__)
+    monkeypatch.setattr("fastfuse.filesystem.serving.reads.perf_counter", count(100.0, 1.25).__next__)
     assert await errno_of(mounted.reads.read(mounted.file, 0, 1)) == errno.EIO
     assert mounted.counters.get("fastfuse_blocked_seconds") - before == 2_500_000
 

@@ -20,9 +20,9 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from bench.s3server.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Action, Flip, Reset, Truncate, WrongEtag
-from fastfuse.filesystem import privileges
-from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.privileges import become_nobody, become_supervisor
+from fastfuse.filesystem.processes import privileges
+from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.privileges import become_nobody, become_supervisor
 from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
@@ -252,7 +252,7 @@ def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
     waits = tmp_path / "waits"
     change = f"""
     import os, signal
-    from fastfuse.filesystem import key_finder
+    from fastfuse.filesystem.processes import key_finder
     plain = key_finder._found
     key_finder._found = lambda session: signal.pause() if os.path.exists({str(waits)!r}) else plain(session)
     """
@@ -336,7 +336,8 @@ def test_root_that_may_not_end_other_users_processes_stays_root_without_capabili
 _ANEW = "-B"
 _AUDITED = """
 import os, sys
-from fastfuse.filesystem import key_finder, worker
+from fastfuse.filesystem.processes import key_finder
+from fastfuse.filesystem.serving import worker
 real = worker.become_nobody
 def audited():
     real()

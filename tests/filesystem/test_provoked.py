@@ -20,9 +20,9 @@ import pytest
 
 from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
-from fastfuse.filesystem.control import RECORD, ask, ask_status, entry_of
-from fastfuse.filesystem.recorder import samples_of
-from fastfuse.filesystem.verdict import Figures, figures_of, judge
+from fastfuse.filesystem.figures.recorder import samples_of
+from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
+from fastfuse.filesystem.talking.control import RECORD, ask, ask_status, entry_of
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse

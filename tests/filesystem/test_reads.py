@@ -14,11 +14,11 @@ import trio
 import trio.testing
 
 from fastfuse.errors import StaleInodeError, UnavailableError
-from fastfuse.filesystem import reads as module
-from fastfuse.filesystem.fuse import replies
-from fastfuse.filesystem.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.outcomes import Outcomes
-from fastfuse.filesystem.reads import Reads
+from fastfuse.filesystem.kernel.fuse import replies
+from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.serving import reads as module
+from fastfuse.filesystem.serving.outcomes import Outcomes
+from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine

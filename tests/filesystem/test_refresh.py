@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fastfuse.filesystem.children import Fork, NoRoomError, fork_child, wait_child
-from fastfuse.filesystem.notices import OUT_HEADER, pack_notices
+from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
+from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
 from fastfuse.index.origin import IndexOrigin

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastfuse.filesystem.fuse import replies
+from fastfuse.filesystem.kernel.fuse import replies
 from tests.filesystem.test_mountpoint import fuse_mount
 from tests.forked import run_forked
 
@@ -159,7 +159,7 @@ def test_an_answer_that_the_kernel_does_not_take_fails_its_own_read_at_most(conn
 
 _NEVER_TAKEN = """
 import sys
-from fastfuse.filesystem.fuse import replies
+from fastfuse.filesystem.kernel.fuse import replies
 threads, least_bytes = map(int, sys.argv[1:])
 with open("/dev/full", "wb", buffering=0) as device:
     replies.start(device.fileno(), threads, least_bytes=least_bytes)
@@ -205,7 +205,7 @@ def test_a_thread_that_is_stuck_with_the_last_answer_does_not_move(connection: C
 
 _WITHOUT_ROOM = f"""
 import os, resource, socket
-from fastfuse.filesystem.fuse import replies
+from fastfuse.filesystem.kernel.fuse import replies
 kernel, session = socket.socketpair()
 resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 os.setgid(65534)

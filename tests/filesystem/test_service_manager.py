@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.filesystem.service_manager import Notifier
+from fastfuse.filesystem.talking.service_manager import Notifier
 from tests.mounting import ENVIRONMENT, mounted
 
 

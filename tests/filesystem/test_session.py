@@ -15,13 +15,13 @@ import trio.testing
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
-from fastfuse.filesystem import session
-from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.loop import _NoLock
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.filesystem.preflight import CONTAINER
-from fastfuse.filesystem.session import InitialisedOperations, Session
+from fastfuse.filesystem.kernel import session
+from fastfuse.filesystem.kernel.fuse import pyfuse3
+from fastfuse.filesystem.kernel.loop import _NoLock
+from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.mounting.preflight import CONTAINER
 from tests import mounting
 from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.test_supervisor import with_change
@@ -87,8 +87,8 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
 _MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
 import os, sys
 from pathlib import Path
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.session import InitialisedOperations, Session
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
 
 os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
 session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
@@ -111,11 +111,11 @@ _WITH_ANOTHER_KERNEL = """
 import os, socket, struct, sys
 from pathlib import Path
 import trio
-from fastfuse.filesystem.fuse import interposed, replies
-from fastfuse.filesystem.loop import serve
-from fastfuse.filesystem.mount_places import Place, Ready
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.session import Session
+from fastfuse.filesystem.kernel.fuse import interposed, replies
+from fastfuse.filesystem.kernel.loop import serve
+from fastfuse.filesystem.mounting.mount_places import Place, Ready
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.kernel.session import Session
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.metrics import Counters
 
@@ -273,7 +273,7 @@ def test_where_pyfuse3_was_imported_first_nothing_is_mounted(monkeypatch: pytest
 _FLAGS = """
 import os, sys
 before = sys.getdlopenflags()
-import fastfuse.filesystem.fuse
+import fastfuse.filesystem.kernel.fuse
 assert sys.getdlopenflags() == before
 assert not before & os.RTLD_GLOBAL
 """

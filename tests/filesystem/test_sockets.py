@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.filesystem.sockets import MAX_PATH_BYTES, PathTooLongError, addresses, listen, split_paths
+from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, PathTooLongError, addresses, listen, split_paths
 
 PREFIX = f"fastfuse-sockets-test:{os.getpid()}"
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem import status
 from fastfuse.filesystem.answers import Answers
-from fastfuse.filesystem.children import fork_child
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.recorder import samples_of
-from fastfuse.filesystem.status import Board, Recent
+from fastfuse.filesystem.figures import status
+from fastfuse.filesystem.figures.recorder import samples_of
+from fastfuse.filesystem.figures.status import Board, Recent
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.processes.children import fork_child
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri

@@ -17,9 +17,9 @@ import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from bench.s3server.faults import Action, Delay
-from fastfuse.filesystem import mountpoint
-from fastfuse.filesystem.control import ask_status, entry_of
-from fastfuse.filesystem.mountpoint import find_mount, unmount
+from fastfuse.filesystem.mounting import mountpoint
+from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked
@@ -85,7 +85,7 @@ def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanw
 ) -> None:
     """L2"""
     change = """
-    from fastfuse.filesystem import health
+    from fastfuse.filesystem.processes import health
     health._FIRST_PAUSE_S = health._MAX_PAUSE_S = health._MAX_PAUSE_SHARE = 3600.0
     """
     with_change(monkeypatch, change)
@@ -106,8 +106,9 @@ def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on
     mark.touch()
     change = f"""
     import os, signal
-    from fastfuse.filesystem import health, worker
-    from fastfuse.filesystem.operations import MountOperations
+    from fastfuse.filesystem.processes import health
+    from fastfuse.filesystem.serving import worker
+    from fastfuse.filesystem.serving.operations import MountOperations
     health._MAX_PAUSE_S = 0.1
     async def statfs(self, context):
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -181,7 +182,7 @@ def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: Loopbac
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mounts that may not be unmounted as long as there is a file ``refused`` beside the mountpoint."""
     change = """
-    from fastfuse.filesystem import mountpoint
+    from fastfuse.filesystem.mounting import mountpoint
     permitted = mountpoint._unmount_as_root
     def unmount(path, *, lazy):
         if path.with_name("refused").exists():
@@ -255,7 +256,7 @@ def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
         monkeypatch,
         f"""
         import os
-        from fastfuse.filesystem import worker
+        from fastfuse.filesystem.serving import worker
         mark_fd = os.open({str(mark)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
         worker.private_bytes = lambda: os.fstat(mark_fd).st_size << 40
         """,
@@ -287,7 +288,8 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
     go.chmod(0o666)
     change = f"""
     import os
-    from fastfuse.filesystem import supervisor, worker
+    from fastfuse.filesystem import supervisor
+    from fastfuse.filesystem.serving import worker
     mark_fd, go_fd = os.open({str(mark)!r}, os.O_RDONLY), os.open({str(go)!r}, os.O_PATH)  # nobody may not open them
     worker.private_bytes = lambda: os.fstat(mark_fd).st_size << 40
     run_worker = supervisor.run_worker
@@ -333,7 +335,7 @@ def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
     """L3"""
     change = f"""
     import mmap, os, signal
-    from fastfuse.filesystem.operations import MountOperations
+    from fastfuse.filesystem.serving.operations import MountOperations
     has_died = mmap.mmap(-1, 1)  # shared by all workers
     handler = MountOperations.{handler}
     async def dying(*arguments):
@@ -357,8 +359,8 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
     """D1: the copy has the number of one READ, and the place in the file of another one."""
     change = """
     import os, signal
-    from fastfuse.filesystem import worker
-    from fastfuse.filesystem.reads import Reads
+    from fastfuse.filesystem.serving import worker
+    from fastfuse.filesystem.serving.reads import Reads
     keep, take = worker.replies.keep, Reads.take
     def keeping(memory):
         global requests
@@ -383,7 +385,8 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
 def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     change = """
     import os, signal
-    from fastfuse.filesystem import loop, worker
+    from fastfuse.filesystem.kernel import loop
+    from fastfuse.filesystem.serving import worker
     keep, are_left, requests = worker.replies.keep, loop.replies.are_left, bytes(8)
     def keeping(memory):
         global requests
@@ -407,7 +410,9 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
 def test_a_mount_of_which_a_request_was_lost_is_made_again(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_change(monkeypatch, "from fastfuse.filesystem import session; session.replies.are_all_kept = lambda _: False")
+    with_change(
+        monkeypatch, "from fastfuse.filesystem.kernel import session; session.replies.are_all_kept = lambda _: False"
+    )
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         opened = os.open(mount.path / "a", os.O_RDONLY)
         kill(mount.worker())
@@ -513,7 +518,7 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_change(monkeypatch, "from fastfuse.filesystem import endpoint; endpoint._START_EVERY_S = 0.1")
+    with_change(monkeypatch, "from fastfuse.filesystem.figures import endpoint; endpoint._START_EVERY_S = 0.1")
     with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
         port, worker = mount.metrics_port(), mount.worker()
         for deaths in (1, 2):
@@ -832,7 +837,8 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
     go.chmod(0o666)
     change = f"""
     import os
-    from fastfuse.filesystem import mountpoint, refresh
+    from fastfuse.filesystem.mounting import mountpoint
+    from fastfuse.filesystem import refresh
     mountpoint._ANSWER_WITHIN_S = 0.5
     send = refresh.send_notices
     go_fd = os.open({str(go)!r}, os.O_PATH)  # nobody, who opens it, may not enter its directory
@@ -902,7 +908,7 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
     change = """
     from functools import partial
     from pathlib import Path
-    from fastfuse.filesystem import mount_places
+    from fastfuse.filesystem.mounting import mount_places
     mount_places.raise_readahead = partial(mount_places.raise_readahead, directory=Path("/nonexistent"))
     """
     with_change(monkeypatch, change)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem import key_finder
-from fastfuse.filesystem.children import heard
+from fastfuse.filesystem.processes import key_finder
+from fastfuse.filesystem.processes.children import heard
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.mounting import ENVIRONMENT
@@ -25,7 +25,7 @@ _RENEWAL = """
 import os, sys
 from datetime import UTC, datetime, timedelta
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.key_finder import KeyFinder, _found
+from fastfuse.filesystem.processes.key_finder import KeyFinder, _found
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials

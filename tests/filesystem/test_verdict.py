@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastfuse.filesystem.verdict import RULES, Figures, as_json, figures_of, judge, summary_lines
+from fastfuse.filesystem.figures.verdict import RULES, Figures, as_json, figures_of, judge, summary_lines
 from fastfuse.metrics import Counters
 
 GB = 10**9

@@ -13,10 +13,10 @@ import trio
 from trio.testing import MockClock
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.children import heard
-from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.in_hand import Read
-from fastfuse.filesystem.watching import Access, RecordedReader, Trace, WatchedReads, process_name
+from fastfuse.filesystem.kernel.fuse import pyfuse3
+from fastfuse.filesystem.kernel.in_hand import Read
+from fastfuse.filesystem.processes.children import heard
+from fastfuse.filesystem.talking.watching import Access, RecordedReader, Trace, WatchedReads, process_name
 from fastfuse.objects import ObjectRef
 from tests.filesystem.waiting import wait_until
 
@@ -129,7 +129,7 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
 
 
 async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.filesystem.watching._MOST_PENDING", 1)
+    monkeypatch.setattr("fastfuse.filesystem.talking.watching._MOST_PENDING", 1)
     trace = Trace(str, str, sample=2)
     for offset in range(6):
         trace.note(access(offset))
@@ -230,7 +230,7 @@ async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> No
 
 
 async def test_more_than_so_many_may_not_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.filesystem.watching._MOST_WATCHERS", 0)
+    monkeypatch.setattr("fastfuse.filesystem.talking.watching._MOST_WATCHERS", 0)
     async with watched(serving()) as (_, client):
         with pytest.raises(MountError, match="the reads are not shown"):
             heard(await client.receive_some())

@@ -13,10 +13,11 @@ import trio
 import trio.testing
 
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem import health, worker
-from fastfuse.filesystem.children import fork_child, wait_child
-from fastfuse.filesystem.status import Board
-from fastfuse.filesystem.worker import READY
+from fastfuse.filesystem.figures.status import Board
+from fastfuse.filesystem.processes import health
+from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.serving import worker
+from fastfuse.filesystem.serving.worker import READY
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 from fastfuse.s3.retries import Retries

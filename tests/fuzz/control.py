@@ -5,10 +5,10 @@ import os
 from typing import Any, cast
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem import fuse_helper
-from fastfuse.filesystem.control import PROTOCOL, REQUESTS, _request_of, answer_of
-from fastfuse.filesystem.watching import WatchedReads
-from fastfuse.filesystem.worker import _MOST_MESSAGE_BYTES
+from fastfuse.filesystem.mounting import fuse_helper
+from fastfuse.filesystem.serving.worker import _MOST_MESSAGE_BYTES
+from fastfuse.filesystem.talking.control import PROTOCOL, REQUESTS, _request_of, answer_of
+from fastfuse.filesystem.talking.watching import WatchedReads
 
 TOKENS = (
     *(b'"fastfuse"', b'"fastfuse": 1', b'"error"', b'"kinds"', b'"message"', b'"hint"'),

@@ -6,8 +6,8 @@ from typing import Any, cast
 import trio
 import trio.testing
 
-from fastfuse.filesystem.hint_taker import HintTaker
-from fastfuse.filesystem.sockets import MAX_PATH_BYTES, SERVED, TAKEN
+from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, SERVED, TAKEN
+from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from tests.docs.blocks import blocks_of
 from tests.mounting import ENVIRONMENT
 

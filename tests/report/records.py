@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastfuse.filesystem.recorder import Recorder
+from fastfuse.filesystem.figures.recorder import Recorder
 from fastfuse.metrics import Counters
 
 START = 1_795_000_000.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.recorder import Recorder, samples_of
+from fastfuse.filesystem.figures.recorder import Recorder, samples_of
 from fastfuse.metrics import Counters
 from fastfuse.report.intervals import figures, intervals
 from fastfuse.report.records import read_record
@@ -42,8 +42,8 @@ def test_the_last_two_hours_are_kept_every_ten_seconds_and_what_is_older_every_f
 
 
 def test_a_record_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.filesystem.recorder._RECENT", 5)
-    monkeypatch.setattr("fastfuse.filesystem.recorder._COARSE", 3)
+    monkeypatch.setattr("fastfuse.filesystem.figures.recorder._RECENT", 5)
+    monkeypatch.setattr("fastfuse.filesystem.figures.recorder._COARSE", 3)
     recorder = Recorder(Counters())
     for second in range(0, 1_000_000, 10):
         recorder.look(float(second), START + second)

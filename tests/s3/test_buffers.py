@@ -61,7 +61,7 @@ def resident_bytes_after(steps: str) -> int:
     script = f"""
 from pathlib import Path
 from fastfuse.malloc import tune_malloc
-from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.s3.buffers import PartBuffers, private_bytes
 
 def resident_bytes():

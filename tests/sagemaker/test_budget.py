@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
+from fastfuse.filesystem.mounting.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, InputMode, divide_memory, minimum_job_bytes
 from fastfuse.sizes import GIB, MIB

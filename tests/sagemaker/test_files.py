@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker import files
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.sagemaker import training
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.files import LIBC

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import wait_for_end
 from tests.forked import loaded
 

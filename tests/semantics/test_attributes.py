@@ -13,7 +13,7 @@ from tests.semantics.places import BUCKET, Place, place
 
 OLD_S, NEW_S = 1_000_000_000, 1_600_000_000
 SIZES = {"zero": 0, "one": 1, "sector": 512, "over": 513, "folder/big": 100_000}
-# What `os.stat` and everything built on it reads with: see `fastfuse.filesystem.operations`.
+# What `os.stat` and everything built on it reads with: see `fastfuse.filesystem.serving.operations`.
 BLOCK_BYTES = 128 * 1024
 
 

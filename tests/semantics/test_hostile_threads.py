@@ -57,7 +57,7 @@ _BAD = dict(zip(_KEYS, _ROWS, strict=False))
 # Begins a mount whose threads take the next read at once after a failure, and whose requests tell that a thread asks.
 _EAGER = """
 import runpy, sys
-from fastfuse.filesystem import direct_files
+from fastfuse.filesystem.serving import direct_files
 
 arm = direct_files.direct_reads.arm
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
-from fastfuse.filesystem.children import UNHEEDED
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.processes.children import UNHEEDED
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
 from tests.semantics.leftovers import descendants

@@ -16,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from fastfuse.metrics import BUILD_INFO
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse

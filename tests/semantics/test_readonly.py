@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem.control import ask_status, entry_of
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests.semantics.places import Place, place
 
 _MS_REMOUNT = 32  # <sys/mount.h>

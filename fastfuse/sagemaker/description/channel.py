@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mount_settings import MINIMUM_MEMORY_BYTES
+from fastfuse.filesystem.mounting.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri

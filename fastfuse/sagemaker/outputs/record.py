@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastfuse.filesystem.recorder import HISTORY_NAME
+from fastfuse.filesystem.figures.recorder import HISTORY_NAME
 from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot
@@ -89,7 +89,7 @@ class ChannelAccount:
     usage: Usage
     # Made by `listing_of`. Empty: it was not listed, or is a directory that the script itself reads.
     listing: Mapping[str, object]
-    # The part of a record that `filesystem.recorder` makes.
+    # The part of a record that `filesystem.figures.recorder` makes.
     samples: Mapping[str, Any] = field(default_factory=dict)
 
 

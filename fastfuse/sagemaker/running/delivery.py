@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from fastfuse.errors import FastfuseError, OutputError
-from fastfuse.filesystem.children import NoRoomError
+from fastfuse.filesystem.processes.children import NoRoomError
 from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs

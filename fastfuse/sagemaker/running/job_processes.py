@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
-from fastfuse.filesystem.children import error_message, fork_child, heard, wait_child
-from fastfuse.filesystem.privileges import as_nobody
-from fastfuse.filesystem.recorder import Recorder
-from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.filesystem.figures.recorder import Recorder
+from fastfuse.filesystem.processes.children import error_message, fork_child, heard, wait_child
+from fastfuse.filesystem.processes.privileges import as_nobody
+from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
@@ -233,7 +233,7 @@ def serving_metrics(address: tuple[str, int] | None, channels: Mapping[str, Coun
     if address is None:
         yield
         return
-    from fastfuse.filesystem.scrapes import bind_metrics, endpoint_url, serve_metrics
+    from fastfuse.filesystem.figures.scrapes import bind_metrics, endpoint_url, serve_metrics
 
     with bind_metrics(*address) as listener:
         _log.info("metrics are served at %s", endpoint_url(listener))

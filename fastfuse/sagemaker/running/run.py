@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
-from fastfuse.filesystem.children import ignore_unheeded
-from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.filesystem.processes.children import ignore_unheeded
+from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.download.disk import disk_claims

@@ -13,11 +13,11 @@ from fastfuse.cache.directory import prepare
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.mountpoint import find_mount
-from fastfuse.filesystem.privileges import worker_uid
+from fastfuse.filesystem.figures.status import Recent
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.filesystem.status import Recent
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard

@@ -16,7 +16,7 @@ import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.serving import RunSettings
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, mount_command
 

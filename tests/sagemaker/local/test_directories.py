@@ -13,7 +13,7 @@ from fastfuse.errors import (
     SourceError,
     UnavailableError,
 )
-from fastfuse.filesystem.mountpoint import mount_holding
+from fastfuse.filesystem.mounting.mountpoint import mount_holding
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.buffers import PartBuffers

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, run
 from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, running

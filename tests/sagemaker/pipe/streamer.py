@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.children import fork_child, wait_child
+from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.sources.uri import S3Uri

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, Stall
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.download.test_accidents import small_disk
 from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums

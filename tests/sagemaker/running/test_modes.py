@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
-from fastfuse.filesystem.recorder import samples_of
+from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
 from tests.filesystem.waiting import wait_until
@@ -40,7 +40,9 @@ def test_a_script_reads_the_same_bytes_whatever_the_mode(run: Run, modes: tuple[
         assert checksums(job) == {"train": TRAIN, "test": TEST}
         assert re.search(r"all channels: 3\.1 MiB, [3-9] GET, 2 LIST, \$0\.0000\d+ at the prices", job.log)
         for name, mode in zip(("train", "test"), modes, strict=True):
-            [fetched] = re.findall(rf"fastfuse.filesystem.status: (.*)fetched .* GETs \(.*channel={name}\n", job.log)
+            [fetched] = re.findall(
+                rf"fastfuse.filesystem.figures.status: (.*)fetched .* GETs \(.*channel={name}\n", job.log
+            )
             source = {"train": "3 files, 3.1 MiB: ", "test": "1 file, 4.9 KiB: "}[name]
             assert fetched.startswith(source)
             assert (fetched == source) == (mode == "File")  # nobody reads from a download

@@ -14,7 +14,7 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.errors import ConfigurationError, MountError
-from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, script

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, Stall
-from fastfuse.filesystem.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT, run_fastfuse

@@ -8,7 +8,7 @@ import pytest
 
 from bench.processes import process_tree
 from bench.server import Server
-from fastfuse.filesystem.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import wait_for_end
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 from tests.semantics.leftovers import descendants

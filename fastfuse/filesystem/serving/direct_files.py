@@ -23,9 +23,9 @@ import trio
 
 from fastfuse.cache.reader import CachedReader, Place
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.fuse import direct_reads, interposed
-from fastfuse.filesystem.reads import Reads, Request
-from fastfuse.filesystem.watching import Access, RecordedReader
+from fastfuse.filesystem.kernel.fuse import direct_reads, interposed
+from fastfuse.filesystem.serving.reads import Reads, Request
+from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.aws import stall_timeout_s

@@ -1,4 +1,4 @@
-"""Load pyfuse3 after `filesystem.interposed`, which stands between it and libfuse: import both from here only."""
+"""Load pyfuse3 after `interposed`, which stands between it and libfuse: import both from here only."""
 
 import errno
 import logging
@@ -9,7 +9,7 @@ import sys
 _flags = sys.getdlopenflags()
 sys.setdlopenflags(_flags | os.RTLD_GLOBAL)
 try:
-    from fastfuse.filesystem import direct_reads, interposed, replies
+    from fastfuse.filesystem.kernel import direct_reads, interposed, replies
 finally:
     sys.setdlopenflags(_flags)
 

@@ -1,8 +1,8 @@
 """Wait for the next requests of pyfuse3, in the place of trio.
 
 pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own lock, each wait takes two
-turns of the loop. No lock is needed: no handler but that of READs waits for anything (`filesystem.reads`), so one task
-serves all. Whatever is there is taken in one turn (`filesystem.interposed`).
+turns of the loop. No lock is needed: no handler but that of READs waits for anything (`filesystem.serving.reads`), so
+one task serves all. Whatever is there is taken in one turn (`interposed`).
 """
 
 from collections.abc import Awaitable, Generator
@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import trio
 
-from fastfuse.filesystem.fuse import pyfuse3, replies
+from fastfuse.filesystem.kernel.fuse import pyfuse3, replies
 
 
 class _Done:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from fastfuse.filesystem.children import die_with
+from fastfuse.filesystem.processes.children import die_with
 from fastfuse.s3.aws import S3Session
 
 # <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the

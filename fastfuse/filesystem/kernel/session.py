@@ -1,7 +1,7 @@
 """Mount and initialise one FUSE session in the supervisor; every worker inherits it.
 
 The kernel's INIT request is answered before the first fork, so that a new worker can go on with the connection of a
-dead one, and with the requests that this has left (`filesystem.replies`). libfuse writes the answer, but pyfuse3 cannot
+dead one, and with the requests that this has left (`replies`). libfuse writes the answer, but pyfuse3 cannot
 set `max_background`, whose default of 12 requests starves four readers. For this one request a socket pair stands in
 for the session's descriptor: INIT is passed to libfuse through it, and the answer is taken out, completed and written
 to the kernel.
@@ -21,12 +21,12 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.fuse import interposed, pyfuse3, replies
-from fastfuse.filesystem.loop import serve, take_over_waiting
-from fastfuse.filesystem.mount_places import Place
-from fastfuse.filesystem.mountpoint import SUBTYPE, find_mount
-from fastfuse.filesystem.notices import OUT_HEADER
-from fastfuse.filesystem.preflight import CONTAINER, DEVICE_NUMBER
+from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
+from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
+from fastfuse.filesystem.kernel.notices import OUT_HEADER
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, find_mount
+from fastfuse.filesystem.mounting.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
 _INIT_IN = struct.Struct("=IIII")  # major, minor, max_readahead, flags
@@ -171,7 +171,7 @@ class Session:
     def refuse_deadly_request(self, *, was_killed: bool) -> tuple[int, int, int] | None:
         """Fail the request that the last two workers crashed under, if it is the same one; call it after each death.
 
-        Return its number, operation and inode. A READ is none: reads are under way together (`filesystem.in_hand`).
+        Return its number, operation and inode. A READ is none: reads are under way together (`in_hand`).
         Nor is a request to blame if the worker `was_killed` from outside.
         """
         request = replies.under_way(self.requests)

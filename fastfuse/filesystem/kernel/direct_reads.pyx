@@ -27,9 +27,9 @@ from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
 from fastfuse.cache.shared cimport lock as lock_range, may_have
-from fastfuse.filesystem.replies cimport write_reply
-from fastfuse.filesystem.direct_reads cimport Job, direct_object
-from fastfuse.filesystem.threads cimport (
+from fastfuse.filesystem.kernel.replies cimport write_reply
+from fastfuse.filesystem.kernel.direct_reads cimport Job, direct_object
+from fastfuse.filesystem.kernel.threads cimport (
     PR_SET_NAME, prctl, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
 )
 
@@ -43,7 +43,7 @@ cdef extern from "<semaphore.h>" nogil:
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **, size_t, size_t)
 
-cdef extern from "../cache/kept_file.h" nogil:
+cdef extern from "../../cache/kept_file.h" nogil:
     struct kept_place:
         uint64_t segment, offset, digest, seed
     int KEPT_ALIGNMENT
@@ -57,7 +57,7 @@ cdef extern from "<sys/socket.h>" nogil:
 cdef extern from "<sys/eventfd.h>" nogil:
     int eventfd_write(int, uint64_t)
 
-cdef extern from "../s3/direct_get.h" nogil:
+cdef extern from "../../s3/direct_get.h" nogil:
     ctypedef struct direct_text:
         const char *at
         size_t bytes
@@ -130,7 +130,7 @@ cdef struct Thread:
     direct_connection connection
     direct_route *route
     int64_t began_ns
-    # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/in_hand.py).
+    # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/kernel/in_hand.py).
     int64_t *in_hand
     # Aligned, with room for a reply, or for a file and what surrounds it in the tier.
     char *data

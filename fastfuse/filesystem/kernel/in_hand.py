@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# More than the reads that have a task at once (filesystem/reads.py), and those of threads.
+# More than the reads that have a task at once (filesystem/serving/reads.py), and those of threads.
 _SLOTS = 4096
 _THREAD_SLOTS = 256
 # Inode, offset and size, and a number that grows with each read. A slot whose inode is 0 is free.

@@ -10,8 +10,8 @@ import socket
 import time
 from math import inf
 
-from fastfuse.filesystem.children import Fork, NoRoomError, how_it_ended, wait_child
-from fastfuse.filesystem.privileges import as_nobody
+from fastfuse.filesystem.processes.children import Fork, NoRoomError, how_it_ended, wait_child
+from fastfuse.filesystem.processes.privileges import as_nobody
 from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class MetricsEndpoint:
             NoRoomError: no process can be started.
         """
         if self._address is not None:
-            from fastfuse.filesystem.scrapes import bind_metrics, endpoint_url
+            from fastfuse.filesystem.figures.scrapes import bind_metrics, endpoint_url
 
             self.listener = bind_metrics(*self._address)
             _log.info("metrics are served at %s", endpoint_url(self.listener))
@@ -76,7 +76,7 @@ class MetricsEndpoint:
             wait_child(self._pid)
 
     def _start(self, listener: socket.socket) -> None:
-        from fastfuse.filesystem.scrapes import serve_metrics
+        from fastfuse.filesystem.figures.scrapes import serve_metrics
 
         self._started_s = time.monotonic()
         self._pid = self._fork(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from fastfuse.errors import FastfuseError, errno_for
-from fastfuse.filesystem.fuse import pyfuse3
+from fastfuse.filesystem.kernel.fuse import pyfuse3
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.repeats import RepeatedFailures
 

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
-from fastfuse.filesystem.children import (
+from fastfuse.filesystem.processes.children import (
     Fork,
     NoRoomError,
     die_with,
@@ -32,8 +32,8 @@ from fastfuse.filesystem.children import (
     how_it_ended,
     wait_child,
 )
-from fastfuse.filesystem.privileges import become_nobody, confine
-from fastfuse.filesystem.sockets import raise_sigio
+from fastfuse.filesystem.processes.privileges import become_nobody, confine
+from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, Protocol
 import trio
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.children import error_message
-from fastfuse.filesystem.control import TOP
-from fastfuse.filesystem.fuse import pyfuse3
-from fastfuse.filesystem.hint_taker import cancel_when_gone
-from fastfuse.filesystem.in_hand import Read
+from fastfuse.filesystem.kernel.fuse import pyfuse3
+from fastfuse.filesystem.kernel.in_hand import Read
+from fastfuse.filesystem.processes.children import error_message
+from fastfuse.filesystem.talking.control import TOP
+from fastfuse.filesystem.talking.hint_taker import cancel_when_gone
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
@@ -162,7 +162,7 @@ class _Names:
 
 
 class Serving(Protocol):
-    """The part of `filesystem.reads` that is used here."""
+    """The part of `filesystem.serving.reads` that is used here."""
 
     watched: "WatchedReads | None"
 

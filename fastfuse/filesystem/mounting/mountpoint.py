@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.children import fork_child, is_over_within, wait_child
-from fastfuse.filesystem.sockets import addresses, control_prefix
+from fastfuse.filesystem.processes.children import fork_child, is_over_within, wait_child
+from fastfuse.filesystem.processes.sockets import addresses, control_prefix
 
 _log = logging.getLogger(__name__)
 

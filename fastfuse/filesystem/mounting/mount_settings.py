@@ -59,7 +59,7 @@ class MountSettings:
     # Options of `-o` that are passed through to the kernel's mount (`nodev`, `noatime`, ...).
     mount_options: tuple[str, ...] = ()
     grace_s: float = 30.0
-    # The socket of a helper that mounts (`filesystem.fuse_helper`), or the descriptor of a mount that was made for us.
+    # The socket of a helper that mounts (`fuse_helper`), or the descriptor of a mount that was made for us.
     fuse_socket: Path | None = None
     fuse_fd: int | None = None
     # (host, port) of the Prometheus endpoint, or None.

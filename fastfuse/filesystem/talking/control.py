@@ -1,8 +1,8 @@
-"""Ask a running mount, through an abstract Unix socket (`filesystem.sockets`), for a refresh, its status and more.
+"""Ask a running mount, through an abstract Unix socket, for a refresh, its status and more.
 
 A request is one line of JSON, ``{"fastfuse": 1, "request": "status"}``, the protocol's version and one of `REQUESTS`.
 The answer is one JSON object, the result or an error, and the end of the connection. Only the mount's user and root are
-served. docs/OPERATIONS.md describes the protocol.
+served. `filesystem.processes.sockets` makes the socket, and docs/OPERATIONS.md describes the protocol.
 """
 
 import json
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem import sockets
-from fastfuse.filesystem.children import error_message, heard
-from fastfuse.filesystem.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
-from fastfuse.filesystem.sockets import addresses, control_prefix, peer_uid, raise_sigio
+from fastfuse.filesystem.mounting.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
+from fastfuse.filesystem.processes import sockets
+from fastfuse.filesystem.processes.children import error_message, heard
+from fastfuse.filesystem.processes.sockets import addresses, control_prefix, peer_uid, raise_sigio
 
 _log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ def request_refresh(mountpoint: Path, *, within_s: float = _STATUS_WITHIN_S) -> 
 
 
 def ask_status(entry: MountEntry, *, within_s: float = _STATUS_WITHIN_S) -> dict[str, Any]:
-    """Return the status of a mount, as `filesystem.status` makes it, as `ask` does."""
+    """Return the status of a mount, as `filesystem.figures.status` makes it, as `ask` does."""
     return ask(entry, STATUS, within_s=within_s)
 
 

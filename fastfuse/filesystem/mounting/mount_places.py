@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.children import heard
-from fastfuse.filesystem.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
-from fastfuse.filesystem.kernel_readahead import raise_readahead, readahead_kib
-from fastfuse.filesystem.mount_settings import MountSettings
-from fastfuse.filesystem.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
-from fastfuse.filesystem.preflight import DEVICE_NUMBER, check_device, obstacle
+from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
+from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead, readahead_kib
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
+from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, obstacle
+from fastfuse.filesystem.processes.children import heard
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class Place:
 
 
 class HelperPlace(Place):
-    """The place of a helper (`filesystem.fuse_helper`), which need not be seen from here. It is held until `close`."""
+    """The place of a helper (`fuse_helper`), which need not be seen from here. It is held until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Connect to the helper's socket.

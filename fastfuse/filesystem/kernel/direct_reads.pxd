@@ -1,7 +1,7 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 
-cdef extern from "../s3/direct_get.h" nogil:
+cdef extern from "../../s3/direct_get.h" nogil:
     ctypedef struct direct_object:
         char path[4096]
         size_t path_bytes

@@ -12,9 +12,9 @@ from math import inf
 from typing import Any, Final
 
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
-from fastfuse.filesystem.kernel_readahead import readahead_kib
-from fastfuse.filesystem.recorder import Recorder
-from fastfuse.filesystem.verdict import as_json, figures_of, summary_lines
+from fastfuse.filesystem.figures.recorder import Recorder
+from fastfuse.filesystem.figures.verdict import as_json, figures_of, summary_lines
+from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
 from fastfuse.metrics import METRICS, Counters
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Recent:
                 _log.info("%s", line)
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a record, as of `filesystem.recorder`, of the mount whose `status` this is."""
+        """Return a record, as of `filesystem.figures.recorder`, of the mount whose `status` this is."""
         self._note_limits()
         told = ("version", "source", "mountpoint", "state", "errors")
         return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}

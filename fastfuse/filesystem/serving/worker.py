@@ -4,8 +4,8 @@ The worker's state can be rebuilt, so it reports only through the shared counter
 it lives until its session ends, or until it is killed. After a refresh it is handed another table through a socket.
 
 One thread takes the requests and answers them; others, without the interpreter, write large answers
-(`filesystem.replies`) and fetch (`filesystem.direct_reads`). A second process, or a loop of our own, gained nothing
-through a whole mount (docs/MEASUREMENTS.md, "Mount").
+(`filesystem.kernel.replies`) and fetch (`filesystem.kernel.direct_reads`). A second process, or a loop of our own,
+gained nothing through a whole mount (docs/MEASUREMENTS.md, "Mount").
 """
 
 import errno
@@ -28,21 +28,21 @@ from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.direct_files import DirectFiles
-from fastfuse.filesystem.fuse import direct_reads, interposed, replies
-from fastfuse.filesystem.hang_report import DUMP_SIGNAL, task_report
-from fastfuse.filesystem.health import BEAT_EVERY_S, FailingReads
-from fastfuse.filesystem.hint_taker import HintTaker
-from fastfuse.filesystem.in_hand import ReadsInHand
-from fastfuse.filesystem.key_finder import ask_for_keys
-from fastfuse.filesystem.loop import serve
-from fastfuse.filesystem.mount_settings import MountSettings, most_worker_bytes
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.privileges import become_nobody
-from fastfuse.filesystem.reads import Reads
-from fastfuse.filesystem.status import Board
-from fastfuse.filesystem.watching import RecordedReader, WatchedReads
+from fastfuse.filesystem.figures.status import Board
+from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
+from fastfuse.filesystem.kernel.in_hand import ReadsInHand
+from fastfuse.filesystem.kernel.loop import serve
+from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
+from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
+from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
+from fastfuse.filesystem.processes.key_finder import ask_for_keys
+from fastfuse.filesystem.processes.privileges import become_nobody
+from fastfuse.filesystem.serving.direct_files import DirectFiles
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.reads import Reads
+from fastfuse.filesystem.talking.control import PROTOCOL, TASKS, send_answer
+from fastfuse.filesystem.talking.hint_taker import HintTaker
+from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
@@ -83,7 +83,7 @@ class WorkerTask:
     snapshot_fd: int
     # The connection to the kernel.
     session_fd: int
-    # Outlives this process: the requests that it has not answered (`filesystem.replies`).
+    # Outlives this process: the requests that it has not answered (`filesystem.kernel.replies`).
     requests: mmap.mmap
     # Gets `READY`.
     ready_fd: int

@@ -2,8 +2,8 @@
 """Operations that are put between libfuse and pyfuse3.
 
 Requests are read here, into memory that outlives the worker (`replies.keep`). READ is taken before libfuse knows of it:
-a small file is read by a thread (`direct_reads`), everything else goes to `filesystem.reads`. So no task of pyfuse3 is
-woken for a read, and none of its coroutines made.
+a small file is read by a thread (`direct_reads`), everything else goes to `filesystem.serving.reads`. So no task of
+pyfuse3 is woken for a read, and none of its coroutines made.
 
 READDIRPLUS: the kernel asks for no OPENDIR once one was answered with ENOSYS, and then it comes with the handle 0.
 libfuse still knows the inode, but pyfuse3 (3.5) passes its handler only the handle. So the inode, and the process that
@@ -15,7 +15,7 @@ the handler answers it, or raises. GETXATTR of names that cannot be ours is answ
 
 This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
 libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it
-(RTLD_GLOBAL), as `filesystem.fuse` does. `filesystem.session` proves at each mount that it works.
+(RTLD_GLOBAL), as `filesystem.kernel.fuse` does. `filesystem.kernel.session` proves at each mount that it works.
 """
 
 from libc.errno cimport ENODATA, ENOTTY
@@ -26,8 +26,8 @@ from libc.string cimport memcmp, memcpy, memmove, memset, strlen, strncmp
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
 
-from fastfuse.filesystem cimport direct_reads, replies
-from fastfuse.filesystem.direct_reads cimport Job, direct_object
+from fastfuse.filesystem.kernel cimport direct_reads, replies
+from fastfuse.filesystem.kernel.direct_reads cimport Job, direct_object
 
 cdef extern from *:
     """

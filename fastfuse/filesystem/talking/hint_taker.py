@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import trio
 
-from fastfuse.filesystem.sockets import (
+from fastfuse.filesystem.processes.sockets import (
     REFUSED,
     SERVED,
     TAKEN,

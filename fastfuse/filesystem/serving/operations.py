@@ -1,10 +1,11 @@
 """Translate FUSE requests about names: inode numbers, flags and tokens in; attributes and errnos out.
 
 There are no handles. OPEN and OPENDIR are answered ENOSYS, and the kernel asks for neither again: it opens by itself,
-keeps the pages of files and the listings of directories, and every request names its inode (`filesystem.interposed`). A
-worker thus has nothing that its successor needs. A table is immutable and knows every inode until a refresh replaces
-it, and then the kernel is told which names are stale; so forgets need no counting either. A listing of a directory
-goes on after the inode that it gave last, also if the last refresh took that away.
+keeps the pages of files and the listings of directories, and every request names its inode
+(`filesystem.kernel.interposed`). A worker thus has nothing that its successor needs. A table is immutable and knows
+every inode until a refresh replaces it, and then the kernel is told which names are stale; so forgets need no
+counting either. A listing of a directory goes on after the inode that it gave last, also if the last refresh took that
+away.
 """
 
 import errno
@@ -13,9 +14,9 @@ import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from fastfuse.filesystem.fuse import direct_reads, interposed, pyfuse3
-from fastfuse.filesystem.outcomes import Outcomes, answered
-from fastfuse.filesystem.session import InitialisedOperations
+from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, pyfuse3
+from fastfuse.filesystem.kernel.session import InitialisedOperations
+from fastfuse.filesystem.serving.outcomes import Outcomes, answered
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES

@@ -16,7 +16,7 @@ from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EIO, ENODEV, ENOENT, ENOTCO
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from fastfuse.filesystem.threads cimport (
+from fastfuse.filesystem.kernel.threads cimport (
     PR_SET_NAME, prctl,
     pthread_cond_broadcast, pthread_cond_init, pthread_cond_signal, pthread_cond_t, pthread_cond_wait,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock, start_thread,
@@ -65,7 +65,7 @@ cdef enum:
     _MOST_WAITING = 8
     # More threads are not known to help.
     _MOST_THREADS = 4
-    # No request to a file system that cannot be written is longer (`filesystem.session` sees to that).
+    # No request to a file system that cannot be written is longer (`filesystem.kernel.session` sees to that).
     _MESSAGE_BYTES = 64 << 10
     # READs that are kept until they are answered. More than the kernel's own and a thread of each reader.
     _MOST_KEPT = 8192

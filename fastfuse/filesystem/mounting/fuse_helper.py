@@ -27,10 +27,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.children import error_message
-from fastfuse.filesystem.kernel_readahead import raise_readahead
-from fastfuse.filesystem.mountpoint import SUBTYPE, abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
-from fastfuse.filesystem.sockets import peer_uid
+from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
+from fastfuse.filesystem.mounting.mountpoint import (
+    SUBTYPE,
+    abort,
+    find_mount,
+    is_dead,
+    is_mounted,
+    prepare_mountpoint,
+    unmount,
+)
+from fastfuse.filesystem.processes.children import error_message
+from fastfuse.filesystem.processes.sockets import peer_uid
 
 _log = logging.getLogger(__name__)
 

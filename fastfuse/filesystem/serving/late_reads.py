@@ -6,11 +6,11 @@ The kernel asks again, at once, for the page that a reader wants of what its rea
 from collections import deque
 from typing import Final
 
-from fastfuse.filesystem.in_hand import Read
+from fastfuse.filesystem.kernel.in_hand import Read
 
 # The kernel asks again within milliseconds, and a program that tries again is to find a service that is back.
 _REMEMBERED_S: Final = 1.0
-# All that a worker has in hand may fail at once (filesystem/reads.py).
+# All that a worker has in hand may fail at once (filesystem/serving/reads.py).
 _MOST_READS: Final = 2048
 
 

@@ -1,6 +1,7 @@
 """Answer READs: at once where the bytes are here, in a task of its own where they have to be waited for.
 
-`filesystem.interposed` hands them over before libfuse knows of them, and `filesystem.replies` writes the answers.
+`filesystem.kernel.interposed` hands them over before libfuse knows of them, and `filesystem.kernel.replies` writes the
+answers.
 """
 
 import errno
@@ -15,12 +16,12 @@ from typing import NamedTuple
 import trio
 
 from fastfuse.errors import ObjectChangedError, ReadError
-from fastfuse.filesystem.fuse import direct_reads, pyfuse3, replies
-from fastfuse.filesystem.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.late_reads import FailedReads
-from fastfuse.filesystem.operations import MountOperations
-from fastfuse.filesystem.outcomes import answered
-from fastfuse.filesystem.watching import WatchedReads
+from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
+from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
+from fastfuse.filesystem.serving.late_reads import FailedReads
+from fastfuse.filesystem.serving.operations import MountOperations
+from fastfuse.filesystem.serving.outcomes import answered
+from fastfuse.filesystem.talking.watching import WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
@@ -30,7 +31,7 @@ from fastfuse.repeats import RepeatedFailures
 _log = logging.getLogger(__name__)
 
 # Reads that wait at once, with a task each; more wait for one of them. This is more than the kernel's background
-# requests (filesystem/session.py) and a thread for each reader of any sane data loader.
+# requests (filesystem/kernel/session.py) and a thread for each reader of any sane data loader.
 _MOST_TASKS = 2048
 
 # The time in which all suspects begin, one by one, after the first death; ten times as long after each further one,
