@@ -72,9 +72,9 @@ class ReadEngine:
             listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
         )
 
-    def begin_parts_by(self, begin: BeginGet) -> None:
-        """Get parts by `begin` where that can be."""
-        self._fetches.begin = begin
+    def begin_parts_by(self, begin: BeginGet, is_busy: Callable[[], bool]) -> None:
+        """Get parts by `begin` where that can be; while it `is_busy` nothing more is fetched ahead."""
+        self._fetches.begin, self._fetches.is_busy = begin, is_busy
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""

@@ -46,8 +46,9 @@ class Fetches:
     def __init__(self, reader: RangeReader, pool: PartPool, nursery: trio.Nursery, config: ReadaheadConfig) -> None:
         self.counts = ReadCounts()
         self.service = ServicePace(config.first_window_bytes)
-        # A way to get a part that takes no task; None where there is none.
+        # A way to get a part that takes no task; None where there is none. While it is busy it begins nothing more.
         self.begin: BeginGet | None = None
+        self.is_busy: Callable[[], bool] = lambda: False
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
@@ -69,8 +70,15 @@ class Fetches:
         # A GET that is begun at once would overtake tasks that were started and have not begun.
         if part.room is not None or (self._next and not part.is_demanded):
             self.start(partial(self.run, part, landed, may_begin=True))
-        elif not self._begin(part, landed):
+        elif not self._begin(part, partial(self._ended, part, landed)):
             self.start(partial(self.run, part, landed))
+
+    def begin_ahead(self, part: Part, ended: Callable[[bool], None]) -> bool:
+        """Begin the GET of `part`, for which there is room, if that takes no task; return whether it is under way.
+
+        Once it is over, `ended` is called, with whether it has landed: if it has not, the caller is to `run` it.
+        """
+        return self._begin(part, partial(self._ended_ahead, part, ended))
 
     async def run(
         self, part: Part, landed: _Landed | None = None, *, may_begin: bool = False, ends_s: float = math.inf
@@ -82,7 +90,7 @@ class Fetches:
         try:
             if part.room is not None:
                 await part.room.wait()
-            if part.error is not None or (may_begin and self._begin(part, landed)):
+            if part.error is not None or (may_begin and self._begin(part, partial(self._ended, part, landed))):
                 return
             self._note_begin(part)
             data = await self._get(part, ends_s)
@@ -111,13 +119,13 @@ class Fetches:
     async def _run_next(self) -> None:
         await self._next.popleft()()
 
-    def _begin(self, part: Part, landed: _Landed | None) -> bool:
+    def _begin(self, part: Part, ended: Callable[[Buffer | None], None]) -> bool:
         """Begin the GET of `part` if that takes no task; return whether it is under way."""
         if self.begin is None:
             return False
         self._note_begin(part)
         try:
-            return self.begin(part.file.ref, part.start, part.end, partial(self._ended, part, landed))
+            return self.begin(part.file.ref, part.start, part.end, ended)
         except Exception:  # noqa: BLE001 - the client meets it again, and tells it
             return False
 
@@ -127,6 +135,11 @@ class Fetches:
             self.start(partial(self.run, part, landed, ends_s=part.began_s + self._read_deadline_s))
         else:
             self._land(part, landed, data)
+
+    def _ended_ahead(self, part: Part, ended: Callable[[bool], None], data: Buffer | None) -> None:
+        if data is not None:
+            self._land(part, None, data)
+        ended(data is not None)
 
     async def _get(self, part: Part, ends_s: float) -> Buffer:
         get = partial(self._reader.get, part.file.ref, part.start, part.end)

@@ -29,9 +29,9 @@ from fastfuse.readahead.shuffled import ShuffledEpoch
 _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
-# One file begun leaves room for one file, and a task that has fetched one takes the next. New tasks begin when there is
-# room for one more to each so many that run.
-_TASKS_PER_FILE = 8
+# One file begun leaves room for one file, and a fetch that has ended is followed by the next. New ones begin when there
+# is room for one more to each so many that run.
+_FETCHES_PER_FILE = 8
 
 # One order in which files come. An announced one has their inodes, the others the rows of the table.
 _Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
@@ -116,8 +116,8 @@ class Prefetcher:
     def __post_init__(self) -> None:
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
-        # Tasks that fetch, and files begun for which neither they nor new ones have fetched anything.
-        self._tasks = self._unheeded = 0
+        # Fetches under way, and files begun for which neither these nor new ones have fetched anything.
+        self._under_way = self._unheeded = 0
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
         self._shuffled = self._new_epoch(0)
@@ -156,7 +156,7 @@ class Prefetcher:
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
                 self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
         self._unheeded += 1
-        if self._unheeded * _TASKS_PER_FILE > self._tasks:
+        if self._unheeded * _FETCHES_PER_FILE > self._under_way:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
@@ -204,15 +204,14 @@ class Prefetcher:
         """Start all fetches that are wanted and allowed."""
         self._unheeded = 0
         while (part := self._next_part()) is not None:
-            self._tasks += 1
-            self._fetches.start(partial(self._fetch, part))
+            self._begin(part)
         for announcer in self._announcers:
             announcer.wake()
 
     def _next_part(self) -> Part | None:
         """Return the next part to fetch now, with its memory reserved; None if nothing is wanted or allowed."""
         self._current_table()  # or an order of the old table's rows would be carried out with the new one
-        if self._own_pace.is_faster or not self._pool.may_expect:
+        if self._own_pace.is_faster or not self._pool.may_expect or self._fetches.is_busy():
             return None
         for _ in range(len(self._announcers)):
             announcer = self._announcers[0]
@@ -297,6 +296,22 @@ class Prefetcher:
             if file is not None:
                 self._drop((file[0],))
 
+    def _begin(self, part: Part) -> None:
+        self._under_way += 1
+        if not self._fetches.begin_ahead(part, partial(self._ended, part)):
+            self._fetches.start(partial(self._fetch, part))
+
+    def _ended(self, part: Part, has_landed: bool) -> None:
+        """Go on after a fetch that took no task."""
+        if not has_landed:
+            self._fetches.start(partial(self._fetch, part))
+            return
+        self._under_way -= 1
+        following = self._next_part()
+        if following is not None:
+            self._unheeded = max(0, self._unheeded - 1)
+            self._begin(following)
+
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
         try:
@@ -305,4 +320,4 @@ class Prefetcher:
                 self._unheeded = max(0, self._unheeded - 1)
                 await self._fetches.run(following)
         finally:
-            self._tasks -= 1
+            self._under_way -= 1

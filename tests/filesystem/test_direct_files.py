@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ class Threads:
         self.begun: list[bytes] = []
         self.outcome = True, 206
         self.numbers: Iterator[int] = repeat(7)
-        self._ended: list[tuple[int, bool, int, float]] = []
+        self._ended: list[tuple[int, bool, int, float, bool]] = []
         self.fd = -1
 
     def start(self, _device: int, returned_fd: int, *_: object, **__: object) -> None:
@@ -39,11 +40,14 @@ class Threads:
         self.begun.append(path)
         data[:] = b"x" * len(data)
         number = next(self.numbers)
-        self._ended.append((number, *self.outcome, 0.01))
+        self._ended.append((number, *self.outcome, 0.01, True))
         os.eventfd_write(self.fd, 1)
         return number
 
-    def parts(self) -> list[tuple[int, bool, int, float]]:
+    def is_busy(self) -> bool:
+        return False
+
+    def parts(self) -> list[tuple[int, bool, int, float, bool]]:
         ended, self._ended = self._ended, []
         return ended
 
@@ -63,8 +67,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
 
 
 class Place:
-    def __init__(self, files: DirectFiles, left: list[tuple[int, str, str]]) -> None:
-        self.files, self.left = files, left
+    def __init__(self, files: DirectFiles, left: list[tuple[int, str, str]], checked: list[dict[str, object]]) -> None:
+        self.files, self.left, self.checked = files, left, checked
 
     async def get(self, ref: ObjectRef = REF) -> bytes | None:
         """Return a part; None if the client has to get it."""
@@ -82,18 +86,18 @@ class Place:
 
 @pytest.fixture
 def place(threads: Threads) -> Place:
-    left: list[tuple[int, str, str]] = []
+    left, checked = list[tuple[int, str, str]](), list[dict[str, object]]()
     client: Any = SimpleNamespace(
-        max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **__: None
+        max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **it: checked.append(it)
     )
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
-    engine: Any = SimpleNamespace(begin_parts_by=lambda _: None)
+    engine: Any = SimpleNamespace(begin_parts_by=lambda *_: None)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
     files = DirectFiles(
         reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, tier=None
     )
     files._source = "bucket", "p/"
-    return Place(files, left)
+    return Place(files, left, checked)
 
 
 async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(threads: Threads, place: Place) -> None:
@@ -146,6 +150,32 @@ async def test_failures_together_make_one_rest(threads: Threads, place: Place, m
     assert not place.files.begin(REF, 8, 24, ended.append)
     now_s += 5
     assert place.files.begin(REF, 8, 24, ended.append)
+
+
+async def test_all_of_a_small_object_is_got_and_counts_its_checksum_and_what_is_said_of_it_alone_makes_no_rest(
+    threads: Threads, place: Place
+) -> None:
+    small, ended = ObjectRef("bucket", "p/small", 8, '"e"'), list[Buffer | None]()
+
+    def ends() -> bool:
+        is_begun = place.files.begin(small, 0, 8, ended.append)
+        place.files._end_parts()
+        return is_begun
+
+    assert not place.files.begin(replace(small, size_bytes=9), 0, 9, ended.append)
+    assert not place.files.begin(small, 0, 7, ended.append)
+    assert ends()
+    assert place.files.begin(REF, 8, 24, ended.append)
+    place.files._end_parts()
+    assert place.checked == [{"is_checked": True}, {"is_checked": None}]
+    threads.outcome = False, 412
+    for _ in range(5):
+        assert ends()
+    assert [None if data is None else bytes(data) for data in ended] == [b"x" * 8, b"x" * 16, *[None] * 5]
+    threads.outcome = False, 0
+    for _ in range(3):
+        assert ends()
+    assert not ends()
 
 
 async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(

@@ -113,6 +113,10 @@ class ScriptedReader:
         await trio.lowlevel.checkpoint()
 
 
+def never_busy() -> bool:
+    return False
+
+
 class BeginningReader:
     """Begins GETs as `BeginGet` says; `outcome` tells of each what becomes of it.
 

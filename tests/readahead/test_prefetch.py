@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from fastfuse.errors import UnavailableError
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
+from tests.readahead.readers import KIB, MIB, BeginningReader, Files, ScriptedReader, content, listed, running, settled
 
 KB = 1000
 # As the default, but for a memory that 200 of the small files fill.
@@ -498,6 +498,40 @@ async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themsel
         await settled()
         assert reader.gets[0][0] in {refs[inode - 1].key for inode in order[150:200]}
         assert len(reader.gets) > 10
+
+
+@pytest.mark.parametrize("outcome", ["right", "in vain", "refused", "raises"])
+async def test_announced_files_are_got_without_tasks_and_left_to_the_reader_where_that_fails(
+    autojump_clock: MockClock, outcome: str
+) -> None:
+    most, under_way = 0, set[str]()
+    async with serving(400, delay_s=0.02) as (refs, engine, reader), trio.open_nursery() as nursery:
+        beginning = BeginningReader(reader, nursery, lambda: outcome)
+
+        def begin(ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
+            nonlocal most
+
+            def ended(data: Buffer | None) -> None:
+                under_way.remove(ref.key)
+                done(data)
+
+            is_begun = beginning.begin(ref, start, end, ended)
+            if is_begun:
+                under_way.add(ref.key)
+                most = max(most, len(under_way))
+            return is_begun
+
+        engine.begin_parts_by(begin, lambda: len(under_way) >= 24)
+        order = shuffled(refs)
+        await engine.new_order().announce(order)
+        await settled()
+        began_s = trio.current_time()
+        await read_all(engine, refs, order, readers=16)
+        assert trio.current_time() - began_s < 400 / 16 * 0.02
+        assert engine.statistics().prefetched_parts > 380
+    got = [*beginning.begun, *reader.gets] if outcome == "right" else reader.gets
+    assert sorted(key for key, *_ in got) == [ref.key for ref in refs]
+    assert most == {"right": 24, "in vain": 24}.get(outcome, 0)
 
 
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:

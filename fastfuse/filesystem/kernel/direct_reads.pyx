@@ -9,7 +9,8 @@ A file that the local tier cannot have, by its filter (cache/shared.pyx), is cla
 to be kept. For one that may be there, Python looks into the index: it says where the file lies (`read_kept`), or that it
 is not there (`get_file`). Where one lies is remembered, and its later reads take no Python.
 
-A part of a large file is GET into memory that Python gives (`get_part`), which hears of its end with others (`parts`).
+A part of a large file, or a small one that is fetched ahead, is GET into memory that Python gives (`get_part`), which
+hears of its end with others (`parts`).
 
 Anything unusual is `returned`: Python reads that file as it reads every other one, and answers the kernel. So all rules
 of retries, deadlines, credentials and errors are where they were. Threads take requests only while Python lets them
@@ -141,9 +142,11 @@ cdef struct Thread:
     int64_t object_id
     uint64_t seed
     bint is_missing
-    # Of a part: a reference to its memory, and what became of it.
+    # Of a part: that it is one, a reference to its memory, and what became of it.
+    bint is_part
     Py_buffer part
     bint is_right
+    int is_checked
     int status
     int64_t first_byte_ns
 
@@ -505,31 +508,38 @@ cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
 
 
 def may_get_part():
-    """Return whether a thread could begin on a part now. A quarter of the threads is left to small files."""
+    """Return whether a thread could begin on a part now. A quarter of the threads is left to files that are read."""
     has_room = parts_in_flight < most_threads - most_threads // 4
     return has_room and may_get_file()
 
 
-def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
-    """Begin to GET as many bytes from `start` on as `data` has room for, of a larger object of `size_bytes`.
+def is_busy():
+    """Return whether a thread could begin on a part once another one has ended."""
+    return route != NULL and not may_get_part()
 
-    `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
+
+def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
+    """Begin to GET as many bytes from `start` on as `data` has room for, of an object of `size_bytes`.
+
+    All of an object is no more than 256 KiB. `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
     """
     global parts_in_flight
     cdef Thread *thread
     cdef direct_object *object
     cdef Py_buffer part
+    cdef bint is_whole
     if len(path) >= DIRECT_PATH_BYTES or len(etag) >= DIRECT_ETAG_BYTES:
         return -1
     PyObject_GetBuffer(data, &part, PyBUF_WRITABLE)
-    thread = taken_thread(True, True)
+    is_whole = <uint64_t> part.len == size_bytes
+    thread = taken_thread(True, True) if not is_whole or size_bytes <= _MOST_BYTES else NULL
     if thread == NULL:
         PyBuffer_Release(&part)
         return -1
-    thread.part, object = part, &thread.job.object
+    thread.is_part, thread.part, object = True, part, &thread.job.object
     describe(object, path, etag)
     object.size_bytes = size_bytes
-    object.start, object.part_bytes, object.target = start, part.len, <char *> part.buf
+    object.start, object.part_bytes, object.target = start, part.len, NULL if is_whole else <char *> part.buf
     thread.began_ns = direct_now_ns()
     parts_in_flight += 1
     hand_over(thread)
@@ -539,7 +549,8 @@ def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
 def parts():
     """Return the parts that have ended since the last call.
 
-    Each is ``(number, whether all of it is there, status of the reply or 0, seconds to the first byte)``.
+    Each is ``(number, whether all of it is there, status of the reply or 0, seconds to the first byte, whether it had a
+    checksum)``.
     """
     global ended, idle, parts_in_flight
     cdef Thread *thread
@@ -550,8 +561,10 @@ def parts():
     pthread_mutex_unlock(&lock)
     told, first = [], thread
     while thread != NULL:
-        told.append((thread.number, thread.is_right != 0, thread.status, thread.first_byte_ns * 1e-9))
+        told.append((thread.number, thread.is_right != 0, thread.status, thread.first_byte_ns * 1e-9,
+                     thread.is_checked != 0))
         PyBuffer_Release(&thread.part)
+        thread.is_part = False
         parts_in_flight -= 1
         thread, last = thread.next_idle, thread
     if last != NULL:
@@ -790,6 +803,8 @@ cdef void *serve(void *argument) noexcept nogil:
                 record.copy = copied(body, record.size_bytes) if is_read else NULL
                 if record.copy == NULL:
                     lock_range(claims_fd, False, record.object_id, 0, record.size_bytes)
+            if is_read and thread.is_part and thread.job.object.target == NULL:
+                memcpy(thread.part.buf, body, record.size_bytes)
         record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
@@ -800,11 +815,12 @@ cdef void *serve(void *argument) noexcept nogil:
             thread.next_idle, idle = idle, thread
             pthread_mutex_unlock(&lock)
             continue
-        if thread.job.object.target != NULL:
+        if thread.is_part:
             # Python rests after others: what is unusual about ranges, or large bodies, is no sign for small files.
             if is_refusal(record.status):
                 stop()
             thread.is_right, thread.status, thread.first_byte_ns = is_read, record.status, record.first_byte_ns
+            thread.is_checked = record.is_checked
             is_first = ended == NULL
             thread.next_idle, ended = ended, thread
             pthread_mutex_unlock(&lock)

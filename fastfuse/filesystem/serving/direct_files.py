@@ -49,6 +49,8 @@ _RENEW_EVERY_S = 20.0
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
+# Refusals that say nothing of other objects: it was removed, or replaced.
+_OF_ONE_OBJECT = 404, 412
 # An ETag that a header can carry as it is.
 _QUOTED = re.compile(r'"[\x20-\x7e]+"')
 _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr_in, sockaddr_in6
@@ -75,6 +77,7 @@ class _Part(NamedTuple):
     """A part under way: its key and memory, who is told of its end, its number in `RecordedReader`, when it began."""
 
     key: str
+    is_whole: bool
     data: memoryview
     done: Callable[[Buffer | None], None]
     get: int
@@ -133,7 +136,7 @@ class DirectFiles:
             tier.forgets = self._leave_tier
             reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
-        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
+        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier, direct_reads.is_busy)
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -205,14 +208,16 @@ class DirectFiles:
         return quoted_key(ref.key[len(self._source[1]) :]).encode()
 
     def _begin_with_tier(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
-        # A range that is not large would be refused, after a look into the index.
+        # Another range would be refused, after a look into the index.
         return (
-            end - start > TASK_BYTES and self._tier is not None and self._tier.begin(self.begin, ref, start, end, done)
+            self._tier is not None
+            and _suits_thread(ref, start, end)
+            and self._tier.begin(self.begin, ref, start, end, done)
         )
 
     def begin(self, ref: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
-        """Begin to get a part, as `BeginGet` says."""
-        if not TASK_BYTES < end - start < ref.size_bytes or not direct_reads.may_get_part():
+        """Begin to get a part, or all of a small file, as `BeginGet` says."""
+        if not _suits_thread(ref, start, end) or not direct_reads.may_get_part():
             return False
         if self._parts_rest.lasts(monotonic()) or not self._is_within_reach(ref):
             return False
@@ -220,14 +225,16 @@ class DirectFiles:
         number = direct_reads.get_part(self._path(ref), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
             return False
-        self._parts[number] = _Part(ref.key, data, done, self._gets.begin(ref, start, end), trio.current_time())
+        self._parts[number] = _Part(
+            ref.key, end - start == ref.size_bytes, data, done, self._gets.begin(ref, start, end), trio.current_time()
+        )
         return True
 
     def _end_parts(self) -> None:
         """Tell of the parts that have ended."""
         # Those who hear of one may begin another with its number.
         ended = [(self._parts.pop(end[0], None), end) for end in direct_reads.parts()]
-        for part, (_, is_right, status, first_byte_s) in ended:
+        for part, (_, is_right, status, first_byte_s, is_checked) in ended:
             if part is None:
                 continue  # no memory was left to note it, and the client got it
             self._gets.end(part.get)
@@ -235,11 +242,13 @@ class DirectFiles:
                 self._part_failures = 0
                 self._parts_rest.end()
                 took_s = trio.current_time() - part.began_s
-                self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=None)
+                had_checksum = is_checked if part.is_whole else None
+                self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=had_checksum)
                 part.done(part.data.toreadonly())
             else:
                 self._client.count_left(status, self._source[0], part.key)
-                self._part_failed(monotonic())
+                if status not in _OF_ONE_OBJECT:
+                    self._part_failed(monotonic())
                 part.done(None)
 
     def _part_failed(self, now_s: float) -> None:
@@ -336,6 +345,11 @@ class DirectFiles:
             return self._reads.table.key(inode)
         except FastfuseError:
             return ""  # a refresh has taken it away
+
+
+def _suits_thread(ref: ObjectRef, start: int, end: int) -> bool:
+    """Return whether threads GET such a range: a large part, or all of a small object."""
+    return TASK_BYTES < end - start < ref.size_bytes or end - start == ref.size_bytes <= TASK_BYTES
 
 
 def _patience_s(client: S3Client) -> float:
