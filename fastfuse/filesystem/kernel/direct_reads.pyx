@@ -174,6 +174,8 @@ cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
 cdef int parts_in_flight = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
+# Whether Python was told that some of them have copies.
+cdef bint has_copies = False
 cdef Record gone_wrong[_MOST_THREADS * 4]
 cdef int wrong_count = 0
 # Copies of the records that Python takes, so that no thread waits for the interpreter.
@@ -395,8 +397,10 @@ def end_stalled():
 
 cdef int take_records(Record *source, int *count) noexcept:
     """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
+    global has_copies
     cdef int at, taken
     pthread_mutex_lock(&lock)
+    has_copies = False
     taken, count[0] = count[0], 0
     memcpy(told_records, source, taken * sizeof(Record))
     pthread_mutex_unlock(&lock)
@@ -767,7 +771,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, ended, failures, record_count
+    global idle, ended, failures, record_count, has_copies
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef bint is_read
@@ -816,7 +820,8 @@ cdef void *serve(void *argument) noexcept nogil:
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
-            if record.copy != NULL and record_count == 1:
+            if record.copy != NULL and not has_copies:
+                has_copies = True
                 eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
             pthread_mutex_unlock(&lock)
             is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
