@@ -291,6 +291,34 @@ def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(
         assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
 
 
+def test_a_file_that_a_thread_has_got_is_not_fetched_again_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change = """
+    from fastfuse.cache import catalog
+    from fastfuse.cache.claims import Claims
+    catalog._WRITER_WAITS_S = 60.0
+    take = Claims.take
+    Claims.take = lambda *it: take(*it) or print("is claimed", file=sys.stderr, flush=True)
+    """
+    with_change(monkeypatch, change)
+    data, last = small_files(), "d/last"
+    with (
+        LoopbackServer({"bucket": MemoryObjects(data)}) as server,
+        ThreadPoolExecutor(1) as readers,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
+        closing(sqlite3.connect(tmp_path / "cache" / "index.db", isolation_level=None)) as index,
+    ):
+        reads_until_threads_do(mount, iter(data), data)
+        index.execute("BEGIN IMMEDIATE")
+        assert all_right(mount, {last: data[last]})
+        reading = readers.submit(all_right, mount, {last: data[last]})
+        wait_until(lambda: "is claimed" in mount.log or reading.done())
+        index.execute("ROLLBACK")
+        assert reading.result()
+        assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
+
+
 def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path: Path) -> None:
     """The index forgets all after the first reads, so later ones find only what is remembered; then that is damaged."""
     data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}

@@ -26,7 +26,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
-from fastfuse.cache.shared cimport lock as lock_range, may_have
+from fastfuse.cache.shared cimport lock as lock_range, may_be_claimed_here, may_have
 from fastfuse.filesystem.kernel.replies cimport write_reply
 from fastfuse.filesystem.kernel.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.kernel.threads cimport (
@@ -675,10 +675,11 @@ cdef void drop(Job *job) noexcept:
 
 
 cdef bint begin(Job *job) noexcept:
-    """Do a job; return False if it is left to Python, because the tier may have the file."""
+    """Do a job; return False if it is left to Python, because the tier may have the file, or be about to."""
     cdef Thread *thread = <Thread *> job
     if is_tier_used and not thread.kept.segment and not (
-            name(thread) and not may_have(filter_fd, filter_words, thread.object_id)):
+            name(thread) and not may_be_claimed_here(thread.object_id)
+            and not may_have(filter_fd, filter_words, thread.object_id)):
         drop(job)
         return False
     read_file(thread)
