@@ -475,11 +475,6 @@ def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pi
     return True
 
 
-def may_get_file():
-    """Return whether a thread could begin on the GET of a file now."""
-    return route != NULL and (idle != NULL or thread_count < most_threads)
-
-
 def get_file(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, bytes path,
              bytes etag, int64_t object_id, uint64_t seed):
     """As `read_kept`, from the service, and to be kept, as it is not; `path` and `etag` are as in `get_part`."""
@@ -511,7 +506,7 @@ cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
 def may_get_part():
     """Return whether a thread could begin on a part now. A quarter of the threads is left to small files."""
     has_room = parts_in_flight < most_threads - most_threads // 4
-    return has_room and may_get_file()
+    return has_room and route != NULL and (idle != NULL or thread_count < most_threads)
 
 
 def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
