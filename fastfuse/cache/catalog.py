@@ -151,7 +151,9 @@ class Index:
 
     def objects(self) -> Iterator[int]:
         """Yield every object of which something is kept."""
-        return (row[0] for row in self._connection.execute("SELECT DISTINCT object FROM extents"))
+        # A row that damage has made none is left out.
+        rows = self._connection.execute("SELECT DISTINCT object FROM extents WHERE typeof(object) = 'integer'")
+        return (row[0] for row in rows)
 
     def find_in(self, segment: int) -> list[tuple[int, Extent]]:
         """Return what is kept in a segment, with the object of each extent, in the order of their places."""

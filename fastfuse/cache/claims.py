@@ -9,7 +9,7 @@ import errno
 import threading
 from contextlib import suppress
 
-from fastfuse.cache.shared import set_lock
+from fastfuse.cache.shared import count_claim, set_lock
 
 
 class Claims:
@@ -35,13 +35,21 @@ class Claims:
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     return False
                 raise
-            self._held.setdefault(object_id, []).append((start, end))
+            self._hold(object_id, start, end)
             return True
+
+    def holds(self, object_id: int) -> bool:
+        """Return whether a task of this process has claimed some of an object."""
+        return object_id in self._held
 
     def adopt(self, object_id: int, start: int, end: int) -> None:
         """Take over a claim that a thread without the interpreter has taken in this process's name."""
         with self._mutex:
-            self._held.setdefault(object_id, []).append((start, end))
+            self._hold(object_id, start, end)
+
+    def _hold(self, object_id: int, start: int, end: int) -> None:
+        self._held.setdefault(object_id, []).append((start, end))
+        count_claim(object_id, 1)
 
     def release(self, object_id: int, start: int, end: int) -> None:
         """Give up a claim that was taken. If the file system fails, other processes wait for it in vain for a while."""
@@ -50,5 +58,6 @@ class Claims:
             held.remove((start, end))
             if not held:
                 del self._held[object_id]
+            count_claim(object_id, -1)
             with suppress(OSError):  # a thread may be fetching the range already, or the writer has more to do
                 set_lock(self._fd, False, object_id, start, end)

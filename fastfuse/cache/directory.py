@@ -189,6 +189,7 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
     """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits."""
     fd = _make(_FILTER, directory_fd)
     try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # nobody takes it for whole before it is
         if os.fstat(fd).st_size:
             return
         wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
@@ -197,6 +198,9 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
             objects = Index(connection).objects()
             while some := list(islice(objects, _ADDED_AT_ONCE)):
                 add(fd, some)
+    except BaseException:
+        os.ftruncate(fd, 0)  # the next mount begins anew
+        raise
     finally:
         os.close(fd)
 

@@ -228,11 +228,15 @@ class CachedReader:
         return bool(ref.etag) and not gaps(extents, start, end)
 
     def look(self, ref: ObjectRef) -> Place | Missing | None:
-        """Return where all of a small object is kept, or that nothing of it is; None in any other case."""
+        """Return where all of a small object is kept, or that nothing of it is, nor about to be by this process.
+
+        Return None in any other case.
+        """
         if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or not self.is_used:
             return None
         object_id, seed = identity(self._endpoint_url, ref)
-        if object_id in self._wrong:
+        # In this order: what is claimed no longer is found.
+        if object_id in self._wrong or self._claims.holds(object_id):
             return None
         found = self._find(object_id, 0, ref.size_bytes)
         for one in found:

@@ -10,7 +10,7 @@ not mapped, as a disk that fails would kill whoever had mapped it (SIGBUS).
 """
 
 from libc.errno cimport errno
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.types cimport off_t
 
@@ -41,9 +41,14 @@ cdef enum:
     _PAGE_BITS = 34
     _OBJECT_BITS = 28
     _WORD_BYTES = 8
+    _COUNTS = 1 << 16
     # Where the numbers of the two bits are in the name of an object, above those of the word. The claims take others.
     _FIRST_BIT_AT = 51
     _SECOND_BIT_AT = 57
+
+
+# The claims of this process, by the lowest bits of their objects.
+cdef uint32_t claims[_COUNTS]
 
 
 cdef int lock(int fd, bint is_claim, int64_t object_id, uint64_t start, uint64_t end) noexcept nogil:
@@ -65,6 +70,16 @@ def set_lock(int fd, bint is_claim, int64_t object_id, uint64_t start, uint64_t 
     cdef int error = lock(fd, is_claim, object_id, start, end)
     if error:
         raise OSError(error, os.strerror(error))
+
+
+def count_claim(int64_t object_id, int step):
+    """Note that this process claims some of an object (1), or does not any more (-1): its locks let itself pass."""
+    claims[object_id % _COUNTS] += step
+
+
+cdef bint may_be_claimed_here(int64_t object_id) noexcept:
+    """Return whether this process may have claimed some of an object. Call it with the GIL, as `count_claim` is."""
+    return claims[object_id % _COUNTS] != 0
 
 
 cdef inline uint64_t _bits(int64_t object_id) noexcept nogil:

@@ -1,14 +1,18 @@
 """Directories that are taken, and what is said of others; all before anything is mounted."""
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from fastfuse.cache import directory
 from fastfuse.cache.directory import prepare
+from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
 from fastfuse.cli.options import cache
 from fastfuse.errors import ConfigurationError
@@ -91,6 +95,28 @@ def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) 
     prepare(settings_of(tmp_path / "cache"), NOBODY)
     assert {path.stat().st_uid for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir())} == {NOBODY}
     prepare(settings_of(tmp_path / "cache"), NOBODY)
+
+
+def test_a_filter_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its making fails in the middle. The index has a row that a disk has damaged."""
+    settings, object_id = settings_of(tmp_path / "cache"), (1 << 63) - 1
+    prepare(settings, os.geteuid())
+    with closing(sqlite3.connect(settings.directory / "index.db")) as index, index:
+        rows = [(name, 0, 1, 1, 0, b"", 0) for name in (object_id, "damaged")]
+        index.executemany("INSERT INTO extents VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    path = settings.directory / "filter"
+    path.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(directory, "add", fail)
+        prepare(settings, os.geteuid())
+    prepare(settings, os.geteuid())
+    with path.open("rb") as made:
+        assert may_have_object(made.fileno(), object_id)
+        assert not may_have_object(made.fileno(), object_id - 1)
 
 
 def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:

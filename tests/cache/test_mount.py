@@ -7,15 +7,16 @@ import re
 import signal
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import islice, repeat
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.sizes import format_size
 from tests.cache.node import MIB
 from tests.filesystem.test_supervisor import with_change
@@ -215,6 +216,105 @@ def test_small_files_that_threads_got_are_found_whatever_their_names_and_the_fil
         gets = Counter(one.key for one in server.requests if one.operation == "GetObject" and one.sent_bytes > 1)
     assert set(gets) == set(data)
     assert max(gets.values()) == (2 if filter_is == "without bits" else 1)
+
+
+# Python hears of what threads have got by requests of the kernel, and by what threads tell.
+NO_LOOKS = """
+from fastfuse.filesystem.serving import direct_files
+direct_files._LOOK_EVERY_S = 1000.0
+"""
+
+
+def small_files() -> dict[str, bytes]:
+    """Files that are read in this order, and one whose neighbours nobody reads, so that it is not fetched ahead."""
+    numbers = random.Random(1).sample(range(100, 400), 300)
+    return {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in numbers} | {"d/last": bytes(range(256))}
+
+
+def reads_until_threads_do(mount: Mount, unread: Iterator[str], data: Mapping[str, bytes]) -> list[str]:
+    """Read files until threads have got three; return all that were read."""
+    read, got = list[str](), 0
+    while got < 3:
+        read.append(next(unread))
+        assert all_right(mount, {read[-1]: data[read[-1]]})
+        got += has_threads(mount)
+    return read
+
+
+def test_what_a_thread_has_got_last_is_kept_as_the_mount_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No request of the kernel comes after it, and what threads tell is not heard."""
+    change = """
+    import trio
+    direct_files.DirectFiles._hear = lambda *_: trio.sleep_forever()
+    """
+    with_change(monkeypatch, NO_LOOKS + dedent(change))
+    data = small_files()
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+            read = reads_until_threads_do(mount, iter(data), data)
+        before = len(server.requests)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+            assert all_right(mount, {key: data[key] for key in read})
+        assert {one.key for one in server.requests[before:] if one.operation == "GetObject"}.isdisjoint(read[-3:])
+
+
+def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The thread ends after one that has read from the tier, which Python has not heard of yet."""
+    with_change(monkeypatch, NO_LOOKS)
+    data, last = small_files(), "d/last"
+
+    def is_right(mount: Mount, key: str) -> bool:
+        return all_right(mount, {key: data[key]})
+
+    with (
+        LoopbackServer({"bucket": MemoryObjects(data)}) as server,
+        ThreadPoolExecutor(1) as readers,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as one,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as other,
+    ):
+        unread = iter(data)
+        kept = next(unread)
+        assert is_right(other, kept)
+        reads_until_threads_do(one, unread, data)
+        assert is_right(one, kept)
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=last, times=1))
+        reading = readers.submit(is_right, one, last)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        assert is_right(one, kept)
+        server.faults.remove(rule)
+        assert reading.result()
+        assert is_right(other, last)
+        assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
+
+
+def test_a_file_that_a_thread_has_got_is_not_fetched_again_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change = """
+    from fastfuse.cache import catalog
+    from fastfuse.cache.claims import Claims
+    catalog._WRITER_WAITS_S = 60.0
+    take = Claims.take
+    Claims.take = lambda *it: take(*it) or print("is claimed", file=sys.stderr, flush=True)
+    """
+    with_change(monkeypatch, change)
+    data, last = small_files(), "d/last"
+    with (
+        LoopbackServer({"bucket": MemoryObjects(data)}) as server,
+        ThreadPoolExecutor(1) as readers,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
+        closing(sqlite3.connect(tmp_path / "cache" / "index.db", isolation_level=None)) as index,
+    ):
+        reads_until_threads_do(mount, iter(data), data)
+        index.execute("BEGIN IMMEDIATE")
+        assert all_right(mount, {last: data[last]})
+        reading = readers.submit(all_right, mount, {last: data[last]})
+        wait_until(lambda: "is claimed" in mount.log or reading.done())
+        index.execute("ROLLBACK")
+        assert reading.result()
+        assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
 
 
 def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
-from fastfuse.cache.shared cimport lock as lock_range, may_have
+from fastfuse.cache.shared cimport lock as lock_range, may_be_claimed_here, may_have
 from fastfuse.filesystem.kernel.replies cimport write_reply
 from fastfuse.filesystem.kernel.direct_reads cimport Job, direct_object
 from fastfuse.filesystem.kernel.threads cimport (
@@ -177,6 +177,8 @@ cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
 cdef int parts_in_flight = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
+# Whether Python was told that some of them have copies.
+cdef bint has_copies = False
 cdef Record gone_wrong[_MOST_THREADS * 4]
 cdef int wrong_count = 0
 # Copies of the records that Python takes, so that no thread waits for the interpreter.
@@ -398,8 +400,10 @@ def end_stalled():
 
 cdef int take_records(Record *source, int *count) noexcept:
     """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
+    global has_copies
     cdef int at, taken
     pthread_mutex_lock(&lock)
+    has_copies = False
     taken, count[0] = count[0], 0
     memcpy(told_records, source, taken * sizeof(Record))
     pthread_mutex_unlock(&lock)
@@ -474,11 +478,6 @@ def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pi
     return True
 
 
-def may_get_file():
-    """Return whether a thread could begin on the GET of a file now."""
-    return route != NULL and (idle != NULL or thread_count < most_threads)
-
-
 def get_file(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes, bytes path,
              bytes etag, int64_t object_id, uint64_t seed):
     """As `read_kept`, from the service, and to be kept, as it is not; `path` and `etag` are as in `get_part`."""
@@ -510,7 +509,7 @@ cdef void describe(direct_object *object, bytes path, bytes etag) noexcept:
 def may_get_part():
     """Return whether a thread could begin on a part now. A quarter of the threads is left to files that are read."""
     has_room = parts_in_flight < most_threads - most_threads // 4
-    return has_room and may_get_file()
+    return has_room and route != NULL and (idle != NULL or thread_count < most_threads)
 
 
 def is_busy():
@@ -684,10 +683,11 @@ cdef void drop(Job *job) noexcept:
 
 
 cdef bint begin(Job *job) noexcept:
-    """Do a job; return False if it is left to Python, because the tier may have the file."""
+    """Do a job; return False if it is left to Python, because the tier may have the file, or be about to."""
     cdef Thread *thread = <Thread *> job
     if is_tier_used and not thread.kept.segment and not (
-            name(thread) and not may_have(filter_fd, filter_words, thread.object_id)):
+            name(thread) and not may_be_claimed_here(thread.object_id)
+            and not may_have(filter_fd, filter_words, thread.object_id)):
         drop(job)
         return False
     read_file(thread)
@@ -780,7 +780,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, ended, failures, record_count
+    global idle, ended, failures, record_count, has_copies
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef bint is_read
@@ -832,7 +832,8 @@ cdef void *serve(void *argument) noexcept nogil:
             # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
             records[record_count] = record
             record_count += 1
-            if record.copy != NULL and record_count == 1:
+            if record.copy != NULL and not has_copies:
+                has_copies = True
                 eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
             pthread_mutex_unlock(&lock)
             is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0

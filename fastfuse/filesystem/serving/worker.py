@@ -161,6 +161,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
             await serve()
         finally:
             replies.finish()
+            direct_files.tell()  # what threads got last is to be kept, too
         nursery.cancel_scope.cancel()
     await reader.aclose()
 
