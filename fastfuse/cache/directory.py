@@ -186,14 +186,20 @@ def _make(name: str, directory_fd: int) -> int:
 
 
 def _make_filter(directory_fd: int, limit_bytes: int) -> None:
-    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits."""
+    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits.
+
+    One of another size, which suits another limit, is made anew if no process uses the directory.
+    """
+    wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
+    wanted_bytes = 1 << wanted_bytes.bit_length() - 1
     fd = _make(_FILTER, directory_fd)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)  # nobody takes it for whole before it is
-        if os.fstat(fd).st_size:
+        there_bytes = os.fstat(fd).st_size
+        if there_bytes == wanted_bytes or (there_bytes and _is_in_use(directory_fd)):
             return
-        wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
-        os.posix_fallocate(fd, 0, 1 << wanted_bytes.bit_length() - 1)
+        os.ftruncate(fd, 0)
+        os.posix_fallocate(fd, 0, wanted_bytes)
         with closing(connect(_index_path(directory_fd))) as connection:
             objects = Index(connection).objects()
             while some := list(islice(objects, _ADDED_AT_ONCE)):
@@ -203,6 +209,17 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _is_in_use(directory_fd: int) -> bool:
+    fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:

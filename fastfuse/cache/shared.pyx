@@ -9,7 +9,7 @@ into the index. So bits are never cleared, and no lock and no synchronisation ke
 not mapped, as a disk that fails would kill whoever had mapped it (SIGBUS).
 """
 
-from libc.errno cimport errno
+from libc.errno cimport EOPNOTSUPP, errno
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from posix.types cimport off_t
@@ -94,9 +94,11 @@ cdef bint may_have(int fd, uint64_t words, int64_t object_id) noexcept nogil:
     cdef uint64_t word = 0, bits = _bits(object_id)
     cdef iovec into
     into.iov_base, into.iov_len = &word, _WORD_BYTES
-    if preadv2(fd, &into, 1, _WORD_BYTES * (object_id & (words - 1)), RWF_NOWAIT) != _WORD_BYTES:
-        return True
-    return word & bits == bits
+    cdef off_t offset = _WORD_BYTES * (object_id & (words - 1))
+    cdef ssize_t count = preadv2(fd, &into, 1, offset, RWF_NOWAIT)
+    if count < 0 and errno == EOPNOTSUPP:  # a file system in memory, or of layers: what was read once is there
+        count = pread(fd, &word, _WORD_BYTES, offset)
+    return count != _WORD_BYTES or word & bits == bits
 
 
 def may_have_object(int fd, int64_t object_id):

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from fastfuse.cache import directory
-from fastfuse.cache.directory import prepare
+from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
 from fastfuse.cli.options import cache
@@ -117,6 +117,24 @@ def test_a_filter_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.Monk
     with path.open("rb") as made:
         assert may_have_object(made.fileno(), object_id)
         assert not may_have_object(made.fileno(), object_id - 1)
+
+
+def test_a_filter_of_another_size_is_made_anew_once_nobody_uses_it(tmp_path: Path) -> None:
+    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
+    prepare(small, os.geteuid())
+    with closing(sqlite3.connect(small.directory / "index.db")) as index, index:
+        index.execute("INSERT INTO extents VALUES (7, 0, 1, 1, 0, x'', 0)")
+    path = small.directory / "filter"
+    assert path.stat().st_size == 4 << 10
+    cache = open_cache(small)
+    prepare(large, os.geteuid())
+    assert path.stat().st_size == 4 << 10
+    cache.close()
+    prepare(large, os.geteuid())
+    assert path.stat().st_size == 32 << 20
+    with path.open("rb") as made:
+        assert may_have_object(made.fileno(), 7)
+        assert not may_have_object(made.fileno(), 8)
 
 
 def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
