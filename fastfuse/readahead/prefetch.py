@@ -204,7 +204,8 @@ class Prefetcher:
         """Start all fetches that are wanted and allowed."""
         self._unheeded = 0
         while (part := self._next_part()) is not None:
-            self._begin(part)
+            if not self._is_begun(part):
+                self._fetches.start(partial(self._fetch, part))
         for announcer in self._announcers:
             announcer.wake()
 
@@ -296,28 +297,29 @@ class Prefetcher:
             if file is not None:
                 self._drop((file[0],))
 
-    def _begin(self, part: Part) -> None:
+    def _is_begun(self, part: Part) -> bool:
+        """Count the fetch of `part`, and begin it if that takes no task; return whether it is begun."""
         self._under_way += 1
-        if not self._fetches.begin_ahead(part, partial(self._ended, part)):
-            self._fetches.start(partial(self._fetch, part))
+        return self._fetches.begin_ahead(part, partial(self._ended, part))
 
     def _ended(self, part: Part, has_landed: bool) -> None:
         """Go on after a fetch that took no task."""
-        if not has_landed:
-            self._fetches.start(partial(self._fetch, part))
-            return
-        self._under_way -= 1
-        following = self._next_part()
+        following = self._following() if has_landed else part
         if following is not None:
-            self._unheeded = max(0, self._unheeded - 1)
-            self._begin(following)
+            self._fetches.start(partial(self._fetch, following))
+
+    def _following(self) -> Part | None:
+        """Begin what is wanted and would have to wait for the fetch that has ended; return it if it takes a task."""
+        self._under_way -= 1
+        part = self._next_part()
+        if part is None:
+            return None
+        self._unheeded = max(0, self._unheeded - 1)
+        return None if self._is_begun(part) else part
 
     async def _fetch(self, part: Part) -> None:
-        """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
-        try:
-            await self._fetches.run(part)
-            while (following := self._next_part()) is not None:
-                self._unheeded = max(0, self._unheeded - 1)
-                await self._fetches.run(following)
-        finally:
-            self._under_way -= 1
+        """Fetch `part`, and then what follows and takes a task. Raise only `Cancelled`."""
+        following: Part | None = part
+        while following is not None:
+            await self._fetches.run(following)
+            following = self._following()
