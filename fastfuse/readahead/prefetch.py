@@ -212,7 +212,9 @@ class Prefetcher:
     def _next_part(self) -> Part | None:
         """Return the next part to fetch now, with its memory reserved; None if nothing is wanted or allowed."""
         self._current_table()  # or an order of the old table's rows would be carried out with the new one
-        if self._own_pace.is_faster or not self._pool.may_expect or self._fetches.is_busy():
+        if self._own_pace.is_faster or not self._pool.may_expect:
+            return None
+        if self._under_way and self._fetches.is_busy():  # the end of what is under way asks again; nobody else's does
             return None
         for _ in range(len(self._announcers)):
             announcer = self._announcers[0]

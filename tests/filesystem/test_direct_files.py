@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from fastfuse.filesystem.kernel.fuse import direct_reads as kernel_reads
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving import direct_files as module
 from fastfuse.filesystem.serving.direct_files import DirectFiles
@@ -213,3 +215,16 @@ print(resident_bytes() - before_bytes)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 8 << 20
+
+
+def test_threads_that_none_of_its_parts_will_leave_keep_nothing_from_being_fetched_ahead() -> None:
+    """None is free, as where all read from a disk that hangs."""
+    kernel_reads.start(-1, -1, 0, memoryview(array("q", [0] * 4)))
+    kernel_reads.arm(
+        addresses=[bytes(16)], host=b"host", port=1, is_address=False, tls=0, texts=(b"",) * 6, for_s=60.0,
+        patience_s=1.0, part_patience_s=1.0, part_limit_s=1.0, identity_begin=b"",
+    )  # fmt: skip
+    assert kernel_reads.is_armed()
+    assert not kernel_reads.may_get_part()
+    assert not kernel_reads.is_busy()
+    kernel_reads.disarm()

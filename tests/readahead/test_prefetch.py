@@ -547,6 +547,15 @@ async def test_announced_files_take_no_tasks_once_they_need_none(autojump_clock:
     assert [key for key, *_ in beginning.begun] == [ref.key for ref in refs[24:]]
 
 
+async def test_announced_files_come_one_after_the_other_where_all_threads_are_busy_with_other_reads() -> None:
+    """The end of such a read starts nothing that is announced."""
+    async with serving(10) as (refs, engine, reader):
+        engine.begin_parts_by(lambda *_: False, lambda: True)
+        await engine.new_order().announce(in_order(refs))
+        await settled()
+        assert [key for key, *_ in reader.gets] == [ref.key for ref in refs]
+
+
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(autojump_clock: MockClock) -> None:
     refs = dataset(9_000, 100)
     order = shuffled(refs)

@@ -514,13 +514,14 @@ def may_get_part():
 
 def is_busy():
     """Return whether a thread could begin on a part once another one has ended."""
-    return route != NULL and not may_get_part()
+    return route != NULL and parts_in_flight > 0 and not may_get_part()
 
 
 def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     """Begin to GET as many bytes from `start` on as `data` has room for, of an object of `size_bytes`.
 
-    All of an object is no more than 256 KiB. `path` is the object's below the prefix of `arm`, URL-encoded. Return a number for `parts`, or -1 where none begins.
+    All of an object is no more than 256 KiB. `path` is the object's below the prefix of `arm`, URL-encoded. Return a
+    number for `parts`, or -1 where none begins.
     """
     global parts_in_flight
     cdef Thread *thread
