@@ -20,6 +20,7 @@ from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.objects import Buffer, ObjectRef
 
 REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
+SMALL = ObjectRef("bucket", "p/small", 8, '"e"')
 
 
 class Threads:
@@ -157,15 +158,15 @@ async def test_failures_together_make_one_rest(threads: Threads, place: Place, m
 async def test_all_of_a_small_object_is_got_and_counts_its_checksum_and_what_is_said_of_it_alone_makes_no_rest(
     threads: Threads, place: Place
 ) -> None:
-    small, ended = ObjectRef("bucket", "p/small", 8, '"e"'), list[Buffer | None]()
+    ended = list[Buffer | None]()
 
     def ends() -> bool:
-        is_begun = place.files.begin(small, 0, 8, ended.append)
+        is_begun = place.files.begin(SMALL, 0, 8, ended.append)
         place.files._end_parts()
         return is_begun
 
-    assert not place.files.begin(replace(small, size_bytes=9), 0, 9, ended.append)
-    assert not place.files.begin(small, 0, 7, ended.append)
+    assert not place.files.begin(replace(SMALL, size_bytes=9), 0, 9, ended.append)
+    assert not place.files.begin(SMALL, 0, 7, ended.append)
     assert ends()
     assert place.files.begin(REF, 8, 24, ended.append)
     place.files._end_parts()
@@ -178,6 +179,26 @@ async def test_all_of_a_small_object_is_got_and_counts_its_checksum_and_what_is_
     for _ in range(3):
         assert ends()
     assert not ends()
+
+
+@pytest.mark.parametrize("fails", [REF, SMALL])
+async def test_ranges_rest_whatever_becomes_of_whole_objects_and_these_whatever_becomes_of_ranges(
+    threads: Threads, place: Place, fails: ObjectRef
+) -> None:
+    ended = list[Buffer | None]()
+
+    def ends(ref: ObjectRef, outcome: tuple[bool, int]) -> bool:
+        threads.outcome = outcome
+        is_begun = place.files.begin(ref, 0, min(16, ref.size_bytes), ended.append)
+        place.files._end_parts()
+        return is_begun
+
+    other = SMALL if fails is REF else REF
+    for _ in range(3):
+        assert ends(fails, (False, 0))
+        assert ends(other, (True, 200))
+    assert not ends(fails, (True, 200))
+    assert ends(other, (True, 200))
 
 
 async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(

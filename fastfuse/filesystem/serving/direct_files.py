@@ -73,6 +73,26 @@ class _Rest:
         self._until_s, self._next_s = 0.0, _REST_S
 
 
+class _PartsRest(_Rest):
+    """A rest of parts of one kind by themselves, after too many that failed one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failures = 0
+
+    def failed(self, now_s: float) -> None:
+        if self.lasts(now_s):
+            return  # it was under way when the rest began
+        self._failures += 1
+        if self._failures >= _MOST_PART_FAILURES:
+            self._failures = 0
+            self.begin(now_s)
+
+    def end(self) -> None:
+        super().end()
+        self._failures = 0
+
+
 class _Part(NamedTuple):
     """A part under way: its key and memory, who is told of its end, its number in `RecordedReader`, when it began."""
 
@@ -119,9 +139,8 @@ class DirectFiles:
         self._was_armed = False
         # The bucket, and the beginning of the keys, that threads read; and the parts under way, by number.
         self._source: tuple[str, str] = "", ""
-        # Parts that failed one after the other, and the rest after too many of them.
-        self._part_failures = 0
-        self._parts_rest = _Rest()
+        # Of ranges, and of whole objects: each may fail where the others do not.
+        self._parts_rests = _PartsRest(), _PartsRest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
         direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
@@ -219,15 +238,15 @@ class DirectFiles:
         """Begin to get a part, or all of a small file, as `BeginGet` says."""
         if not _suits_thread(ref, start, end) or not direct_reads.may_get_part():
             return False
-        if self._parts_rest.lasts(monotonic()) or not self._is_within_reach(ref):
+        is_whole = end - start == ref.size_bytes
+        if self._parts_rests[is_whole].lasts(monotonic()) or not self._is_within_reach(ref):
             return False
         data = self._take(end - start)
         number = direct_reads.get_part(self._path(ref), ref.etag.encode(), ref.size_bytes, start, data)
         if number < 0:
             return False
-        self._parts[number] = _Part(
-            ref.key, end - start == ref.size_bytes, data, done, self._gets.begin(ref, start, end), trio.current_time()
-        )
+        get = self._gets.begin(ref, start, end)
+        self._parts[number] = _Part(ref.key, is_whole, data, done, get, trio.current_time())
         return True
 
     def _end_parts(self) -> None:
@@ -239,8 +258,7 @@ class DirectFiles:
                 continue  # no memory was left to note it, and the client got it
             self._gets.end(part.get)
             if is_right:
-                self._part_failures = 0
-                self._parts_rest.end()
+                self._parts_rests[part.is_whole].end()
                 took_s = trio.current_time() - part.began_s
                 had_checksum = is_checked if part.is_whole else None
                 self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=had_checksum)
@@ -248,16 +266,8 @@ class DirectFiles:
             else:
                 self._client.count_left(status, self._source[0], part.key)
                 if status not in _OF_ONE_OBJECT:
-                    self._part_failed(monotonic())
+                    self._parts_rests[part.is_whole].failed(monotonic())
                 part.done(None)
-
-    def _part_failed(self, now_s: float) -> None:
-        if self._parts_rest.lasts(now_s):
-            return  # it was under way when the rest began
-        self._part_failures += 1
-        if self._part_failures >= _MOST_PART_FAILURES:
-            self._part_failures = 0
-            self._parts_rest.begin(now_s)
 
     async def arm(self) -> None:
         """Let threads read if that is right now, and not otherwise."""
