@@ -76,7 +76,7 @@ class Fetches:
     def begin_ahead(self, part: Part, ended: Callable[[bool], None]) -> bool:
         """Begin the GET of `part`, for which there is room, if that takes no task; return whether it is under way.
 
-        Once it is over, `ended` is called, with whether it has landed: if it has not, the caller is to `run` it.
+        Once it is over, `ended` is called, with whether it has landed: if it has not, the caller is to `run_again`.
         """
         return self._begin(part, partial(self._ended_ahead, part, ended))
 
@@ -102,6 +102,13 @@ class Fetches:
             self._pool.fail(part, error)
         else:
             self._land(part, landed, data)
+
+    async def run_again(self, part: Part, landed: _Landed | None = None) -> None:
+        """Fetch `part` as `run` does, after a GET in vain that took no task.
+
+        Readers have waited since that began, and are to hear from this one why it failed.
+        """
+        await self.run(part, landed, ends_s=part.began_s + self._read_deadline_s)
 
     def failed(self, error: Exception) -> None:
         """Note that a GET failed."""
@@ -131,8 +138,7 @@ class Fetches:
 
     def _ended(self, part: Part, landed: _Landed | None, data: Buffer | None) -> None:
         if data is None:
-            # Readers have waited since it began, and are to hear from this GET why it failed.
-            self.start(partial(self.run, part, landed, ends_s=part.began_s + self._read_deadline_s))
+            self.start(partial(self.run_again, part, landed))
         else:
             self._land(part, landed, data)
 

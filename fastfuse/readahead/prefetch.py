@@ -308,7 +308,7 @@ class Prefetcher:
         """Go on after a fetch that took no task."""
         following = self._following() if has_landed else part
         if following is not None:
-            self._fetches.start(partial(self._fetch, following))
+            self._fetches.start(partial(self._fetch, following, is_again=not has_landed))
 
     def _following(self) -> Part | None:
         """Begin what is wanted and would have to wait for the fetch that has ended; return it if it takes a task."""
@@ -319,9 +319,8 @@ class Prefetcher:
         self._unheeded = max(0, self._unheeded - 1)
         return None if self._is_begun(part) else part
 
-    async def _fetch(self, part: Part) -> None:
+    async def _fetch(self, part: Part, *, is_again: bool = False) -> None:
         """Fetch `part`, and then what follows and takes a task. Raise only `Cancelled`."""
-        following: Part | None = part
-        while following is not None:
+        await (self._fetches.run_again(part) if is_again else self._fetches.run(part))
+        while (following := self._following()) is not None:
             await self._fetches.run(following)
-            following = self._following()

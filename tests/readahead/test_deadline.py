@@ -88,11 +88,14 @@ async def test_more_readers_than_connections_fail_at_their_deadlines_and_read_on
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("is_announced", [False, True])
 @pytest.mark.parametrize(("takes_s", "cause"), [(0.01, "503"), (15.0, "503"), (1000.0, "within 60 s")])
 async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
-    autojump_clock: MockClock, takes_s: float, cause: str
+    autojump_clock: MockClock, takes_s: float, cause: str, *, is_announced: bool
 ) -> None:
-    ref, config = listed("stalled", 4 * PART_BYTES), replace(CONFIG, max_window_bytes=0)
+    size_bytes, offset = (128 * KIB, 0) if is_announced else (4 * PART_BYTES, PART_BYTES)
+    ref, config = listed("stalled", size_bytes), replace(CONFIG, max_window_bytes=MIB * is_announced)
+    table = Files([ref])
 
     def begin(_ref: ObjectRef, _start: int, _end: int, done: Callable[[Buffer | None], None]) -> bool:
         async def end() -> None:
@@ -103,11 +106,14 @@ async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
         return True
 
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(Service(takes_s=takes_s), config, nursery, lambda: Files([]))
+        engine = ReadEngine(Service(takes_s=takes_s), config, nursery, lambda: table)
         engine.begin_parts_by(begin, never_busy)
+        if is_announced:
+            await engine.new_order().announce([1])
+            assert engine.statistics().prefetched_parts == 1
         began_s = trio.current_time()
         with pytest.raises(ReadError, match=cause):
-            await engine.read(1, ref, PART_BYTES, 128 * KIB)
+            await engine.read(1, ref, offset, 128 * KIB)
         assert trio.current_time() <= began_s + DEADLINE_S
         await settled()
         check_books(engine)
