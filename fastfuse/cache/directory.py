@@ -107,10 +107,12 @@ def open_cache(settings: CacheSettings) -> OpenCache:
         opened.callback(os.close, directory_fd)
         claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, claims_fd)
-        # Whoever clears a damaged index takes it alone.
-        fcntl.flock(claims_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Whoever clears a damaged index, or looks whether somebody uses the directory, takes it alone for a moment.
+        fcntl.flock(claims_fd, fcntl.LOCK_SH)
         filter_fd = os.open(_FILTER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, filter_fd)
+        fcntl.flock(filter_fd, fcntl.LOCK_SH)  # whoever makes it anew has seen nobody before this one
+        fcntl.flock(filter_fd, fcntl.LOCK_UN)
         os.posix_fadvise(filter_fd, 0, 0, os.POSIX_FADV_WILLNEED)  # nobody who asks it waits for the disk
         reading = connect(_index_path(directory_fd))
         opened.callback(reading.close)

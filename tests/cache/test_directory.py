@@ -1,9 +1,12 @@
 """Directories that are taken, and what is said of others; all before anything is mounted."""
 
 import errno
+import fcntl
 import os
 import sqlite3
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from unittest.mock import Mock
@@ -135,6 +138,45 @@ def test_a_filter_of_another_size_is_made_anew_once_nobody_uses_it(tmp_path: Pat
     with path.open("rb") as made:
         assert may_have_object(made.fileno(), 7)
         assert not may_have_object(made.fileno(), 8)
+
+
+@pytest.mark.parametrize("waits_for", ["claims", "filter"])
+def test_who_opens_while_another_mount_makes_the_filter_anew_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    """That one looks just then whether somebody uses the directory; or its filter is empty."""
+    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
+    prepare(small, os.geteuid())
+    maker, is_asked, opened = threading.get_ident(), threading.Event(), list[Future[int]]()
+    take, allocate = fcntl.flock, os.posix_fallocate
+
+    def filter_bytes() -> int:
+        with closing(open_cache(small)) as cache:
+            return os.fstat(cache.filter_fd).st_size
+
+    def begin() -> None:
+        opened.append(others.submit(filter_bytes))
+        opened[0].add_done_callback(lambda _: is_asked.set())
+        is_asked.wait()
+
+    def flock(fd: int, how: int) -> None:
+        is_it, is_makers = Path(f"/proc/self/fd/{fd}").readlink().name == waits_for, threading.get_ident() == maker
+        if is_it and not is_makers and not how & fcntl.LOCK_NB:
+            is_asked.set()
+        take(fd, how)
+        if is_it and is_makers and waits_for == "claims":
+            begin()
+
+    def posix_fallocate(*where: int) -> None:
+        if waits_for == "filter":
+            begin()
+        allocate(*where)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+    with ThreadPoolExecutor(1) as others:
+        prepare(large, os.geteuid())
+        assert opened[0].result() == 32 << 20
 
 
 def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
