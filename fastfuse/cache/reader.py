@@ -235,7 +235,7 @@ class CachedReader:
         if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or not self.is_used:
             return None
         object_id, seed = identity(self._endpoint_url, ref)
-        # In this order: what is claimed no longer is found.
+        # The claim is looked at first: a range whose claim has ended meanwhile is found then.
         if object_id in self._wrong or self._claims.holds(object_id):
             return None
         found = self._find(object_id, 0, ref.size_bytes)
@@ -250,7 +250,7 @@ class CachedReader:
 
     @property
     def is_used(self) -> bool:
-        """Whether the tier is used now: not if its disk, or its index, has just failed."""
+        """Return whether the tier is used now: it is not if its disk, or its index, has just failed."""
         return not self._writer.is_gone and not self._is_off()
 
     def keep(self, object_id: int, seed: int, data: Buffer) -> None:

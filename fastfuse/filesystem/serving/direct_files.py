@@ -139,7 +139,7 @@ class DirectFiles:
         self._was_armed = False
         # The bucket, and the beginning of the keys, that threads read; and the parts under way, by number.
         self._source: tuple[str, str] = "", ""
-        # Of ranges, and of whole objects: each may fail where the others do not.
+        # The first is of ranges, the second of whole objects: each may fail where the others do not.
         self._parts_rests = _PartsRest(), _PartsRest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
