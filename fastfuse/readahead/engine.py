@@ -17,7 +17,7 @@ from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool, PoolStatistics
-from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
+from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher, SmallFiles
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.stream import Stream
 from fastfuse.s3.base import BeginGet, RangeReader
@@ -75,6 +75,11 @@ class ReadEngine:
     def begin_parts_by(self, begin: BeginGet, is_busy: Callable[[], bool]) -> None:
         """Get parts by `begin` where that can be; while it `is_busy` nothing more is fetched ahead."""
         self._fetches.begin, self._fetches.is_busy = begin, is_busy
+
+    def fetch_small_by(self, small_files: SmallFiles) -> None:
+        """Leave small files that an order names to `small_files`, whose memory is part of the engine's."""
+        self._prefetcher.small_files = small_files
+        self._pool.expected.held_elsewhere = small_files.held
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""
@@ -151,6 +156,20 @@ class ReadEngine:
         counts.waited_bytes += size_bytes
         self._begin(inode, 0, is_missed=True)
 
+    def was_read_ahead(
+        self, inode: int, offset: int, size_bytes: int, reader: int, *, has_waited: bool, is_first: bool
+    ) -> None:
+        """Note a read of one of the `SmallFiles`, and start what comes after its first; `reader` is as in `began`."""
+        counts = self._fetches.counts
+        if has_waited:
+            counts.waits += 1
+            counts.waited_bytes += size_bytes
+        else:
+            counts.hits += 1
+        if is_first:
+            self._own_pace.begun(reader)
+            self._begin(inode, offset)
+
     def began(self, reader: int) -> None:
         """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
         self._own_pace.begun(reader)
@@ -220,7 +239,7 @@ class ReadEngine:
     def memory(self) -> dict[str, int]:
         """Return how many bytes each use of the memory has: they add up to what the target limits."""
         pool = self._pool.statistics()
-        foreseen_bytes = pool.held_bytes - pool.spent_bytes
+        foreseen_bytes = pool.held_bytes - pool.spent_bytes + self._pool.expected.elsewhere_bytes
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
     def _take_expected(self, inode: int, ref: ObjectRef) -> Buffer | None:

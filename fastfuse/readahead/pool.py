@@ -15,9 +15,10 @@ States of a part, all changed here:
 * left, spent: evictable by readahead too (see `shelves`).
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
-INVARIANT: reserved (in flight, landed) and all that is evictable take at most the limit, always. Two things are not
-counted: the part behind a slice that is being written to the kernel (a dozen at most, for milliseconds), and the about
-2 kB that a small file and its part take as Python objects, one for 64 KiB of the limit at most.
+INVARIANT: reserved (in flight, landed), evictable, and the expected files that somebody else keeps, which are not: all
+take at most the limit, always. Two things are not counted: the part behind a slice that is being written to the kernel
+(a dozen at most, for milliseconds), and the about 2 kB that a small file and its part take as Python objects, one for
+64 KiB of the limit at most.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile. Parts in flight end, as the S3 client has
 deadlines, so memory comes back to the first that waits.
@@ -69,8 +70,8 @@ class PartPool:
         self._first_part_bytes = config.first_part_bytes
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
-        self._expected = Expected(limit)
-        self.max_expected_parts = self._expected.max_parts
+        self.expected = Expected(limit)
+        self.max_expected_parts = self.expected.max_parts
         self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         # Files with parts that wait, in their turn.
@@ -79,7 +80,7 @@ class PartPool:
         self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._in_flight = self._ahead_in_flight = 0
-        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
+        self._reserved_bytes = self._fetched_bytes = self.unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -104,7 +105,7 @@ class PartPool:
             file = self._files[inode] = FileParts(inode, ref)
         file.is_open = True
         if file.is_expected:
-            for part in self._expected.take(file):
+            for part in self.expected.take(file):
                 self._fresh.put(part)
         return file
 
@@ -187,19 +188,15 @@ class PartPool:
     @property
     def may_expect(self) -> bool:
         """A quick look whether a part of an expected file may be fetched now."""
-        expected = self._expected
+        expected = self.expected
         return expected.has_place and not self._lacks_memory and self._may_start(expected.in_flight)
-
-    def has_room_for_expected(self, size_bytes: int, *, is_guess: bool = False) -> bool:
-        """Return whether expected files leave `size_bytes` of their memory; landed guesses are room to other files."""
-        return self._expected.has_room(size_bytes, is_guess=is_guess)
 
     def try_expect(self, inode: int, ref: ObjectRef, end: int, *, is_guess: bool = False) -> Part | None:
         """Return the first `end` bytes of a file that will be begun, to fetch now; None if others need what they take.
 
         Nothing may be held for `inode` (`holds`). The file is expected until `open` or `drop_expected`.
         """
-        if not self.may_expect or not self.has_room_for_expected(end, is_guess=is_guess):
+        if not self.may_expect or not self.expected.has_room(end, is_guess=is_guess):
             return None
         if not is_guess:
             self._trade_guesses(end)
@@ -210,25 +207,31 @@ class PartPool:
             self._files[inode] = file
         return part
 
+    def admit_elsewhere(self, size_bytes: int) -> bool:
+        """Make room beside other expected files for one that somebody else will keep; return whether there is room."""
+        self._trade_guesses(size_bytes)
+        return not self._lacks_memory and self.has_room_ahead(None, size_bytes) and self._make_room(size_bytes)
+
     def adopt(self, inode: int) -> int:
         """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
         if not self.is_guess(inode):
             return 0
         file = self._files[inode]
-        self._expected.rank(file, is_guess=False)
+        self.expected.rank(file, is_guess=False)
         return sum(part.size_bytes for part in file)
 
     def demote_expected(self) -> None:
         """Turn all expected files into guesses."""
         for file in self._files.values():
             if file.is_expected:
-                self._expected.rank(file, is_guess=True)
+                self.expected.rank(file, is_guess=True)
 
     def drop_expected(self, inode: int) -> bool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
-        if not self.is_expected(inode):
+        file = self._files.get(inode)
+        if file is None or not file.is_expected:
             return False
-        for part in self._expected.take(self._files[inode]):
+        for part in self.expected.take(file):
             self._drop(part)
         return True
 
@@ -246,14 +249,10 @@ class PartPool:
         """Return the parts of a file that is being read, or that is held or in flight in part."""
         return self._files.get(inode)
 
-    def is_expected(self, inode: int) -> bool:
-        """Return whether parts of the file are held or in flight, and it was not begun since."""
-        file = self._files.get(inode)
-        return file is not None and file.is_expected
-
     def is_guess(self, inode: int) -> bool:
         """Return whether the file is expected, and no order says so."""
-        return self.is_expected(inode) and self._files[inode].is_guess
+        file = self._files.get(inode)
+        return file is not None and file.is_guess
 
     def land(self, part: Part, data: Buffer) -> None:
         """Hold the `data` of `part`, whose GET delivered."""
@@ -302,7 +301,7 @@ class PartPool:
 
     def statistics(self) -> PoolStatistics:
         """Return the figures of now."""
-        expected = self._expected
+        expected = self.expected
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
             held_bytes=self._held_bytes,
@@ -312,7 +311,7 @@ class PartPool:
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self._unread_dropped_bytes,
+            unread_dropped_bytes=self.unread_dropped_bytes,
         )
 
     def _touch(self, file: FileParts) -> None:
@@ -328,14 +327,18 @@ class PartPool:
         if part.is_demanded:
             part.file.demanded_in_flight += step
         elif part.is_expected:
-            self._expected.in_flight += step
-            self._expected.in_flight_bytes += step * part.size_bytes
+            self.expected.in_flight += step
+            self.expected.in_flight_bytes += step * part.size_bytes
         else:
             self._ahead_in_flight += step
 
     @property
+    def _taken_bytes(self) -> int:
+        return self._reserved_bytes + self.expected.elsewhere_bytes
+
+    @property
     def _held_bytes(self) -> int:
-        return self._fresh.size_bytes + self._expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
+        return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
 
     def _may_start(self, used: int) -> bool:
         """Return whether a connection is free for a kind of parts that has `used` of them."""
@@ -344,11 +347,11 @@ class PartPool:
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` fit, spare parts first. Return False, and evict nothing, if all would not do."""
-        allowed_bytes = self._limit_bytes - self._reserved_bytes - size_bytes
+        allowed_bytes = self._limit_bytes - self._taken_bytes - size_bytes
         if allowed_bytes < 0:
             return False
         while self._held_bytes > allowed_bytes:
-            self._drop((self._spent or self._left or self._expected or self._fresh).pop())
+            self._drop((self._spent or self._left or self.expected or self._fresh).pop())
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
@@ -356,16 +359,16 @@ class PartPool:
 
         The newest go first: guesses are fetched in the order of the listing, and the other order is often the same.
         """
-        expected = self._expected
-        allowed_bytes = self._ahead.window_bytes - self._reserved_bytes - self._fresh.size_bytes - size_bytes
+        expected = self.expected
+        allowed_bytes = self._ahead.window_bytes - self._taken_bytes - self._fresh.size_bytes - size_bytes
         if expected.known.size_bytes <= allowed_bytes:
             while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
                 self._drop(expected.guessed.pop(is_newest=True))
 
-    def has_room_ahead(self, file: FileParts, size_bytes: int) -> bool:
+    def has_room_ahead(self, file: FileParts | None, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
-        held_bytes = self._reserved_bytes + self._fresh.size_bytes + self._expected.size_bytes
-        return held_bytes + file.left_bytes + size_bytes <= self._ahead.window_bytes
+        held_bytes = self._taken_bytes + self._fresh.size_bytes + self.expected.size_bytes
+        return held_bytes + (0 if file is None else file.left_bytes) + size_bytes <= self._ahead.window_bytes
 
     def _add_ahead(self, part: Part) -> Part | None:
         if not self.has_room_ahead(part.file, part.size_bytes):
@@ -409,7 +412,7 @@ class PartPool:
         elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
             (self._left if part.is_left else self._fresh).put(part)
         elif part.file.is_expected:
-            self._expected.put(part)
+            self.expected.put(part)
         else:
             self._shelve_spent(part)
         self._grant()
@@ -427,7 +430,7 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
-        self._unread_dropped_bytes += max(0, part.unread_bytes)
+        self.unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 

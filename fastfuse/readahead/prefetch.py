@@ -3,13 +3,16 @@
 The pool keeps what is fetched as *expected*, within bounds of its own, until the file is begun or its order drops it.
 Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
 before a refresh) also give way to files of the other orders, which adopt them otherwise.
+
+Small files of the other orders are left to somebody who fetches them without the interpreter, and answers their reads
+(`SmallFiles`), where that can be.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import trio
 
@@ -30,8 +33,9 @@ _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
 # One file begun leaves room for one file, and a fetch that has ended is followed by the next. New ones begin when there
-# is room for one more to each so many that run.
+# is room for one more to each so many that run, or for so many at once.
 _FETCHES_PER_FILE = 8
+_MOST_UNHEEDED = 16
 
 # One order in which files come. An announced one has their inodes, the others the rows of the table.
 _Order = AnnouncedOrder | ListingOrder | ShuffledEpoch
@@ -55,6 +59,25 @@ class Listing(Protocol):
 
     def __contains__(self, inode: int) -> bool:
         """Return whether there is such an inode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFiles:
+    """Calls to somebody who fetches small files ahead, and answers their reads; by default there is nobody.
+
+    `ReadEngine.was_read_ahead` hears of the reads.
+    """
+
+    # Returns the size in bytes of a file that could be fetched now, or 0.
+    size_of: Callable[[int], int] = lambda _inode: 0
+    # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
+    fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
+    # Keeps nothing of a file; returns its size, or 0 if it was not kept.
+    drop: Callable[[int], int] = lambda _inode: 0
+    # Keeps nothing of any.
+    drop_all: Callable[[], None] = lambda: None
+    # Returns how many files are kept or on their way, and the bytes of memory that they take.
+    held: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
@@ -113,6 +136,9 @@ class Prefetcher:
     # Files that somebody else reads are left to it.
     _claims: Claims | None
 
+    # Who fetches what is small.
+    small_files: SmallFiles = SmallFiles()
+
     def __post_init__(self) -> None:
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
@@ -156,7 +182,8 @@ class Prefetcher:
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
                 self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
         self._unheeded += 1
-        if self._unheeded * _FETCHES_PER_FILE > self._under_way:
+        under_way = self._under_way + self.small_files.held()[0]
+        if self._unheeded >= _MOST_UNHEEDED or self._unheeded * _FETCHES_PER_FILE > under_way:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
@@ -188,6 +215,7 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
+            self.small_files.drop_all()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
@@ -204,17 +232,15 @@ class Prefetcher:
         """Start all fetches that are wanted and allowed."""
         self._unheeded = 0
         while (part := self._next_part()) is not None:
-            if not self._is_begun(part):
+            if part is not True and not self._is_begun(part):
                 self._fetches.start(partial(self._fetch, part))
         for announcer in self._announcers:
             announcer.wake()
 
-    def _next_part(self) -> Part | None:
-        """Return the next part to fetch now, with its memory reserved; None if nothing is wanted or allowed."""
+    def _next_part(self) -> Part | Literal[True] | None:
+        """Return the next part to fetch now, as `_part_of` does; None if nothing is wanted or allowed."""
         self._current_table()  # or an order of the old table's rows would be carried out with the new one
-        if self._own_pace.is_faster or not self._pool.may_expect:
-            return None
-        if self._under_way and self._fetches.is_busy():  # the end of what is under way asks again; nobody else's does
+        if self._own_pace.is_faster:
             return None
         for _ in range(len(self._announcers)):
             announcer = self._announcers[0]
@@ -231,26 +257,28 @@ class Prefetcher:
             part = self._part_of(self._shuffled)
         return part
 
-    def _part_of(self, order: _Order) -> Part | None:
-        """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it."""
+    def _part_of(self, order: _Order) -> Part | Literal[True] | None:
+        """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it.
+
+        True: it is a small file, which somebody else has begun to fetch.
+        """
         is_guess = order is self._shuffled
-        while (place := order.next()) is not None:
-            inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
-            adopted_bytes = 0 if is_guess else self._pool.adopt(inode)
-            if adopted_bytes:
-                self._shuffled.adopted()
-            if adopted_bytes or not self._is_worth_it(inode, size_bytes) or self._own_pace.takes_sample():
-                order.advance(adopted_bytes)
-                continue
-            if size_bytes is not None and not self._has_room(size_bytes, is_guess=is_guess):
-                return None
+        while (inode := self._next_file(order)) is not None:
+            small_bytes = 0 if is_guess else self.small_files.size_of(inode)
+            if small_bytes:
+                if not self._has_room(small_bytes, is_guess=False) or not self._pool.admit_elsewhere(small_bytes):
+                    return None
+                if self.small_files.fetch(inode, small_bytes):
+                    self._fetches.counts.prefetched_parts += 1
+                    order.advance(small_bytes)
+                    return True
             ref = self._ref(inode)
             if ref is None:
                 order.advance(0)
                 continue
             # All of a small file, or the first part of a large one.
             end = min(ref.size_bytes, self._config.part_size_bytes)
-            if not self._has_room(end, is_guess=is_guess):
+            if not self._may_begin() or not self._has_room(end, is_guess=is_guess):
                 return None
             part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
             if part is not None:
@@ -258,6 +286,23 @@ class Prefetcher:
                 order.advance(part.size_bytes)
             return part
         return None
+
+    def _next_file(self, order: _Order) -> int | None:
+        """Pass over what is not worth a fetch, and return the next file of `order`, if it has one."""
+        while (place := order.next()) is not None:
+            inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
+            adopted_bytes = 0 if order is self._shuffled else self._pool.adopt(inode)
+            if adopted_bytes:
+                self._shuffled.adopted()
+            if not adopted_bytes and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
+                return inode
+            order.advance(adopted_bytes)
+        return None
+
+    def _may_begin(self) -> bool:
+        """A quick look whether one more part may be fetched now."""
+        # The end of what is under way asks again; nobody else's does.
+        return self._pool.may_expect and not (self._under_way and self._fetches.is_busy())
 
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
@@ -276,7 +321,7 @@ class Prefetcher:
 
     def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""
-        while not self._pool.has_room_for_expected(size_bytes, is_guess=is_guess):
+        while not self._pool.expected.has_room(size_bytes, is_guess=is_guess):
             if is_guess:
                 return False
             rows = self._listed.give_way()
@@ -290,7 +335,10 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            if self._pool.drop_expected(inode):
+            small_bytes = self.small_files.drop(inode)
+            if small_bytes:
+                self._pool.unread_dropped_bytes += small_bytes
+            if small_bytes or self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
@@ -313,7 +361,8 @@ class Prefetcher:
     def _following(self) -> Part | None:
         """Begin what is wanted and would have to wait for the fetch that has ended; return it if it takes a task."""
         self._under_way -= 1
-        part = self._next_part()
+        while (part := self._next_part()) is True:
+            pass
         if part is None:
             return None
         self._unheeded = max(0, self._unheeded - 1)

@@ -11,8 +11,11 @@
 * known: of a file that an order names, kept until it is begun or the order drops it.
 
 The pool has a shelf for each of the first two, and one for the fresh parts; `Expected` has the others.
-INVARIANT: known, guessed and what is in flight for them take at most a quarter of the limit, and `max_parts` parts.
+INVARIANT: known, guessed, what is in flight for them and the small files that somebody else keeps (`SmallFiles` of
+`prefetch`) take at most a quarter of the limit, and `max_parts` parts.
 """
+
+from collections.abc import Callable
 
 from fastfuse.readahead.parts import FileParts, Part, Shelf
 
@@ -31,9 +34,16 @@ class Expected:
         self.known, self.guessed = self.shelves = Shelf(), Shelf()
         # Both ranks: a GET that runs cannot give way.
         self.in_flight = self.in_flight_bytes = 0
+        # The files that somebody else keeps, and their bytes.
+        self.held_elsewhere: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def __len__(self) -> int:
         return len(self.known) + len(self.guessed)
+
+    @property
+    def elsewhere_bytes(self) -> int:
+        """The bytes of the files that somebody else keeps."""
+        return self.held_elsewhere()[1]
 
     @property
     def size_bytes(self) -> int:
@@ -47,9 +57,9 @@ class Expected:
 
     def has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit: a guess beside all others, a known file if need be in place of guesses."""
-        held = self if is_guess else self.known
-        is_place = len(held) + self.in_flight < self.max_parts
-        return is_place and held.size_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
+        held, (files, bytes_elsewhere) = self if is_guess else self.known, self.held_elsewhere()
+        is_place = len(held) + self.in_flight + files < self.max_parts
+        return is_place and held.size_bytes + self.in_flight_bytes + bytes_elsewhere + size_bytes <= self.max_bytes
 
     def pop(self) -> Part:
         """Take down the part that goes first, for a reader that waits for the memory."""

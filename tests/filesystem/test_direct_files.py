@@ -26,6 +26,8 @@ SMALL = ObjectRef("bucket", "p/small", 8, '"e"')
 class Threads:
     """Stands in for `direct_reads`: whatever is begun has ended as `outcome` says."""
 
+    READ, GOT_AHEAD, READ_AHEAD = range(3)
+
     def __init__(self) -> None:
         self.begun: list[bytes] = []
         self.outcome = True, 206
@@ -56,6 +58,14 @@ class Threads:
 
     def returned(self) -> list[Any]:
         return []
+
+    def drop_ahead(self, _inode: int) -> int:
+        return 0
+
+    def drop_all_ahead(self) -> None: ...
+
+    def held_ahead(self) -> tuple[int, int]:
+        return 0, 0
 
     def served(self) -> list[Any]:
         return []
@@ -94,7 +104,7 @@ def place(threads: Threads) -> Place:
         max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **it: checked.append(it)
     )
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
-    engine: Any = SimpleNamespace(begin_parts_by=lambda *_: None)
+    engine: Any = SimpleNamespace(begin_parts_by=lambda *_: None, fetch_small_by=lambda _: None)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
     files = DirectFiles(
         reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, tier=None

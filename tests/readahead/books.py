@@ -25,7 +25,7 @@ def check_books(of: ReadEngine | PartPool) -> None:
 
 def _check_shelves(pool: PartPool) -> list[Part]:
     """Return the parts on all shelves."""
-    expected, spent, left = pool._expected, pool._spent, pool._left
+    expected, spent, left = pool.expected, pool._spent, pool._left
     shelves = (pool._fresh, expected.known, expected.guessed, spent, left)
     for shelf in shelves:
         assert shelf.size_bytes == sum(part.size_bytes for part in shelf)

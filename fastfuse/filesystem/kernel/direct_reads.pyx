@@ -12,6 +12,10 @@ is not there (`get_file`). Where one lies is remembered, and its later reads tak
 A part of a large file, or a small one that is fetched ahead, is GET into memory that Python gives (`get_part`), which
 hears of its end with others (`parts`).
 
+A small file that an order names is fetched *ahead* by threads alone (`fetch_ahead`): its READs are answered from memory
+that Python gave, or once its GET ends, until it is read or dropped. Python hears of that GET and of those READs as of
+other files (`served`).
+
 Anything unusual is `returned`: Python reads that file as it reads every other one, and answers the kernel. So all rules
 of retries, deadlines, credentials and errors are where they were. Threads take requests only while Python lets them
 (`arm`), and stop by themselves at the first sign of trouble that other files share.
@@ -116,12 +120,26 @@ cdef enum:
     _STALLED = -1
     _CLAIMED = -2
     _MAY_BE_KEPT = -3
+    _TOLD = -4  # it waited for a file ahead, of which Python hears by itself
     _NOT_KEPT = -1  # the object of a file that the tier is not to keep
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
     _BY_THREAD = 2
     _NEVER = 4
+    _AHEAD = 8
+    # What a record tells of: a READ and its GET, the GET of a file ahead, or the READ of one.
+    _READ = 0
+    _GOT_AHEAD = 1
+    _READ_AHEAD = 2
+    # States of a file ahead.
+    _QUEUED = 0
+    _RUNNING = 1
+    _HERE = 2
+    _FAILED = 3
 
+
+cdef struct Ahead
+cdef struct Record
 
 cdef struct Thread:
     Job job
@@ -142,6 +160,8 @@ cdef struct Thread:
     int64_t object_id
     uint64_t seed
     bint is_missing
+    # The file ahead that it gets, or NULL.
+    Ahead *ahead
     # Of a part: that it is one, a reference to its memory, and what became of it.
     bint is_part
     Py_buffer part
@@ -151,7 +171,8 @@ cdef struct Thread:
     int64_t first_byte_ns
 
 cdef struct Record:
-    uint64_t unique, inode
+    int kind
+    uint64_t unique, inode, offset
     uint32_t pid, asked_bytes, size_bytes
     int is_checked, status
     int64_t began_ns, took_ns, first_byte_ns
@@ -160,6 +181,27 @@ cdef struct Record:
     # Of a file that the tier is to keep: its object there, and its bytes, or NULL.
     int64_t object_id
     char *copy
+    # Of a file ahead: itself and whether its GET brought it, or whether this READ is its first and had to wait; and the
+    # next READ that waits for it.
+    Ahead *ahead
+    bint is_right, is_first, has_waited
+    Record *next
+
+cdef struct Ahead:
+    uint64_t inode
+    # A reference to its memory, and what of it no READ has asked for.
+    Py_buffer data
+    int64_t unread_bytes
+    # While it is queued: what a thread is to get. Its object in the tier is as in `Thread`.
+    direct_object *object
+    int64_t object_id
+    uint64_t seed
+    int state
+    # Those that refer to it: `files_ahead`, and its GET until Python has heard of that.
+    int uses
+    # The READs that wait for its GET, in any order; and the file that is queued behind it.
+    Record *waiting
+    Ahead *next
 
 cdef struct Kept:
     uint64_t inode  # 0 for none
@@ -175,6 +217,15 @@ cdef Thread *all_threads[_MOST_THREADS]
 cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
 # Parts that Python has begun and not heard of; used by the loop's thread.
 cdef int parts_in_flight = 0
+# Files ahead that wait for a thread, oldest first, how many have one, and the records that there will be of them all.
+cdef Ahead *first_queued = NULL
+cdef Ahead *last_queued = NULL
+cdef int ahead_in_flight = 0, promised = 0
+# READs that wait for the GET of a file ahead.
+cdef int attached = 0
+# Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take.
+cdef dict files_ahead = {}
+cdef int64_t ahead_bytes = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 # Whether Python was told that some of them have copies.
@@ -203,7 +254,8 @@ cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
-STALLED, CLAIMED, MAY_BE_KEPT = _STALLED, _CLAIMED, _MAY_BE_KEPT
+STALLED, CLAIMED, MAY_BE_KEPT, TOLD = _STALLED, _CLAIMED, _MAY_BE_KEPT, _TOLD
+READ, GOT_AHEAD, READ_AHEAD = _READ, _GOT_AHEAD, _READ_AHEAD
 
 
 cdef class Body:
@@ -295,8 +347,8 @@ def release(uint64_t inode):
 
 
 def is_read(uint64_t inode):
-    """Return whether a thread reads `inode`, or has read it and Python has not heard of it yet."""
-    return inode < marked and marks[inode] & _BY_THREAD != 0
+    """Return whether a thread reads `inode`, ahead or not, or has read it and Python has not heard of it yet."""
+    return inode < marked and marks[inode] & (_BY_THREAD | _AHEAD) != 0
 
 
 def in_flight_now():
@@ -408,16 +460,21 @@ cdef int take_records(Record *source, int *count) noexcept:
     memcpy(told_records, source, taken * sizeof(Record))
     pthread_mutex_unlock(&lock)
     for at in range(taken):
-        marks[told_records[at].inode] &= ~_BY_THREAD
+        if told_records[at].kind == _READ:
+            marks[told_records[at].inode] &= ~_BY_THREAD
     return taken
 
 
 def served():
-    """Return what threads have read since the last call.
+    """Return what threads have done since the last call, each as what it was and a tuple.
 
-    Each is ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
+    READ: ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
     byte, whether it had a checksum, the segment of the tier that it was read from or 0, the seed of its digest there,
     its object there, its bytes if they are claimed and to be kept)``.
+    GOT_AHEAD: ``(inode, size, whether it is there, status of the reply or as in `returned`, seconds that it took, seconds
+    to the first byte, whether it had a checksum, seed, object and bytes as above)``.
+    READ_AHEAD: ``(inode, offset, size, process, bytes asked for, seconds since it began, seconds that it took, whether it
+    waited, whether it is the first of its file)``.
     """
     cdef int at
     cdef Record *one
@@ -431,17 +488,28 @@ def served():
         if one.copy != NULL:
             body = Body()
             body.data, body.size_bytes = one.copy, one.size_bytes
-        told.append((one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                     one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed,
-                     one.object_id, body))
+        if one.kind == _READ:
+            told.append((_READ, (
+                one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9, one.took_ns * 1e-9,
+                one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed, one.object_id, body)))
+        elif one.kind == _GOT_AHEAD:
+            end_get_ahead(one)
+            told.append((_GOT_AHEAD, (
+                one.inode, one.size_bytes, one.is_right != 0, one.status, one.took_ns * 1e-9, one.first_byte_ns * 1e-9,
+                one.is_checked != 0, one.seed, one.object_id, body)))
+        else:
+            told.append((_READ_AHEAD, (
+                one.inode, one.offset, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
+                one.took_ns * 1e-9, one.has_waited != 0, one.is_first != 0)))
     return told
 
 
 def returned():
     """Return the reads that Python has to answer.
 
-    Each is ``(number, inode, size, process, status of the service's reply or 0, segment of the tier or 0)``; the status
-    is STALLED if the disk of the tier does not answer, or tells what others have done: CLAIMED, MAY_BE_KEPT.
+    Each is ``(number, inode, offset, size, process, status of the service's reply or 0, segment of the tier or 0)``; the
+    status is STALLED if the disk of the tier does not answer, or tells what others have done: CLAIMED, MAY_BE_KEPT. It is
+    TOLD if the read waited for a file ahead.
     """
     cdef int at
     cdef Record *one
@@ -450,7 +518,7 @@ def returned():
         one = &told_records[at]
         if one.segment and kept_at(one.inode) != NULL:
             kept_at(one.inode).inode = 0
-        told.append((one.unique, one.inode, one.asked_bytes, one.pid, one.status, one.segment))
+        told.append((one.unique, one.inode, one.offset, one.asked_bytes, one.pid, one.status, one.segment))
     return told
 
 
@@ -552,26 +620,250 @@ def parts():
     Each is ``(number, whether all of it is there, status of the reply or 0, seconds to the first byte, whether it had a
     checksum)``.
     """
-    global ended, idle, parts_in_flight
+    global ended, parts_in_flight
     cdef Thread *thread
-    cdef Thread *first
-    cdef Thread *last = NULL
+    cdef Thread *following
     pthread_mutex_lock(&lock)
     thread, ended = ended, NULL
     pthread_mutex_unlock(&lock)
-    told, first = [], thread
+    told = []
     while thread != NULL:
         told.append((thread.number, thread.is_right != 0, thread.status, thread.first_byte_ns * 1e-9,
                      thread.is_checked != 0))
         PyBuffer_Release(&thread.part)
         thread.is_part = False
         parts_in_flight -= 1
-        thread, last = thread.next_idle, thread
-    if last != NULL:
+        following = thread.next_idle
         pthread_mutex_lock(&lock)
-        last.next_idle, idle = idle, first
+        rest(thread)
         pthread_mutex_unlock(&lock)
+        thread = following
     return told
+
+
+cdef bint may_fetch_ahead(uint64_t inode, uint64_t size_bytes) noexcept:
+    """Return whether threads could fetch a file ahead that nobody else has in hand."""
+    cdef bint may
+    if inode >= marked or marks[inode] or not 0 < size_bytes <= _MOST_BYTES:
+        return False
+    pthread_mutex_lock(&lock)
+    may = route != NULL and direct_now_ns() < route.ends_ns and has_room_for_record()
+    pthread_mutex_unlock(&lock)
+    return may
+
+
+cdef bint fetch_ahead(uint64_t inode, direct_object *object, data) except? False:
+    """Fetch a file for which that is true; return whether it is on its way. `object` is from malloc, and given away."""
+    global first_queued, last_queued, promised, ahead_bytes
+    cdef Thread *thread = NULL
+    cdef Ahead *one = <Ahead *> calloc(1, sizeof(Ahead))
+    if one == NULL or not fill_ahead(one, inode, object, data):
+        free(object)
+        free(one)
+        return False
+    marks[inode] |= _AHEAD
+    files_ahead[inode] = <size_t> one
+    ahead_bytes += one.data.len
+    pthread_mutex_lock(&lock)
+    promised += 1
+    if last_queued == NULL:
+        first_queued = one
+    else:
+        last_queued.next = one
+    last_queued = one
+    pthread_mutex_unlock(&lock)
+    if ahead_in_flight < most_ahead():
+        thread = taken_thread(True, True)
+    if thread != NULL:
+        pthread_mutex_lock(&lock)
+        rest(thread)
+        pthread_mutex_unlock(&lock)
+    return True
+
+
+cdef bint fill_ahead(Ahead *one, uint64_t inode, direct_object *object, data) except? False:
+    object.target = NULL
+    one.inode, one.object, one.object_id, one.uses = inode, object, _NOT_KEPT, 2
+    if is_tier_used and not is_new(object, &one.object_id, &one.seed):
+        return False
+    PyObject_GetBuffer(data, &one.data, PyBUF_WRITABLE)
+    one.unread_bytes = one.data.len
+    return True
+
+
+cdef inline int most_ahead() noexcept nogil:
+    """Return how many files are fetched ahead at once: a quarter of the threads is left to files that are read."""
+    return most_threads - most_threads // 4
+
+
+cdef inline void rest(Thread *thread) noexcept nogil:
+    """Have `thread`, which has no job, go on with what is queued, or wait for the next."""
+    global idle
+    if not begin_queued(thread):
+        thread.next_idle, idle = idle, thread
+
+
+cdef bint begin_queued(Thread *thread) noexcept nogil:
+    """Have `thread` get the file that is queued longest; return whether there is one for it."""
+    global first_queued, last_queued, ahead_in_flight
+    cdef Ahead *one = first_queued
+    if one == NULL or ahead_in_flight >= most_ahead():
+        return False
+    first_queued = one.next
+    if first_queued == NULL:
+        last_queued = NULL
+    one.state, thread.ahead = _RUNNING, one
+    memcpy(&thread.job.object, one.object, sizeof(direct_object))
+    free(one.object)
+    one.object = NULL
+    thread.job.unique, thread.job.inode, thread.job.asked_bytes = 0, one.inode, 0
+    thread.object_id, thread.seed, thread.is_missing = one.object_id, one.seed, False
+    thread.began_ns, thread.route = direct_now_ns(), route
+    if route != NULL:
+        route.uses += 1
+    ahead_in_flight += 1
+    sem_post(&thread.has_job)
+    return True
+
+
+cdef void end_ahead(Thread *thread, Record *record, const char *body) noexcept nogil:
+    """Keep what `thread` got, if there is a `body`, and answer the READs that wait. Called with the lock, which it drops."""
+    global ahead_in_flight, promised, attached
+    cdef Ahead *one = thread.ahead
+    cdef Record *waiting = one.waiting
+    cdef Record *read
+    cdef bint is_answered
+    if body != NULL:
+        memcpy(one.data.buf, body, record.size_bytes)
+    one.state, one.waiting, thread.ahead = _HERE if body != NULL else _FAILED, NULL, NULL
+    ahead_in_flight -= 1
+    promised -= 1
+    record.kind, record.ahead, record.is_right = _GOT_AHEAD, one, body != NULL
+    tell(record)  # `one` may be gone from now on
+    while waiting != NULL:
+        read, is_answered = waiting, body != NULL
+        waiting = read.next
+        promised -= 1
+        if is_answered:
+            read.took_ns = direct_now_ns() - read.began_ns
+            tell(read)
+            pthread_mutex_unlock(&lock)
+            is_answered = write_reply(device, read.unique, 0, body + read.offset, read.size_bytes) == 0
+            pthread_mutex_lock(&lock)
+        attached -= 1
+        if is_answered:
+            count_wait(-1)
+        else:
+            return_read(read)
+        free(read)
+
+
+cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_t asked_bytes, uint32_t pid) noexcept:
+    """Answer a READ of a file ahead, now or once it is here; return False if there is none, or it is left to others."""
+    global promised, attached
+    cdef Ahead *one = ahead_of(inode)
+    cdef Record *read
+    cdef bint is_left
+    if one == NULL or offset >= <uint64_t> one.data.len:
+        return False
+    read = <Record *> calloc(1, sizeof(Record))
+    if read == NULL:
+        return False
+    read.kind, read.unique, read.inode, read.offset, read.pid = _READ_AHEAD, unique, inode, offset, pid
+    read.asked_bytes, read.size_bytes = asked_bytes, min(<uint64_t> asked_bytes, <uint64_t> one.data.len - offset)
+    read.began_ns, read.status, read.is_first = direct_now_ns(), _TOLD, one.unread_bytes == one.data.len
+    pthread_mutex_lock(&lock)
+    is_left = one.state not in (_RUNNING, _HERE) or not has_room_for_record()
+    if not is_left:
+        promised += 1
+        one.unread_bytes -= read.size_bytes
+        if one.state == _RUNNING:
+            read.has_waited, read.next, one.waiting = True, one.waiting, read
+            attached += 1
+            count_wait(1)
+            pthread_mutex_unlock(&lock)
+            return True
+    pthread_mutex_unlock(&lock)
+    if not is_left:
+        is_left = write_reply(device, unique, 0, <char *> one.data.buf + offset, read.size_bytes) != 0
+        read.took_ns = direct_now_ns() - read.began_ns
+        pthread_mutex_lock(&lock)
+        promised -= 1
+        if not is_left:
+            tell(read)
+        pthread_mutex_unlock(&lock)
+    free(read)
+    if is_left or one.unread_bytes <= 0:
+        forget_ahead(one)
+    return not is_left
+
+
+cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
+    """Return what there is of a file ahead, or NULL."""
+    return <Ahead *> <size_t> files_ahead[inode] if inode < marked and marks[inode] & _AHEAD else NULL
+
+
+cdef void forget_ahead(Ahead *one) noexcept:
+    """Answer nothing more from `one`; its memory goes once no thread has it."""
+    global first_queued, last_queued, promised
+    cdef Ahead *before = NULL
+    cdef Ahead *queued
+    if ahead_of(one.inode) != one:
+        return
+    del files_ahead[one.inode]
+    marks[one.inode] &= ~_AHEAD
+    pthread_mutex_lock(&lock)
+    if one.state == _QUEUED:
+        queued = first_queued
+        while queued != one:
+            before, queued = queued, queued.next
+        if before == NULL:
+            first_queued = one.next
+        else:
+            before.next = one.next
+        if last_queued == one:
+            last_queued = before
+        one.uses -= 1
+        promised -= 1
+    pthread_mutex_unlock(&lock)
+    let_go_ahead(one)
+
+
+cdef void let_go_ahead(Ahead *one) noexcept:
+    global ahead_bytes
+    one.uses -= 1
+    if not one.uses:
+        ahead_bytes -= one.data.len
+        PyBuffer_Release(&one.data)
+        free(one.object)
+        free(one)
+
+
+cdef void end_get_ahead(const Record *record) noexcept:
+    """Hear of the GET of a file ahead."""
+    if not record.is_right or record.ahead.unread_bytes <= 0:
+        forget_ahead(record.ahead)
+    let_go_ahead(record.ahead)
+
+
+def drop_ahead(uint64_t inode):
+    """Keep nothing of a file ahead. Return its size if it was one."""
+    cdef Ahead *one = ahead_of(inode)
+    cdef int64_t size_bytes = 0 if one == NULL else one.data.len
+    if one != NULL:
+        forget_ahead(one)
+    return size_bytes
+
+
+def drop_all_ahead():
+    """Keep nothing of any file ahead."""
+    for inode in tuple(files_ahead):
+        drop_ahead(inode)
+
+
+def held_ahead():
+    """Return the number of files ahead, and how many bytes they take."""
+    return len(files_ahead), ahead_bytes
 
 
 def begin_wait():
@@ -664,7 +956,7 @@ cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
     pthread_mutex_lock(&lock)
     if route != NULL and direct_now_ns() >= route.ends_ns:
         stop()
-    has_room = is_for_part or record_count + in_flight < _MOST_RECORDS and wrong_count + in_flight < _MOST_THREADS * 4
+    has_room = is_for_part or has_room_for_record()
     has_room = has_room and (route != NULL or not is_for_get)
     if has_room:
         thread = idle
@@ -674,32 +966,41 @@ cdef Thread *taken_thread(bint is_for_part, bint is_for_get) noexcept:
     return new_thread() if thread == NULL and has_room else thread
 
 
+cdef inline bint has_room_for_record() noexcept nogil:
+    """Return whether one more read can be told of, whatever comes of it."""
+    return (record_count + in_flight + promised < _MOST_RECORDS
+            and wrong_count + in_flight + attached < _MOST_THREADS * 4)
+
+
 cdef void drop(Job *job) noexcept:
-    global idle
     cdef Thread *thread = <Thread *> job
     thread.kept.segment, thread.object_id = 0, _NOT_KEPT
     pthread_mutex_lock(&lock)
-    thread.next_idle, idle = idle, thread
+    rest(thread)
     pthread_mutex_unlock(&lock)
 
 
 cdef bint begin(Job *job) noexcept:
     """Do a job; return False if it is left to Python, because the tier may have the file, or be about to."""
     cdef Thread *thread = <Thread *> job
-    if is_tier_used and not thread.kept.segment and not (
-            name(thread) and not may_be_claimed_here(thread.object_id)
-            and not may_have(filter_fd, filter_words, thread.object_id)):
+    thread.is_missing = False
+    if is_tier_used and not thread.kept.segment and not is_new(&job.object, &thread.object_id, &thread.seed):
         drop(job)
         return False
     read_file(thread)
     return True
 
 
-cdef bint name(Thread *thread) noexcept:
-    """Name the object of a file that is to be kept as `cache.reader.identity` does; return whether that was possible."""
+cdef bint is_new(const direct_object *object, int64_t *object_id, uint64_t *seed) noexcept:
+    """Name an object that is to be kept; return whether the tier has it not, and nobody here is about to keep it."""
+    return (name(object, object_id, seed) and not may_be_claimed_here(object_id[0])
+            and not may_have(filter_fd, filter_words, object_id[0]))
+
+
+cdef bint name(const direct_object *object, int64_t *object_id, uint64_t *seed) noexcept:
+    """Name an object that is to be kept as `cache.reader.identity` does; return whether that was possible."""
     cdef unsigned char digest[32]
     cdef char text[4096 + 256 + 32]  # DIRECT_PATH_BYTES, DIRECT_ETAG_BYTES, and a number
-    cdef direct_object *object = &thread.job.object
     cdef size_t at = 0, to = 0
     cdef int byte
     while at < object.path_bytes:
@@ -717,11 +1018,11 @@ cdef bint name(Thread *thread) noexcept:
     if not (EVP_MD_CTX_copy_ex(naming, named) and EVP_DigestUpdate(naming, text, to)
             and EVP_DigestFinal_ex(naming, digest, NULL)):
         return False
-    thread.object_id, thread.seed, thread.is_missing = 0, 0, False
+    object_id[0], seed[0] = 0, 0
     for byte in range(8):
-        thread.object_id = <int64_t> (<uint64_t> thread.object_id << 8 | digest[byte])
-        thread.seed = thread.seed << 8 | digest[8 + byte]
-    thread.object_id = <int64_t> (<uint64_t> thread.object_id >> 1)
+        object_id[0] = <int64_t> (<uint64_t> object_id[0] << 8 | digest[byte])
+        seed[0] = seed[0] << 8 | digest[8 + byte]
+    object_id[0] = <int64_t> (<uint64_t> object_id[0] >> 1)
     return True
 
 
@@ -781,7 +1082,7 @@ cdef Thread *new_thread() noexcept:
 
 cdef void *serve(void *argument) noexcept nogil:
     """Do the jobs of a thread, for ever: it ends with the process."""
-    global idle, ended, failures, record_count, has_copies
+    global ended
     cdef Thread *thread = <Thread *> argument
     cdef Record record
     cdef bint is_read
@@ -813,7 +1114,7 @@ cdef void *serve(void *argument) noexcept nogil:
         thread.route = NULL
         thread.kept.segment, thread.object_id = 0, _NOT_KEPT
         if record.segment and thread.is_given_back:
-            thread.next_idle, idle = idle, thread
+            rest(thread)
             pthread_mutex_unlock(&lock)
             continue
         if thread.is_part:
@@ -828,28 +1129,45 @@ cdef void *serve(void *argument) noexcept nogil:
             if is_first:
                 eventfd_write(wrong_fd, 1)
             continue
-        if is_read:
-            failures = failures if record.segment else 0
-            # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
-            records[record_count] = record
-            record_count += 1
-            if record.copy != NULL and not has_copies:
-                has_copies = True
-                eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
-            pthread_mutex_unlock(&lock)
-            is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
-            pthread_mutex_lock(&lock)
-        elif not record.segment and record.status not in (404, 412, _CLAIMED, _MAY_BE_KEPT):  # gone, or another object
-            failures += 1
-            if is_refusal(record.status) or failures >= _MOST_FAILURES:
-                stop()
-        if is_read:
-            let_end(thread)
-            count_wait(-1)
+        if not record.segment:
+            note_result(is_read, record.status)
+        if thread.ahead != NULL:
+            end_ahead(thread, &record, body if is_read else NULL)
         else:
-            give_back(thread, &record)
-        thread.next_idle, idle = idle, thread
+            if is_read:
+                # Before the answer: who gets that may ask for the next file, and Python knows of this one then.
+                tell(&record)
+                pthread_mutex_unlock(&lock)
+                is_read = write_reply(device, record.unique, 0, body, record.size_bytes) == 0
+                pthread_mutex_lock(&lock)
+            if is_read:
+                let_end(thread)
+                count_wait(-1)
+            else:
+                give_back(thread, &record)
+        rest(thread)
         pthread_mutex_unlock(&lock)
+
+
+cdef inline void note_result(bint is_read, int status) noexcept nogil:
+    """Note how the GET of a small file ended; stop if that is trouble that others share."""
+    global failures
+    if is_read:
+        failures = 0
+    elif status not in (404, 412, _CLAIMED, _MAY_BE_KEPT):  # gone, or another object
+        failures += 1
+        if is_refusal(status) or failures >= _MOST_FAILURES:
+            stop()
+
+
+cdef inline void tell(const Record *record) noexcept nogil:
+    """Tell Python with others; there is room."""
+    global record_count, has_copies
+    records[record_count] = record[0]
+    record_count += 1
+    if record.copy != NULL and not has_copies:
+        has_copies = True
+        eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
 
 
 cdef inline int claimed(const Thread *thread) noexcept nogil:
@@ -889,8 +1207,12 @@ cdef inline void let_end(Thread *thread) noexcept nogil:
 
 cdef inline void give_back(Thread *thread, const Record *record) noexcept nogil:
     """Let Python answer what `thread` has in hand: see `returned`. It waits until then."""
-    global wrong_count
     let_end(thread)
+    return_read(record)
+
+
+cdef inline void return_read(const Record *record) noexcept nogil:
+    global wrong_count
     gone_wrong[wrong_count] = record[0]
     wrong_count += 1
     if wrong_count == 1:

@@ -22,6 +22,7 @@ from libc.errno cimport ENODATA, ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.unicode cimport PyUnicode_1BYTE_DATA
 from libc.stdio cimport snprintf
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strlen, strncmp
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
@@ -317,6 +318,27 @@ def object_at(uint64_t inode):
     return object.path[:object.path_bytes], object.etag[:object.etag_bytes], object.size_bytes
 
 
+def size_of_small(uint64_t inode):
+    """Return the size of a small file that `fetch_ahead` could get now, or 0."""
+    cdef uint64_t row = 0
+    if not _row(inode, &row) or not _is_object(row) or not direct_reads.may_fetch_ahead(inode, table.sizes[row]):
+        return 0
+    return table.sizes[row]
+
+
+def fetch_ahead(uint64_t inode, data):
+    """Have threads get a file into `data`, of `size_of_small`, and answer its READs; return whether they begin."""
+    cdef direct_object *object
+    cdef uint64_t row = 0
+    if not _row(inode, &row) or <int64_t> len(data) != table.sizes[row]:
+        return False
+    object = <direct_object *> malloc(sizeof(direct_object))
+    if object == NULL or not _fill_object(object, row):
+        free(object)
+        return False
+    return direct_reads.fetch_ahead(inode, object, data)
+
+
 cdef inline uint64_t _inode(uint64_t row) noexcept:
     return row + 1 if table.inodes == NULL else table.inodes[row]
 
@@ -465,11 +487,16 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
     if _take_read is None:
         return LEFT
     replies.keep_read(message)
-    if not _begin_small(head, asked):
+    if not _answer_ahead(head, asked) and not _begin_small(head, asked):
         # Only a read past the page cache names an owner of locks.
         is_direct = (asked.read_flags & <uint32_t> FUSE_READ_LOCKOWNER) != 0
         _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid, is_direct)
     return BEGUN
+
+
+cdef bint _answer_ahead(const fuse_in_header *head, const fuse_read_in *asked) noexcept:
+    return _draining != NULL and not _draining[0] and direct_reads.answer_ahead(
+        head.unique, head.nodeid, asked.offset, asked.size, head.pid)
 
 
 cdef bint _begin_small(const fuse_in_header *head, const fuse_read_in *asked) noexcept:

@@ -28,6 +28,7 @@ from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
+from fastfuse.readahead.prefetch import SmallFiles
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
@@ -155,6 +156,15 @@ class DirectFiles:
             tier.forgets = self._leave_tier
             reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
+        engine.fetch_small_by(
+            SmallFiles(
+                size_of=interposed.size_of_small,
+                fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
+                drop=direct_reads.drop_ahead,
+                drop_all=direct_reads.drop_all_ahead,
+                held=direct_reads.held_ahead,
+            )
+        )
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier, direct_reads.is_busy)
 
     async def run(self) -> None:
@@ -170,14 +180,14 @@ class DirectFiles:
             os.eventfd_read(self._returned)
             self.tell()
             self._end_parts()
-            for number, inode, size_bytes, process, status, segment in direct_reads.returned():
+            for number, inode, offset, size_bytes, process, status, segment in direct_reads.returned():
                 if status == direct_reads.STALLED and self._tier is not None:
                     self._tier.hangs(_patience_s(self._client))
                 elif status >= 0 and not segment:
                     self._client.count_left(status, self._source[0], self._key(inode))
                 # Others have kept it meanwhile; or it is not kept any more where that was remembered.
                 is_lost = segment > 0 and not status
-                request = Request(number, inode, 0, size_bytes, process)
+                request = Request(number, inode, offset, size_bytes, process)
                 is_other = is_lost or status == direct_reads.MAY_BE_KEPT
                 if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
                     nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
@@ -314,9 +324,14 @@ class DirectFiles:
 
     def tell(self) -> None:
         """Tell everybody who counts what threads have read. Raise nothing."""
-        for read in direct_reads.served():
+        tellers: dict[int, Callable[..., None]] = {
+            direct_reads.READ: self._tell_of,
+            direct_reads.GOT_AHEAD: self._tell_of_get_ahead,
+            direct_reads.READ_AHEAD: self._tell_of_read_ahead,
+        }
+        for what, told in direct_reads.served():
             try:
-                self._tell_of(*read)
+                tellers[what](*told)
             except Exception:  # noqa: BLE001 - it is called in the middle of another request
                 _log.exception("a small file that was read is not counted, for an unforeseen reason; the mount goes on")
 
@@ -337,6 +352,28 @@ class DirectFiles:
             access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
             self._reads.watched.note(access)
         self._engine.was_read(inode, size_bytes, took_s, process)
+
+    def _tell_of_get_ahead(
+        self, inode: int, size_bytes: int, is_here: bool, status: int, took_s: float, first_byte_s: float,
+        is_checked: bool, seed: int, object_id: int, body: "direct_reads.Body | None",
+    ) -> None:  # fmt: skip
+        if body is not None and self._tier is not None:
+            self._tier.keep(object_id, seed, memoryview(body))
+        if is_here:
+            self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+            self._gets.note(took_s, size_bytes, inode, self._key)
+        elif status >= 0:
+            self._client.count_left(status, self._source[0], self._key(inode))
+
+    def _tell_of_read_ahead(
+        self, inode: int, offset: int, size_bytes: int, process: int, asked_bytes: int, ago_s: float, took_s: float,
+        has_waited: bool, is_first: bool,
+    ) -> None:  # fmt: skip
+        self._reads.count(size_bytes, took_s)
+        if self._reads.watched is not None:
+            found = "ahead" if has_waited else "hit"
+            self._reads.watched.note(Access(time() - ago_s, process, inode, offset, asked_bytes, found, took_s, 0))
+        self._engine.was_read_ahead(inode, offset, size_bytes, process, has_waited=has_waited, is_first=is_first)
 
     async def _look(self) -> None:
         while True:

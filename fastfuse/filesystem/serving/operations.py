@@ -72,6 +72,7 @@ class MountOperations(InitialisedOperations):
     def swap(self, table: InodeTable) -> None:
         """Answer from `table` from now on: what it does not have any more is stale (clause L6)."""
         direct_reads.disarm()  # keys are below the prefix that it was armed with
+        direct_reads.drop_all_ahead()
         self._answer_from(table)
         self._engine.refreshed()
 
