@@ -1,0 +1,178 @@
+"""Small files of an announced order, which threads fetch and answer without the interpreter, through a real mount."""
+
+import mmap
+import os
+import random
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.s3server import FaultRule, MemoryObjects, Stall
+from bench.s3server.faults import ACCESS_DENIED, Action, Replace, Truncate
+from fastfuse.hints import order
+from tests.filesystem.test_supervisor import with_change
+from tests.filesystem.waiting import wait_until
+from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place, refresh
+from tests.semantics.test_metrics import Scrape, settle
+from tests.semantics.test_threads import has_threads
+
+pytestmark = pytest.mark.fuse
+
+# Whole pages, parts of one, and the largest that threads read.
+SIZES = (1, 4096, 39_000, 100_001, 256 << 10)
+DATA = {f"d{index % 7}/ä {index}": block_bytes(index, SIZES[index % len(SIZES)]) for index in range(100)}
+NAMES = random.Random(0).sample([*DATA], len(DATA))
+# Read to find out whether threads read; nothing is fetched ahead for it, nor are they after others.
+OTHERS = {f"a/{index}": b"other" for index in random.Random(1).sample(range(1000), 200)}
+LARGE, SMALL = (next(name for name in NAMES if len(DATA[name]) == size_bytes) for size_bytes in (256 << 10, 39_000))
+# Whatever threads answer ahead is told in the log, and they wait for long.
+TOLD = """
+from fastfuse.filesystem.serving import direct_files
+from fastfuse.readahead import engine
+was_read_ahead = engine.ReadEngine.was_read_ahead
+def tell(self, inode, offset, size_bytes, reader, **about):
+    print("ahead:", offset, size_bytes, about["has_waited"], file=sys.stderr, flush=True)
+    was_read_ahead(self, inode, offset, size_bytes, reader, **about)
+engine.ReadEngine.was_read_ahead = tell
+direct_files._PATIENCE_S = 1000.0
+"""
+PATIENT = "--read-deadline-s", "3600"
+
+
+@contextmanager
+def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD) -> Iterator[Place]:
+    """Mount `DATA`, and wait until threads read small files."""
+    with_change(monkeypatch, change)
+    others = iter(OTHERS)
+
+    def is_met(here: Place) -> bool:
+        (here.path / next(others)).read_bytes()
+        return has_threads(here.mount)
+
+    with page_cache(is_dropped=False), place(MemoryObjects(DATA | OTHERS), *options) as here:
+        wait_until(lambda: is_met(here))
+        yield here
+
+
+def answered(here: Place) -> list[tuple[int, int, bool]]:
+    """Return offset and size of each read that was answered ahead, and whether it waited."""
+    settle(here)
+    told = re.findall(r"ahead: (\d+) (\d+) (\w+)", here.mount.log)
+    return [(int(offset), int(size_bytes), waited == "True") for offset, size_bytes, waited in told]
+
+
+def get_count(here: Place, name: str) -> int:
+    return sum(record.key == name for record in gets(here))
+
+
+def whole(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def in_pieces(path: Path) -> bytes:
+    """Read past the page cache, from the end to the begin."""
+    offsets = range(0, path.stat().st_size, 64 << 10)
+    return b"".join([direct_read(path, 64 << 10, offset) for offset in reversed(offsets)][::-1])
+
+
+def mapped(path: Path) -> bytes:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as view:
+        return view[::-1][::-1]
+
+
+@pytest.mark.parametrize("read", [whole, in_pieces, mapped])
+def test_an_announced_file_is_fetched_once_and_right_however_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], bytes]
+) -> None:
+    """D1"""
+    with threads_read(monkeypatch, "--metrics-listen", "0") as here, order(NAMES, here.path):
+        port = here.mount.metrics_port()
+        wait_until(lambda: Scrape(port)["fetched_parts_total", "prefetched"] == len(NAMES))
+        with ThreadPoolExecutor(4) as readers:
+            assert [*readers.map(lambda name: read(here.path / name), NAMES)] == [DATA[name] for name in NAMES]
+        assert {get_count(here, name) for name in NAMES} == {1}
+        assert sum(size_bytes for _, size_bytes, _ in answered(here)) == sum(map(len, DATA.values()))
+        wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == 0)
+
+
+def test_reads_wait_for_the_get_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(4) as readers:
+        rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=LARGE))
+        with order([LARGE], here.path):
+            wait_until(lambda: here.server.faults.hits(rule) > 0)
+            pieces = [readers.submit(direct_read, here.path / LARGE, 64 << 10, at << 16) for at in (2, 0, 3, 1)]
+            wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == 4)
+            here.server.faults.remove(rule)
+            assert b"".join(pieces[at].result(60) for at in (1, 3, 0, 2)) == DATA[LARGE]
+        assert sorted(answered(here)) == [(at << 16, 64 << 10, True) for at in range(4)]
+        assert get_count(here, LARGE) == 1
+        assert Scrape(here.mount.metrics_port())["waiting_reads",] == 0
+
+
+@pytest.mark.parametrize("action", [Stall(1000), Truncate(1000), Replace(b"other"), ACCESS_DENIED])
+def test_what_threads_get_ahead_in_vain_the_client_gets_for_whoever_reads(
+    monkeypatch: pytest.MonkeyPatch, action: Action
+) -> None:
+    """D5"""
+    with threads_read(monkeypatch, change="") as here:
+        rule = here.server.faults.add(FaultRule(action=action, operation="GetObject", key=LARGE, times=1))
+        with order([LARGE], here.path):
+            wait_until(lambda: here.server.faults.hits(rule) > 0)
+            assert (here.path / LARGE).read_bytes() == DATA[LARGE]
+        assert get_count(here, LARGE) >= 2
+
+
+def test_nothing_ahead_outlives_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L6"""
+    with threads_read(monkeypatch) as here:
+        with order([LARGE], here.path):
+            wait_until(lambda: get_count(here, LARGE) == 1)
+            here.objects.put(LARGE, b"new")
+            refresh(here.path)
+            assert (here.path / LARGE).read_bytes() == b"new"
+        assert answered(here) == []
+
+
+def test_what_nobody_reads_is_let_go_with_its_order_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unread_bytes() -> int:
+        return int(Scrape(here.mount.metrics_port())["memory_bytes", "unread"])
+
+    with threads_read(monkeypatch, "--metrics-listen", "0") as here:
+        with order([LARGE], here.path):
+            wait_until(lambda: get_count(here, LARGE) == 1 and unread_bytes() == len(DATA[LARGE]))
+        with order([SMALL], here.path):
+            wait_until(lambda: unread_bytes() == len(DATA[SMALL]))
+        wait_until(lambda: Scrape(here.mount.metrics_port())["wasted_bytes_total",] == len(DATA[LARGE]))
+        assert (here.path / LARGE).read_bytes() == DATA[LARGE]
+        assert get_count(here, LARGE) == 2
+
+
+def test_reads_that_wait_for_a_get_go_on_with_the_next_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3"""
+    with threads_read(monkeypatch, *PATIENT) as here, ThreadPoolExecutor(1) as readers:
+        rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=LARGE, times=1))
+        with order([LARGE], here.path):
+            wait_until(lambda: here.server.faults.hits(rule) > 0)
+            reading = readers.submit(whole, here.path / LARGE)
+            wait_until(lambda: not reading.running() or here.mount.worker() > 0)
+            os.kill(here.mount.worker(), signal.SIGKILL)
+            assert reading.result(60) == DATA[LARGE]
+
+
+def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than there are threads; some are read while they are queued, and some while they are on their way."""
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(8) as readers:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
+        with order(NAMES, here.path):
+            wait_until(lambda: here.server.faults.hits(rule) >= 48)
+            last = [readers.submit(whole, here.path / name) for name in (*NAMES[:4], *NAMES[-4:])]
+            wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] >= 8)
+            here.server.faults.remove(rule)
+            assert [one.result(60) for one in last] == [DATA[name] for name in (*NAMES[:4], *NAMES[-4:])]
+            assert [whole(here.path / name) for name in NAMES] == [DATA[name] for name in NAMES]
+        assert {get_count(here, name) for name in NAMES} == {1}
