@@ -17,7 +17,8 @@ from bench.s3server.faults import ACCESS_DENIED, Action, Replace, Truncate
 from fastfuse.hints import order
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
-from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place, refresh
+from tests.mounting import mounted
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, page_cache, place, refresh
 from tests.semantics.test_metrics import Scrape, settle
 from tests.semantics.test_threads import has_threads
 
@@ -175,4 +176,19 @@ def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.
             here.server.faults.remove(rule)
             assert [one.result(60) for one in last] == [DATA[name] for name in (*NAMES[:4], *NAMES[-4:])]
             assert [whole(here.path / name) for name in NAMES] == [DATA[name] for name in NAMES]
+        assert {get_count(here, name) for name in NAMES} == {1}
+
+
+def test_what_threads_got_ahead_is_kept_by_the_tier_and_not_fetched_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cache = "--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0"
+    with threads_read(monkeypatch, *cache) as here:
+        with order(NAMES, here.path):
+            here.wait_for_gets(len(NAMES) // 2)
+            assert all(whole(here.path / name) == DATA[name] for name in NAMES)
+        assert len(answered(here)) >= len(NAMES) // 2
+        assert here.mount.stop() == 0
+        with mounted(f"s3://{BUCKET}", here.server.endpoint_url, *cache) as mount, order(NAMES, mount.path):
+            assert all(whole(mount.path / name) == DATA[name] for name in NAMES)
         assert {get_count(here, name) for name in NAMES} == {1}

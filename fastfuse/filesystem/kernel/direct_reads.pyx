@@ -352,8 +352,8 @@ def is_read(uint64_t inode):
 
 
 def in_flight_now():
-    """Return how many files threads read now, and their bytes."""
-    return in_flight, in_flight_bytes
+    """Return how many files threads read now, those ahead included, and the bytes of the others."""
+    return in_flight + ahead_in_flight, in_flight_bytes
 
 
 def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, tuple texts, double for_s,
