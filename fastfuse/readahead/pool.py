@@ -361,7 +361,7 @@ class PartPool:
         """
         expected = self.expected
         allowed_bytes = self._ahead.window_bytes - self._taken_bytes - self._fresh.size_bytes - size_bytes
-        if expected.known.size_bytes <= allowed_bytes:
+        if expected.guessed and expected.known.size_bytes <= allowed_bytes:
             while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
                 self._drop(expected.guessed.pop(is_newest=True))
 
