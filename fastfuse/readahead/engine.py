@@ -17,8 +17,9 @@ from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool, PoolStatistics
-from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher, SmallFiles
+from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
+from fastfuse.readahead.small_files import Threads
 from fastfuse.readahead.stream import Stream
 from fastfuse.s3.base import BeginGet, RangeReader
 
@@ -72,14 +73,13 @@ class ReadEngine:
             listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
         )
 
-    def begin_parts_by(self, begin: BeginGet, is_busy: Callable[[], bool]) -> None:
-        """Get parts by `begin` where that can be; while it `is_busy` nothing more is fetched ahead."""
-        self._fetches.begin, self._fetches.is_busy = begin, is_busy
+    def begin_parts_by(self, begin: BeginGet) -> None:
+        """Get parts by `begin` where that can be."""
+        self._fetches.begin = begin
 
-    def fetch_small_by(self, small_files: SmallFiles) -> None:
-        """Leave small files that an order names to `small_files`, whose memory is part of the engine's."""
-        self._prefetcher.small_files = small_files
-        self._pool.expected.held_elsewhere = small_files.held
+    def fetch_small_by(self, threads: Threads) -> None:
+        """Leave small files that are to be fetched ahead to `threads`, whose memory is part of the engine's."""
+        self._pool.expected.small_files.threads = threads
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""
@@ -159,7 +159,10 @@ class ReadEngine:
     def was_read_ahead(
         self, inode: int, offset: int, size_bytes: int, reader: int, *, has_waited: bool, is_first: bool
     ) -> None:
-        """Note a read of one of the `SmallFiles`, and start what comes after its first; `reader` is as in `began`."""
+        """Note a read of one of the `SmallFiles`, and start what comes after its first; `reader` is as in `began`.
+
+        `has_waited`: for a GET that was under way.
+        """
         counts = self._fetches.counts
         if has_waited:
             counts.waits += 1
@@ -168,7 +171,11 @@ class ReadEngine:
             counts.hits += 1
         if is_first:
             self._own_pace.begun(reader)
-            self._begin(inode, offset)
+            self._begin(inode, offset, is_found=self._pool.expected.small_files.adopt(inode) > 0)
+
+    def lost_ahead(self, inode: int) -> None:
+        """Note that one of the `SmallFiles` could not be fetched: its reader will."""
+        self._pool.expected.small_files.adopt(inode)
 
     def began(self, reader: int) -> None:
         """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
@@ -239,7 +246,7 @@ class ReadEngine:
     def memory(self) -> dict[str, int]:
         """Return how many bytes each use of the memory has: they add up to what the target limits."""
         pool = self._pool.statistics()
-        foreseen_bytes = pool.held_bytes - pool.spent_bytes + self._pool.expected.elsewhere_bytes
+        foreseen_bytes = pool.held_bytes - pool.spent_bytes + self._pool.expected.small_files.held()[1]
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
     def _take_expected(self, inode: int, ref: ObjectRef) -> Buffer | None:

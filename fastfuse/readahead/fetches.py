@@ -46,9 +46,8 @@ class Fetches:
     def __init__(self, reader: RangeReader, pool: PartPool, nursery: trio.Nursery, config: ReadaheadConfig) -> None:
         self.counts = ReadCounts()
         self.service = ServicePace(config.first_window_bytes)
-        # A way to get a part that takes no task; None where there is none. While it is busy it begins nothing more.
+        # A way to get a part that takes no task; None where there is none.
         self.begin: BeginGet | None = None
-        self.is_busy: Callable[[], bool] = lambda: False
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
@@ -72,13 +71,6 @@ class Fetches:
             self.start(partial(self.run, part, landed, may_begin=True))
         elif not self._begin(part, partial(self._ended, part, landed)):
             self.start(partial(self.run, part, landed))
-
-    def begin_ahead(self, part: Part, ended: Callable[[bool], None]) -> bool:
-        """Begin the GET of `part`, for which there is room, if that takes no task; return whether it is under way.
-
-        Once it is over, `ended` is called, with whether it has landed: if it has not, the caller is to `run_again`.
-        """
-        return self._begin(part, partial(self._ended_ahead, part, ended))
 
     async def run(
         self, part: Part, landed: _Landed | None = None, *, may_begin: bool = False, ends_s: float = math.inf
@@ -141,11 +133,6 @@ class Fetches:
             self.start(partial(self.run_again, part, landed))
         else:
             self._land(part, landed, data)
-
-    def _ended_ahead(self, part: Part, ended: Callable[[bool], None], data: Buffer | None) -> None:
-        if data is not None:
-            self._land(part, None, data)
-        ended(data is not None)
 
     async def _get(self, part: Part, ends_s: float) -> Buffer:
         get = partial(self._reader.get, part.file.ref, part.start, part.end)

@@ -15,7 +15,7 @@ States of a part, all changed here:
 * left, spent: evictable by readahead too (see `shelves`).
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
-INVARIANT: reserved (in flight, landed), evictable, and the expected files that somebody else keeps, which are not: all
+INVARIANT: reserved (in flight, landed), evictable, and what threads keep (`SmallFiles`), which is not: all
 take at most the limit, always. Two things are not counted: the part behind a slice that is being written to the kernel
 (a dozen at most, for milliseconds), and the about 2 kB that a small file and its part take as Python objects, one for
 64 KiB of the limit at most.
@@ -80,7 +80,7 @@ class PartPool:
         self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._in_flight = self._ahead_in_flight = 0
-        self._reserved_bytes = self._fetched_bytes = self.unread_dropped_bytes = 0
+        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -188,8 +188,7 @@ class PartPool:
     @property
     def may_expect(self) -> bool:
         """A quick look whether a part of an expected file may be fetched now."""
-        expected = self.expected
-        return expected.has_place and not self._lacks_memory and self._may_start(expected.in_flight)
+        return self.expected.has_place and not self._lacks_memory and self._may_start(self.expected.in_flight)
 
     def try_expect(self, inode: int, ref: ObjectRef, end: int, *, is_guess: bool = False) -> Part | None:
         """Return the first `end` bytes of a file that will be begun, to fetch now; None if others need what they take.
@@ -207,9 +206,10 @@ class PartPool:
             self._files[inode] = file
         return part
 
-    def admit_elsewhere(self, size_bytes: int) -> bool:
-        """Make room beside other expected files for one that somebody else will keep; return whether there is room."""
-        self._trade_guesses(size_bytes)
+    def admit(self, size_bytes: int, *, is_guess: bool) -> bool:
+        """Make room beside other expected files for one that threads will keep; return whether there is room."""
+        if not is_guess:
+            self._trade_guesses(size_bytes)
         return not self._lacks_memory and self.has_room_ahead(None, size_bytes) and self._make_room(size_bytes)
 
     def adopt(self, inode: int) -> int:
@@ -311,7 +311,7 @@ class PartPool:
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self.unread_dropped_bytes,
+            unread_dropped_bytes=self._unread_dropped_bytes + expected.small_files.threads.wasted_bytes(),
         )
 
     def _touch(self, file: FileParts) -> None:
@@ -333,10 +333,6 @@ class PartPool:
             self._ahead_in_flight += step
 
     @property
-    def _taken_bytes(self) -> int:
-        return self._reserved_bytes + self.expected.elsewhere_bytes
-
-    @property
     def _held_bytes(self) -> int:
         return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
 
@@ -347,7 +343,7 @@ class PartPool:
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` fit, spare parts first. Return False, and evict nothing, if all would not do."""
-        allowed_bytes = self._limit_bytes - self._taken_bytes - size_bytes
+        allowed_bytes = self._limit_bytes - self._reserved_bytes - self.expected.small_files.held()[1] - size_bytes
         if allowed_bytes < 0:
             return False
         while self._held_bytes > allowed_bytes:
@@ -355,19 +351,23 @@ class PartPool:
         return True
 
     def _trade_guesses(self, size_bytes: int) -> None:
-        """Drop landed guesses for a file that an order expects, if that makes room enough.
+        """Drop guesses for a file that an order expects, if that makes room enough.
 
         The newest go first: guesses are fetched in the order of the listing, and the other order is often the same.
         """
-        expected = self.expected
-        allowed_bytes = self._ahead.window_bytes - self._taken_bytes - self._fresh.size_bytes - size_bytes
-        if expected.guessed and expected.known.size_bytes <= allowed_bytes:
-            while expected.size_bytes > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
+        expected, allowed_bytes = self.expected, self._ahead.window_bytes - self._reserved_bytes - size_bytes
+        allowed_bytes -= self._fresh.size_bytes
+        if expected.held(is_guess=False)[1] > allowed_bytes:
+            return
+        while expected.held()[1] > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
+            if expected.guessed:
                 self._drop(expected.guessed.pop(is_newest=True))
+            elif not expected.small_files.drop_guess():
+                return
 
     def has_room_ahead(self, file: FileParts | None, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
-        held_bytes = self._taken_bytes + self._fresh.size_bytes + self.expected.size_bytes
+        held_bytes = self._reserved_bytes + self._fresh.size_bytes + self.expected.held()[1]
         return held_bytes + (0 if file is None else file.left_bytes) + size_bytes <= self._ahead.window_bytes
 
     def _add_ahead(self, part: Part) -> Part | None:
@@ -430,7 +430,7 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
-        self.unread_dropped_bytes += max(0, part.unread_bytes)
+        self._unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 

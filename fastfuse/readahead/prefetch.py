@@ -4,8 +4,8 @@ The pool keeps what is fetched as *expected*, within bounds of its own, until th
 Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
 before a refresh) also give way to files of the other orders, which adopt them otherwise.
 
-Small files of the other orders are left to somebody who fetches them without the interpreter, and answers their reads
-(`SmallFiles`), where that can be.
+Small files are left to threads, which fetch them and answer their reads without the interpreter (`SmallFiles`), where
+that can be.
 """
 
 from collections import deque
@@ -59,25 +59,6 @@ class Listing(Protocol):
 
     def __contains__(self, inode: int) -> bool:
         """Return whether there is such an inode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmallFiles:
-    """Calls to somebody who fetches small files ahead, and answers their reads; by default there is nobody.
-
-    `ReadEngine.was_read_ahead` hears of the reads.
-    """
-
-    # Returns the size in bytes of a file that could be fetched now, or 0.
-    size_of: Callable[[int], int] = lambda _inode: 0
-    # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
-    fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
-    # Keeps nothing of a file; returns its size, or 0 if it was not kept.
-    drop: Callable[[int], int] = lambda _inode: 0
-    # Keeps nothing of any.
-    drop_all: Callable[[], None] = lambda: None
-    # Returns how many files are kept or on their way, and the bytes of memory that they take.
-    held: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
 
 def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
@@ -136,14 +117,12 @@ class Prefetcher:
     # Files that somebody else reads are left to it.
     _claims: Claims | None
 
-    # Who fetches what is small.
-    small_files: SmallFiles = SmallFiles()
-
     def __post_init__(self) -> None:
         # Announced orders, in their turn.
         self._announcers: deque[Announcer] = deque()
-        # Fetches under way, and files begun for which neither these nor new ones have fetched anything.
-        self._under_way = self._unheeded = 0
+        # Tasks that fetch, and files begun for which neither these nor new ones have fetched anything.
+        self._tasks = self._unheeded = 0
+        self._small_files = self._pool.expected.small_files
         self._table: Listing | None = None
         self._listed = ListingOrder(0)
         self._shuffled = self._new_epoch(0)
@@ -174,15 +153,17 @@ class Prefetcher:
 
         `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here.
         """
+        self._small_files.adopt(inode)
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
         row = _known(self._current_table().row, inode)
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
-                self._drop([guess for guess in self._pool.inodes() if self._pool.is_guess(guess)])
+                guesses = [guess for guess in self._pool.inodes() if self._pool.is_guess(guess)]
+                self._drop([*guesses, *self._small_files.guesses])
         self._unheeded += 1
-        under_way = self._under_way + self.small_files.held()[0]
+        under_way = self._tasks + self._small_files.held()[0]
         if self._unheeded >= _MOST_UNHEEDED or self._unheeded * _FETCHES_PER_FILE > under_way:
             self._pump()
 
@@ -215,7 +196,7 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            self.small_files.drop_all()
+            self._small_files.drop_all()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
@@ -232,7 +213,8 @@ class Prefetcher:
         """Start all fetches that are wanted and allowed."""
         self._unheeded = 0
         while (part := self._next_part()) is not None:
-            if part is not True and not self._is_begun(part):
+            if part is not True:
+                self._tasks += 1
                 self._fetches.start(partial(self._fetch, part))
         for announcer in self._announcers:
             announcer.wake()
@@ -260,15 +242,16 @@ class Prefetcher:
     def _part_of(self, order: _Order) -> Part | Literal[True] | None:
         """Return the next part of `order`, with its memory reserved; None if there is none, or no room for it.
 
-        True: it is a small file, which somebody else has begun to fetch.
+        True: it is a small file, which threads have begun to fetch.
         """
         is_guess = order is self._shuffled
         while (inode := self._next_file(order)) is not None:
-            small_bytes = 0 if is_guess else self.small_files.size_of(inode)
+            small_bytes = self._small_files.threads.size_of(inode)
             if small_bytes:
-                if not self._has_room(small_bytes, is_guess=False) or not self._pool.admit_elsewhere(small_bytes):
+                has_room = self._has_room(small_bytes, is_guess=is_guess)
+                if not has_room or not self._pool.admit(small_bytes, is_guess=is_guess):
                     return None
-                if self.small_files.fetch(inode, small_bytes):
+                if self._small_files.fetch(inode, small_bytes, is_guess=is_guess):
                     self._fetches.counts.prefetched_parts += 1
                     order.advance(small_bytes)
                     return True
@@ -278,7 +261,7 @@ class Prefetcher:
                 continue
             # All of a small file, or the first part of a large one.
             end = min(ref.size_bytes, self._config.part_size_bytes)
-            if not self._may_begin() or not self._has_room(end, is_guess=is_guess):
+            if not self._pool.may_expect or not self._has_room(end, is_guess=is_guess):
                 return None
             part = self._pool.try_expect(inode, ref, end, is_guess=is_guess)
             if part is not None:
@@ -291,18 +274,15 @@ class Prefetcher:
         """Pass over what is not worth a fetch, and return the next file of `order`, if it has one."""
         while (place := order.next()) is not None:
             inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
-            adopted_bytes = 0 if order is self._shuffled else self._pool.adopt(inode)
+            adopted_bytes = 0
+            if order is not self._shuffled:
+                adopted_bytes = self._pool.adopt(inode) or self._small_files.adopt(inode)
             if adopted_bytes:
                 self._shuffled.adopted()
             if not adopted_bytes and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
                 return inode
             order.advance(adopted_bytes)
         return None
-
-    def _may_begin(self) -> bool:
-        """A quick look whether one more part may be fetched now."""
-        # The end of what is under way asks again; nobody else's does.
-        return self._pool.may_expect and not (self._under_way and self._fetches.is_busy())
 
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
@@ -335,10 +315,7 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            small_bytes = self.small_files.drop(inode)
-            if small_bytes:
-                self._pool.unread_dropped_bytes += small_bytes
-            if small_bytes or self._pool.drop_expected(inode):
+            if self._small_files.drop(inode) or self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
@@ -347,29 +324,14 @@ class Prefetcher:
             if file is not None:
                 self._drop((file[0],))
 
-    def _is_begun(self, part: Part) -> bool:
-        """Count the fetch of `part`, and begin it if that takes no task; return whether it is begun."""
-        self._under_way += 1
-        return self._fetches.begin_ahead(part, partial(self._ended, part))
-
-    def _ended(self, part: Part, has_landed: bool) -> None:
-        """Go on after a fetch that took no task."""
-        following = self._following() if has_landed else part
-        if following is not None:
-            self._fetches.start(partial(self._fetch, following, is_again=not has_landed))
-
-    def _following(self) -> Part | None:
-        """Begin what is wanted and would have to wait for the fetch that has ended; return it if it takes a task."""
-        self._under_way -= 1
-        while (part := self._next_part()) is True:
-            pass
-        if part is None:
-            return None
-        self._unheeded = max(0, self._unheeded - 1)
-        return None if self._is_begun(part) else part
-
-    async def _fetch(self, part: Part, *, is_again: bool = False) -> None:
-        """Fetch `part`, and then what follows and takes a task. Raise only `Cancelled`."""
-        await (self._fetches.run_again(part) if is_again else self._fetches.run(part))
-        while (following := self._following()) is not None:
-            await self._fetches.run(following)
+    async def _fetch(self, part: Part) -> None:
+        """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
+        following: Part | Literal[True] | None = part
+        try:
+            while following is not None:
+                if following is not True:
+                    await self._fetches.run(following)
+                following = self._next_part()
+                self._unheeded = max(0, self._unheeded - 1)
+        finally:
+            self._tasks -= 1

@@ -11,13 +11,12 @@
 * known: of a file that an order names, kept until it is begun or the order drops it.
 
 The pool has a shelf for each of the first two, and one for the fresh parts; `Expected` has the others.
-INVARIANT: known, guessed, what is in flight for them and the small files that somebody else keeps (`SmallFiles` of
-`prefetch`) take at most a quarter of the limit, and `max_parts` parts.
+INVARIANT: known, guessed, what is in flight for them, and what threads keep (`SmallFiles`) take at most a quarter of
+the limit, and `max_parts` parts.
 """
 
-from collections.abc import Callable
-
 from fastfuse.readahead.parts import FileParts, Part, Shelf
+from fastfuse.readahead.small_files import SmallFiles
 
 # A quarter of the limit; and so few parts that what a file and its part take as Python objects (2 kB) does not count.
 _EXPECTED_DIVISOR = 4
@@ -34,16 +33,11 @@ class Expected:
         self.known, self.guessed = self.shelves = Shelf(), Shelf()
         # Both ranks: a GET that runs cannot give way.
         self.in_flight = self.in_flight_bytes = 0
-        # The files that somebody else keeps, and their bytes.
-        self.held_elsewhere: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        # Those that threads keep.
+        self.small_files = SmallFiles()
 
     def __len__(self) -> int:
         return len(self.known) + len(self.guessed)
-
-    @property
-    def elsewhere_bytes(self) -> int:
-        """The bytes of the files that somebody else keeps."""
-        return self.held_elsewhere()[1]
 
     @property
     def size_bytes(self) -> int:
@@ -57,9 +51,14 @@ class Expected:
 
     def has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit: a guess beside all others, a known file if need be in place of guesses."""
-        held, (files, bytes_elsewhere) = self if is_guess else self.known, self.held_elsewhere()
-        is_place = len(held) + self.in_flight + files < self.max_parts
-        return is_place and held.size_bytes + self.in_flight_bytes + bytes_elsewhere + size_bytes <= self.max_bytes
+        files, held_bytes = self.held(is_guess=is_guess)
+        is_place = files + self.in_flight < self.max_parts
+        return is_place and held_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
+
+    def held(self, *, is_guess: bool = True) -> tuple[int, int]:
+        """Return how many files are held, and their bytes, with those that threads keep; guesses only if so wanted."""
+        held, (files, small_bytes) = self if is_guess else self.known, self.small_files.held(is_guess=is_guess)
+        return len(held) + files, held.size_bytes + small_bytes
 
     def pop(self) -> Part:
         """Take down the part that goes first, for a reader that waits for the memory."""

@@ -12,6 +12,7 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
+from fastfuse.readahead.parts import Claims
 from tests.readahead.books import check_books
 
 KIB = 1 << 10
@@ -113,10 +114,6 @@ class ScriptedReader:
         await trio.lowlevel.checkpoint()
 
 
-def never_busy() -> bool:
-    return False
-
-
 class BeginningReader:
     """Begins GETs as `BeginGet` says; `outcome` tells of each what becomes of it.
 
@@ -170,12 +167,12 @@ def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, i
 
 @asynccontextmanager
 async def running(
-    config: ReadaheadConfig = SMALL, files: "Files | None" = None, *, delay_s: float = 0.0
+    config: ReadaheadConfig = SMALL, files: "Files | None" = None, claims: Claims | None = None, *, delay_s: float = 0.0
 ) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
     """An engine over a reader; whatever the test did, at rest nothing is reserved and the books are right."""
     reader = ScriptedReader(delay_s)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
+        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]), claims)
         yield engine, reader
         reader.let_go()
         await settled()

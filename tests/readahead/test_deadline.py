@@ -14,7 +14,7 @@ from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, never_busy, running, settled
+from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
 
 DEADLINE_S = 60.0
 CONFIG = ReadaheadConfig(max_parts_in_flight=4, read_deadline_s=DEADLINE_S)
@@ -107,7 +107,7 @@ async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
 
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(Service(takes_s=takes_s), config, nursery, lambda: table)
-        engine.begin_parts_by(begin, never_busy)
+        engine.begin_parts_by(begin)
         if is_announced:
             await engine.new_order().announce([1])
             assert engine.statistics().prefetched_parts == 1

@@ -225,7 +225,7 @@ cdef int ahead_in_flight = 0, promised = 0
 cdef int attached = 0
 # Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take.
 cdef dict files_ahead = {}
-cdef int64_t ahead_bytes = 0
+cdef int64_t ahead_bytes = 0, dropped_bytes = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 # Whether Python was told that some of them have copies.
@@ -580,11 +580,6 @@ def may_get_part():
     return has_room and route != NULL and (idle != NULL or thread_count < most_threads)
 
 
-def is_busy():
-    """Return whether a thread could begin on a part once another one has ended."""
-    return route != NULL and parts_in_flight > 0 and not may_get_part()
-
-
 def get_part(bytes path, bytes etag, uint64_t size_bytes, uint64_t start, data):
     """Begin to GET as many bytes from `start` on as `data` has room for, of an object of `size_bytes`.
 
@@ -805,7 +800,7 @@ cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
 
 cdef void forget_ahead(Ahead *one) noexcept:
     """Answer nothing more from `one`; its memory goes once no thread has it."""
-    global first_queued, last_queued, promised
+    global first_queued, last_queued, promised, dropped_bytes
     cdef Ahead *before = NULL
     cdef Ahead *queued
     if ahead_of(one.inode) != one:
@@ -825,6 +820,8 @@ cdef void forget_ahead(Ahead *one) noexcept:
             last_queued = before
         one.uses -= 1
         promised -= 1
+    elif one.state != _FAILED:
+        dropped_bytes += max(0, one.unread_bytes)
     pthread_mutex_unlock(&lock)
     let_go_ahead(one)
 
@@ -864,6 +861,11 @@ def drop_all_ahead():
 def held_ahead():
     """Return the number of files ahead, and how many bytes they take."""
     return len(files_ahead), ahead_bytes
+
+
+def wasted_bytes():
+    """Return how many bytes of files ahead were dropped that were fetched, or on their way, and that nobody had read."""
+    return dropped_bytes
 
 
 def begin_wait():

@@ -28,7 +28,7 @@ from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
-from fastfuse.readahead.prefetch import SmallFiles
+from fastfuse.readahead.small_files import Threads
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
@@ -157,15 +157,16 @@ class DirectFiles:
             reads.begins_elsewhere = self.begin_file
         interposed.tell_of_reads(self.tell)
         engine.fetch_small_by(
-            SmallFiles(
+            Threads(
                 size_of=interposed.size_of_small,
                 fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
                 drop=direct_reads.drop_ahead,
                 drop_all=direct_reads.drop_all_ahead,
                 held=direct_reads.held_ahead,
+                wasted_bytes=direct_reads.wasted_bytes,
             )
         )
-        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier, direct_reads.is_busy)
+        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -362,7 +363,9 @@ class DirectFiles:
         if is_here:
             self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
             self._gets.note(took_s, size_bytes, inode, self._key)
-        elif status >= 0:
+            return
+        self._engine.lost_ahead(inode)
+        if status >= 0:
             self._client.count_left(status, self._source[0], self._key(inode))
 
     def _tell_of_read_ahead(

@@ -1,0 +1,74 @@
+"""Small files that threads fetch ahead and answer by themselves, as far as the engine has to know of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Calls to whoever fetches small files ahead, and answers their reads; by default there is nobody.
+
+    `ReadEngine.was_read_ahead` hears of the reads, and `lost_ahead` of what could not be fetched.
+    """
+
+    # Returns the size in bytes of a file that could be fetched now, or 0.
+    size_of: Callable[[int], int] = lambda _inode: 0
+    # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
+    fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
+    # Keeps nothing of a file; returns its size, or 0 if it was not kept.
+    drop: Callable[[int], int] = lambda _inode: 0
+    # Keeps nothing of any.
+    drop_all: Callable[[], None] = lambda: None
+    # Returns how many files are kept or on their way, and the bytes of memory that they take.
+    held: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    # Returns how many bytes were dropped, from the beginning on, that nobody had read.
+    wasted_bytes: Callable[[], int] = lambda: 0
+
+
+class SmallFiles:
+    """What the threads of an engine fetch ahead. Those that no order names are guesses, as in the pool."""
+
+    def __init__(self) -> None:
+        self.threads = Threads()
+        # The sizes of the guesses, oldest first, and all of them.
+        self._guesses: dict[int, int] = {}
+        self._guessed_bytes = 0
+
+    def fetch(self, inode: int, size_bytes: int, *, is_guess: bool) -> bool:
+        """Begin to fetch a file, for which there is memory; return whether that is so."""
+        is_begun = self.threads.fetch(inode, size_bytes)
+        if is_begun and is_guess:
+            self._guesses[inode] = size_bytes
+            self._guessed_bytes += size_bytes
+        return is_begun
+
+    def adopt(self, inode: int) -> int:
+        """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
+        size_bytes = self._guesses.pop(inode, 0)
+        self._guessed_bytes -= size_bytes
+        return size_bytes
+
+    def drop(self, inode: int) -> int:
+        """Keep nothing of a file. Return its bytes, 0 if it was not kept."""
+        self.adopt(inode)
+        return self.threads.drop(inode)
+
+    def drop_guess(self) -> int:
+        """Drop the newest guess. Return its bytes, 0 if there is none."""
+        return self.drop(next(reversed(self._guesses))) if self._guesses else 0
+
+    def drop_all(self) -> None:
+        """Keep nothing of any file."""
+        self._guesses.clear()
+        self._guessed_bytes = 0
+        self.threads.drop_all()
+
+    @property
+    def guesses(self) -> list[int]:
+        """The guesses, oldest first."""
+        return list(self._guesses)
+
+    def held(self, *, is_guess: bool = True) -> tuple[int, int]:
+        """Return how many files are kept or on their way, and their bytes; guesses included only if so wanted."""
+        files, size_bytes = self.threads.held()
+        return (files, size_bytes) if is_guess else (files - len(self._guesses), size_bytes - self._guessed_bytes)
