@@ -2,12 +2,11 @@
 
 import os
 import random
-from pathlib import Path
 
 import pytest
 
 from tests.mounting import mounted
-from tests.semantics.places import direct_read
+from tests.semantics.places import direct_read, tree
 from tests.servers import S3Server
 
 GENERATOR = random.Random(13)
@@ -33,14 +32,6 @@ def server(request: pytest.FixtureRequest, moto_server: S3Server, rclone_server:
 def fill(server: S3Server, contents: dict[str, bytes]) -> None:
     for key, data in contents.items():
         server.client.put_object(Bucket=server.bucket, Key=f"{PREFIX}/{key}", Body=data)
-
-
-def tree(root: Path) -> dict[str, bytes]:
-    return {
-        str(Path(folder, name).relative_to(root)): Path(folder, name).read_bytes()
-        for folder, _, names in os.walk(root)
-        for name in names
-    }
 
 
 def test_a_tour_sees_what_was_put(server: S3Server) -> None:
