@@ -10,8 +10,8 @@ COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/direct_get.h
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz readme \
-    system examples clean kernels system-kernels system-run system-dev system-bench system-alerts system-chromium \
+.PHONY: help demo test check pytest sanitize bench bench-advise bench-libraries soak launchers report-test alerts fuzz \
+    readme system examples clean kernels system-kernels system-run system-dev system-bench system-alerts system-chromium \
     system-slurm system-boot
 
 help: ## Show what can be made.
@@ -23,13 +23,17 @@ demo: $(VENV)/.demo ## Mount a made data set from a local S3 server and read it 
 # The tests start hundreds of processes: each would compile the package anew.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev ## Run the linters, the type checker and all tests.
-	@$(MAKE) --no-print-directory -j2 check $(VENV)/.compiled
-	$(BIN)/pytest -n auto --dist loadfile -m "not chromium"
+	@$(MAKE) --no-print-directory -j2 check pytest
 
+# The type checker takes what the tests leave of the cores: they wait a lot.
 check: $(VENV)/.dev ## Run the linters and the type checker only.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	nice $(BIN)/mypy
+
+# In the order of the files. Else the last ones would be those of few tests, some of which are the longest.
+pytest: $(VENV)/.compiled
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder -m "not chromium"
 
 # The checked build has a tree of its own: a module built with ASan cannot be loaded without it. ASan sees the memory of
 # Python's objects only if malloc gives it, and its report only passes pytest if that leaves the file descriptors alone.
@@ -119,7 +123,7 @@ $(VENV)/.dev: pyproject.toml $(COMPILED) | system-run system-dev
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]' # most of it is never imported
 	@touch $@ $(VENV)/.demo
 
-# Beside the type checker, which takes one core. Each process of the tests would compile and rewrite all modules itself.
+# Each process of the tests would compile and rewrite all modules itself.
 $(VENV)/.compiled: $(VENV)/.dev
 	@$(BIN)/pytest --collect-only -qq > /dev/null || true # the tests say what is wrong
 	@touch $@

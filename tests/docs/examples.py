@@ -8,10 +8,6 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet
-from tfrecord.writer import TFRecordWriter
-
 import fastfuse
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.docs.blocks import ROOT, blocks_of
@@ -33,6 +29,8 @@ def _tar(numbers: range) -> bytes:
 
 
 def _records(numbers: range) -> bytes:
+    from tfrecord.writer import TFRecordWriter  # loads PyTorch where it is
+
     with tempfile.NamedTemporaryFile() as file:
         writer = TFRecordWriter(file.name)
         for number in numbers:
@@ -42,6 +40,9 @@ def _records(numbers: range) -> bytes:
 
 
 def _table(numbers: range) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet
+
     packed = io.BytesIO()
     pyarrow.parquet.write_table(pa.table({"text": [str(number) * 100 for number in numbers]}), packed)
     return packed.getvalue()

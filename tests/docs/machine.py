@@ -68,12 +68,14 @@ _FILL = """
 import json, sys, boto3
 bucket = boto3.resource("s3").Bucket(sys.argv[1])
 bucket.create(CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
+held = {}
 for objects in map(json.loads, sys.stdin):
     for found in bucket.objects.all():
         if found.key not in objects:
             found.delete()
-    for key, text in objects.items():
+    for key, text in objects.items() - held.items():
         bucket.put_object(Key=key, Body=text.encode())
+    held = objects
     print("filled", flush=True)
 """
 
@@ -161,7 +163,7 @@ class Machine:
         return printed()
 
     def clean(self) -> None:
-        self.run("fastfuse unmount --all --lazy")
+        self.run("! grep -q fuse.fastfuse /proc/mounts || fastfuse unmount --all --lazy")
 
     def _prepare(self) -> None:
         (self._scratch / "aws").mkdir()

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -17,6 +17,7 @@ _sizes = st.one_of(st.sampled_from([0, 1, 4095, 4096, 2**30, 5 * 2**30]), st.int
 _keys = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3).map(lambda names: "/".join(names) + ".x")
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(_keys, _sizes, max_size=30))
 def test_the_figures_are_those_of_the_objects(objects: dict[str, int]) -> None:
     summary = summarise(index_of(objects))

@@ -3,6 +3,7 @@
 import fcntl
 import mmap
 import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ def block_bytes(seed: int, size_bytes: int) -> bytes:
 def gets(here: Place) -> list[RequestRecord]:
     """The GETs of objects since the mount was ready."""
     return [record for record in here.server.requests if record.operation == "GetObject"][here.early_gets :]
+
+
+def forget(path: Path) -> None:
+    """Have the kernel drop what it holds of this mount that nobody uses; what it holds of others stays."""
+    subprocess.run(["mount", "-i", "-o", "remount,ro", path], check=True)
 
 
 def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:

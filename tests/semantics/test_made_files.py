@@ -15,7 +15,7 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.index.snapshot import Snapshot
 from tests.index.indexes import index_bytes
 from tests.mounting import run_fastfuse
-from tests.semantics.places import block_bytes, direct_read, gets, page_cache, place
+from tests.semantics.places import block_bytes, direct_read, gets, place
 
 LARGE = block_bytes(1, (9 << 20) + 17)  # more than a part
 # Only the index of a manifest may have files with contents of its own.
@@ -74,7 +74,7 @@ def test_a_made_file_whose_bytes_change_is_another_file_after_a_refresh(tmp_path
     index = tmp_path / "index"
     write_index(index, objects, {"m": b"before", "large": LARGE, "same": b"same"})
     options = (*AS_MANIFEST, "--index", str(index))
-    with page_cache(is_dropped=False), place(MemoryObjects(objects), *options, uri=SOURCE) as here:
+    with place(MemoryObjects(objects), *options, uri=SOURCE) as here:
         before = {name: (here.path / name).stat().st_ino for name in ("m", "same")}
         assert (here.path / "same").read_bytes() == b"same"
         with (here.path / "m").open("rb") as held, (here.path / "large").open("rb") as unread:

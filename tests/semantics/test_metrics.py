@@ -20,7 +20,7 @@ from fastfuse.filesystem.talking.control import ask_status, entry_of
 from fastfuse.metrics import BUILD_INFO
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
+from tests.semantics.places import Place, block_bytes, direct_read, forget, place
 
 # Not `urlopen`: a proxy of the environment would be asked.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -132,7 +132,6 @@ def wanted_after(rounds: int) -> dict[str, int]:
     return {name: count for name, count in {**numbers, **of_the_source, "worker_respawns": rounds - 1}.items() if count}
 
 
-@page_cache(is_dropped=False)
 def test_every_metric_is_exact_before_and_after_the_death_of_a_worker() -> None:
     """L3"""
     objects = {f"{number:03}": b"x" for number in range(OTHERS)}
@@ -156,7 +155,6 @@ def test_every_metric_is_exact_before_and_after_the_death_of_a_worker() -> None:
         wait_until_exact(wanted_after(2))
 
 
-@page_cache(is_dropped=False)
 def test_bytes_that_wait_for_a_reader_are_told_and_are_waste_once_their_object_is_gone() -> None:
     data = block_bytes(1, 1 << 20)
     files = MemoryObjects({"one": data, "two": b""})
@@ -239,7 +237,6 @@ def test_a_mount_is_well_though_an_object_has_changed(here: Place) -> None:
     assert health(here.mount.metrics_port()) == (200, "ok\n")
 
 
-@page_cache(is_dropped=False)
 def test_a_second_listing_and_a_second_read_of_what_the_kernel_has_ask_nothing(here: Place) -> None:
     port = here.mount.metrics_port()
     path = here.path / "folder" / "large"
@@ -267,7 +264,6 @@ def direct_stat(path: Path) -> int:
         os.close(descriptor)
 
 
-@page_cache(is_dropped=True)
 def test_what_the_kernel_has_dropped_is_not_held() -> None:
     with place({"large": block_bytes(1, 9 << 20), "small": b"x"}, "--metrics-listen", "0") as here:
         port = here.mount.metrics_port()
@@ -276,8 +272,7 @@ def test_what_the_kernel_has_dropped_is_not_held() -> None:
         wait_until(lambda: Scrape(port)["pool_bytes",] > 0)
 
         def is_nothing_held() -> bool:
-            os.sync()
-            Path("/proc/sys/vm/drop_caches").write_text("3")
+            forget(here.path)
             return Scrape(port)["pool_bytes",] == 0
 
         wait_until(is_nothing_held)

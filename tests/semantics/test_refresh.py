@@ -15,7 +15,7 @@ import pytest
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, MemoryObjects, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import block_bytes, direct_read, gets, page_cache, place, refresh, tree
+from tests.semantics.places import block_bytes, direct_read, gets, place, refresh, tree
 from tests.semantics.test_metrics import Scrape
 
 
@@ -30,7 +30,6 @@ def change(held: MemoryObjects) -> None:
     held.put("folder/another", b"another")
 
 
-@page_cache(is_dropped=False)
 def test_the_view_after_a_refresh_is_what_the_source_holds_and_what_is_the_same_keeps_inode_and_pages() -> None:
     """L6, D1"""
     with place(objects()) as here:

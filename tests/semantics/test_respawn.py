@@ -17,7 +17,7 @@ import pytest
 from bench.s3server import FaultRule, Limit, Stall
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount
-from tests.semantics.places import Place, block_bytes, direct_read, page_cache, place
+from tests.semantics.places import Place, block_bytes, direct_read, forget, place
 from tests.semantics.test_metrics import Scrape
 
 MIB = 1 << 20
@@ -85,7 +85,6 @@ def read_half(path: Path, progress: Progress) -> None:
             progress.add(len(file.read(MIB // 4)))
 
 
-@page_cache(is_dropped=True)
 def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dropped_it() -> None:
     """L3"""
     size = 8 * MIB
@@ -105,7 +104,7 @@ def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dr
         wait_until(lambda: Scrape(port)["worker_respawns_total",] == 3 and Scrape(port)["streams",] > 0)
 
         def left() -> dict[str, int]:
-            Path("/proc/sys/vm/drop_caches").write_text("3")
+            forget(here.path)
             now = Scrape(port)
             return {name: now[name,] for name in ("streams", "pool_bytes", "gets_in_flight", "waiting_reads")}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
-from tests.semantics.places import Place, block_bytes, direct_read, gets, page_cache, place
+from tests.semantics.places import Place, block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
 
@@ -119,7 +119,7 @@ def test_another_version_in_the_reply_is_not_believed(here: Place) -> None:
 
 def test_a_replaced_object_that_is_in_the_page_cache_stays_as_it_was() -> None:
     """D1, L6"""
-    with page_cache(is_dropped=False), place({"file": block_bytes(1, 50_000)}) as here:
+    with place({"file": block_bytes(1, 50_000)}) as here:
         assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
         here.objects.put("file", block_bytes(2, 50_000))
         assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)

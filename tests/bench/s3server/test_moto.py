@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.bench.s3server.clients import boto_client, error_of
@@ -31,6 +30,8 @@ _OBJECTS = {
 @pytest.fixture(scope="module")
 def clients() -> Iterator[tuple[Any, Any]]:
     """Ours and moto's, with the same objects in bucket ``data``."""
+    from moto.server import ThreadedMotoServer  # loads for half a second
+
     moto = ThreadedMotoServer(port=0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()

@@ -25,7 +25,7 @@ KINDS = [Kind("small/", 6, 1, 900), Kind("moving/", 6, 1, 900), Kind("middle/", 
 def test_a_disturbed_mount_gives_right_bytes_allowed_errors_and_leaves_nothing(tmp_path: Path) -> None:
     counts_path = tmp_path / "counts.json"
     # Other tests count on the page cache.
-    command = [sys.executable, "-m", "bench.soak", "--seconds", "30", "--seed", "20", "--keep-caches", "--json"]
+    command = [sys.executable, "-m", "bench.soak", "--seconds", "10", "--seed", "20", "--keep-caches", "--json"]
     done = subprocess.run([*command, counts_path], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = json.loads(counts_path.read_text())

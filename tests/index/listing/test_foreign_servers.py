@@ -21,7 +21,7 @@ from tests.servers import ACCESS_KEY, SECRET_KEY, aws_environment, running
 
 __all__ = ["aws_environment"]
 
-COUNT = 2_400
+COUNT = 1_200
 SHAPES = {
     "dirs": [f"class-{number // 20:04}/{number:06}.jpg" for number in range(COUNT)],
     "flat": [f"shard-{number:06}.tfrecord" for number in range(COUNT)],

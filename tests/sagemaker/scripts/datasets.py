@@ -4,11 +4,11 @@ import io
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from random import Random
 
 import numpy as np
-from tfrecord.writer import TFRecordWriter
 
 from bench.shards import frame
 from tests.sagemaker.scripts.contract import digest
@@ -23,6 +23,8 @@ class DataSet:
 
 
 def _tfrecords() -> DataSet:
+    from tfrecord.writer import TFRecordWriter  # loads PyTorch where it is
+
     random = Random(1)
     objects, records = {}, []
     for number in range(12):
@@ -67,7 +69,9 @@ def _tars() -> DataSet:
     return DataSet(objects, sorted(records))
 
 
-# The scripts by their name, which is that of their channel, too.
-SCRIPTS = {"tfrecords": _tfrecords(), "images": _images(), "tars": _tars()}
-if find_spec("torch"):
-    SCRIPTS["images_torch"] = SCRIPTS["images"]
+@cache
+def scripts() -> Mapping[str, DataSet]:
+    """Return what each script reads, by its name, which is that of its channel, too."""
+    images = _images()
+    with_torch = {"images_torch": images} if find_spec("torch") else {}
+    return {"tfrecords": _tfrecords(), "images": images, "tars": _tars(), **with_torch}

@@ -9,7 +9,7 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.sagemaker.running.jobs import BUCKET, channel, running
-from tests.sagemaker.scripts.datasets import SCRIPTS
+from tests.sagemaker.scripts.datasets import scripts
 
 EPOCHS = 2
 # As ``python -m`` would run each; in one process, which imports numpy once.
@@ -23,7 +23,7 @@ for script in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LoopbackServer]:
-    objects = {key: data for dataset in SCRIPTS.values() for key, data in dataset.objects.items()}
+    objects = {key: data for dataset in scripts().values() for key, data in dataset.objects.items()}
     with LoopbackServer({BUCKET: MemoryObjects(objects)}) as running_server:
         yield running_server
 
@@ -31,11 +31,11 @@ def server() -> Iterator[LoopbackServer]:
 # Three hosts are more than one of the scripts has objects.
 @pytest.mark.parametrize(("host_count", "mode"), [(3, "FastFile"), (2, "File"), (2, "Pipe")])
 def test_hosts_read_every_record_once_between_them(server: LoopbackServer, host_count: int, mode: str) -> None:
-    channels = [channel(script, mode, f"{script.removesuffix('_torch')}/") for script in SCRIPTS]
+    channels = [channel(script, mode, f"{script.removesuffix('_torch')}/") for script in scripts()]
     for each in channels:
         each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
     options = ("--part-size", "1MiB", "--host")
-    command = (sys.executable, "-c", ONE_AFTER_THE_OTHER, *SCRIPTS)
+    command = (sys.executable, "-c", ONE_AFTER_THE_OTHER, *scripts())
     hosts = []
     with ExitStack() as stack:
         numbers = [f"{host}/{host_count}" for host in range(1, host_count + 1)]
@@ -46,7 +46,7 @@ def test_hosts_read_every_record_once_between_them(server: LoopbackServer, host_
             assert job.wait() == 0, job.log
             lines = [json.loads(line) for line in job.output.splitlines()]
             hosts.append({line["channel"]: line["epochs"] for line in lines})
-    for script, dataset in SCRIPTS.items():
+    for script, dataset in scripts().items():
         for epoch in range(EPOCHS):
             # Sorted lists, not sets: a record of two hosts would be there twice.
             assert sorted(record for read in hosts for record in read[script][epoch]) == dataset.records
