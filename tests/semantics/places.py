@@ -1,6 +1,5 @@
 """A bucket in this process and its mount in another, for one test."""
 
-import fcntl
 import mmap
 import os
 import subprocess
@@ -15,14 +14,6 @@ from bench.s3server import LoopbackServer, MemoryObjects, RequestRecord
 from tests.mounting import Mount, mounted, run_fastfuse
 
 BUCKET = "bucket"
-
-
-@contextmanager
-def page_cache(*, is_dropped: bool) -> Iterator[None]:
-    """Keep tests that need the page cache of the machine from those that drop it, in whatever process they run."""
-    with Path(__file__).open("rb") as file:  # the same in all processes of the tests, which have a TMPDIR each
-        fcntl.flock(file, fcntl.LOCK_EX if is_dropped else fcntl.LOCK_SH)
-        yield
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from fastfuse.hints import order
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import mounted
-from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, page_cache, place, refresh
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place, refresh
 from tests.semantics.test_metrics import Scrape, settle
 from tests.semantics.test_threads import has_threads
 
@@ -55,7 +55,7 @@ def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = T
         (here.path / next(others)).read_bytes()
         return has_threads(here.mount)
 
-    with page_cache(is_dropped=False), place(MemoryObjects(DATA | OTHERS), *options) as here:
+    with place(MemoryObjects(DATA | OTHERS), *options) as here:
         wait_until(lambda: is_met(here))
         yield here
 

@@ -3,14 +3,13 @@
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fastfuse.hints import order
 from tests.filesystem.waiting import wait_until
-from tests.semantics.places import Place, block_bytes, gets, page_cache, place
+from tests.semantics.places import Place, block_bytes, gets, place
 from tests.semantics.test_metrics import Scrape
 
 COUNT = 400
@@ -18,13 +17,6 @@ DATA = {f"{index // 100}/{index % 100:03}": block_bytes(index, 39_000) for index
 NAMES = sorted(DATA)
 # The kernel may drop a page of what it has.
 FORGOTTEN = 40
-
-
-@pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
-    """Count requests while no other test has the kernel drop what it holds."""
-    with page_cache(is_dropped=False):
-        yield
 
 
 def read(here: Place, names: list[str]) -> None:
