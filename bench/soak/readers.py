@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.processes import fork_with_pipe
 from bench.soak.data import Kind, expected_bytes, is_size_right, version_of
+from fastfuse.hints import order
 
 # Buckets of latencies: so many for each doubling, that is 9 % wide.
 _BUCKETS_A_DOUBLING = 8
@@ -116,9 +117,9 @@ class Reader:
             self._fail(SHORT if is_short else WRONG, f"version {version}, bytes {start}-{end}, got {len(got)}")
 
     @contextmanager
-    def _opened(self, *prefixes: str) -> Iterator[tuple[int, int, int]]:
-        """Open an object below one of `prefixes` by chance; yield descriptor, version and size."""
-        self._key = self._random.choice(self._keys[self._random.choice(prefixes)])
+    def _opened(self, *prefixes: str, key: str = "") -> Iterator[tuple[int, int, int]]:
+        """Open `key`, or an object below one of `prefixes` by chance; yield descriptor, version and size."""
+        self._key = key or self._random.choice(self._keys[self._random.choice(prefixes)])
         with self.call():
             fd = os.open(self._root / self._key, os.O_RDONLY)
         try:
@@ -142,6 +143,25 @@ class Reader:
                 self._fail(errno.errorcode.get(error.errno or 0, "other"))
             if self._shared.is_over.value:
                 return
+
+    def announced(self) -> None:
+        """Read small objects in an order that is announced, from the page cache or past it, to the end or not."""
+        keys = self._random.choices(self._keys["small/"] + self._keys["moving/"], k=_READS_A_VISIT)
+        with order(keys, self._root):
+            for key in keys:
+                try:
+                    with self._opened(key=key) as (fd, version, size):
+                        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                        block, start = self._random.choice(_BLOCKS_BYTES), self._random.choice((0, 0, 0, size // 2))
+                        while start < size:
+                            with self.call():
+                                got = os.pread(fd, block, start)
+                            self.check(got, version, start, min(start + block, size))
+                            start += len(got) or block
+                except OSError as error:
+                    self._fail(errno.errorcode.get(error.errno or 0, "other"))
+                if self._shared.is_over.value:
+                    return
 
     def sequential(self) -> None:
         block = self._random.choice(_BLOCKS_BYTES)
@@ -255,6 +275,7 @@ class Reader:
 
 MANNERS: dict[str, Callable[[Reader], None]] = {
     "whole": Reader.whole,
+    "announced": Reader.announced,
     "sequential": Reader.sequential,
     "scattered": Reader.scattered,
     "warm": Reader.warm,

@@ -32,8 +32,8 @@ from fastfuse.readahead.shuffled import ShuffledEpoch
 _UNPROVEN_DIVISOR = 16
 # The root and its subdirectories come before the first file.
 _MAX_LEADING_ROWS = 1024
-# One file begun leaves room for one file, and a task that has fetched one fetches the next. New ones begin when there is
-# room for one more to each so many that run, or for so many: together they take a millisecond.
+# One file begun leaves room for one file, and a task that has fetched one fetches the next. New ones begin when there
+# is room for one more to each so many that run, or for so many: together they take a millisecond.
 _FETCHES_PER_FILE = 8
 _MOST_UNHEEDED = 16
 
