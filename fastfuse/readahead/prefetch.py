@@ -326,12 +326,11 @@ class Prefetcher:
 
     async def _fetch(self, part: Part) -> None:
         """Fetch `part`, and then what else is wanted and would have to wait for it. Raise only `Cancelled`."""
-        following: Part | Literal[True] | None = part
         try:
-            while following is not None:
+            await self._fetches.run(part)
+            while (following := self._next_part()) is not None:
+                self._unheeded = max(0, self._unheeded - 1)
                 if following is not True:
                     await self._fetches.run(following)
-                following = self._next_part()
-                self._unheeded = max(0, self._unheeded - 1)
         finally:
             self._tasks -= 1
