@@ -5,7 +5,7 @@ import os
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +46,9 @@ PATIENT = "--read-deadline-s", "3600"
 
 
 @contextmanager
-def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD) -> Iterator[Place]:
+def threads_read(
+    monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD, more: Mapping[str, bytes] | None = None
+) -> Iterator[Place]:
     """Mount `DATA`, and wait until threads read small files."""
     with_change(monkeypatch, change)
     others = iter(OTHERS)
@@ -55,7 +57,7 @@ def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = T
         (here.path / next(others)).read_bytes()
         return has_threads(here.mount)
 
-    with page_cache(is_dropped=False), place(MemoryObjects(DATA | OTHERS), *options) as here:
+    with page_cache(is_dropped=False), place(MemoryObjects(DATA | OTHERS | dict(more or {})), *options) as here:
         wait_until(lambda: is_met(here))
         yield here
 
@@ -192,3 +194,20 @@ def test_what_threads_got_ahead_is_kept_by_the_tier_and_not_fetched_again(
         with mounted(f"s3://{BUCKET}", here.server.endpoint_url, *cache) as mount, order(NAMES, mount.path):
             assert all(whole(mount.path / name) == DATA[name] for name in NAMES)
         assert {get_count(here, name) for name in NAMES} == {1}
+
+
+def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {f"m/{index}": b"m" for index in range(4200)}
+    change = f"{TOLD}from fastfuse.readahead import announced\nannounced._FIRST_CREDIT_FILES = 5000\n"
+    change += "announced._MAX_AHEAD_FILES = announced._MAX_QUEUED_FILES = 5000\n"
+    options = "--metrics-listen", "0", "--memory-target", "512MiB", *PATIENT
+    with threads_read(monkeypatch, *options, change=change, more=many) as here, order([LARGE], here.path):
+        wait_until(lambda: get_count(here, LARGE) == 1)
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="m/*"))
+        with order(many, here.path):
+            wait_until(lambda: Scrape(here.mount.metrics_port())["fetched_parts_total", "prefetched"] > 4096)
+            assert (here.path / LARGE).read_bytes() == DATA[LARGE]
+            assert (here.path / SMALL).read_bytes() == DATA[SMALL]
+        here.server.faults.remove(rule)
+        assert get_count(here, LARGE) == 1
+        assert sum(size_bytes for _, size_bytes, _ in answered(here)) == len(DATA[LARGE])
