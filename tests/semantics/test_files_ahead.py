@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, MemoryObjects, Stall
-from bench.s3server.faults import ACCESS_DENIED, Action, Replace, Truncate
+from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Action, Replace, Truncate
 from fastfuse.hints import order
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
@@ -71,6 +71,11 @@ def answered(here: Place) -> list[tuple[int, int, bool]]:
 
 def get_count(here: Place, name: str) -> int:
     return sum(record.key == name for record in gets(here))
+
+
+def got_bytes(here: Place) -> int:
+    """Return the bytes of the files of `DATA` that were got."""
+    return sum(len(DATA[record.key]) for record in gets(here) if record.key in DATA and record.status < 300)
 
 
 def whole(path: Path) -> bytes:
@@ -211,3 +216,17 @@ def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.Mon
         here.server.faults.remove(rule)
         assert get_count(here, LARGE) == 1
         assert sum(size_bytes for _, size_bytes, _ in answered(here)) == len(DATA[LARGE])
+
+
+def test_what_nobody_was_asked_for_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service refuses one file, so threads stop while others are queued."""
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+        port, faults = here.mount.metrics_port(), here.server.faults
+        faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key=LARGE, times=1))
+        rule = faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
+        with order([LARGE, *(name for name in NAMES if name != LARGE)], here.path):
+            wait_until(lambda: Scrape(port)["refused_gets_total",] == 1)
+            faults.remove(rule)
+            wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == got_bytes(here))
+            assert [Scrape(port)["retries_total", cause] for cause in ("throttled", "broken")] == [1, 0]
+            assert all(whole(here.path / name) == DATA[name] for name in NAMES)

@@ -123,6 +123,7 @@ cdef enum:
     _CLAIMED = -2
     _MAY_BE_KEPT = -3
     _TOLD = -4  # it waited for a file ahead, of which Python hears by itself
+    _UNARMED = -5  # nobody was asked for it
     _NOT_KEPT = -1  # the object of a file that the tier is not to keep
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
@@ -1098,9 +1099,8 @@ cdef void *serve(void *argument) noexcept nogil:
         if record.segment:
             is_read = kept_read(kept_directory, &thread.kept, record.size_bytes, thread.data, &body)
         else:
-            if thread.object_id != _NOT_KEPT:
-                record.status = claimed(thread)
-            is_read = record.status == 0 and thread.route != NULL and direct_get(
+            record.status = _UNARMED if thread.route == NULL else claimed(thread)
+            is_read = record.status == 0 and direct_get(
                 &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
                 &record.is_checked, &record.status)
             if thread.object_id != _NOT_KEPT and record.status >= 0:
@@ -1156,7 +1156,7 @@ cdef inline void note_result(bint is_read, int status) noexcept nogil:
     global failures
     if is_read:
         failures = 0
-    elif status not in (404, 412, _CLAIMED, _MAY_BE_KEPT):  # gone, or another object
+    elif status >= 0 and status not in (404, 412):  # gone, or another object
         failures += 1
         if is_refusal(status) or failures >= _MOST_FAILURES:
             stop()
@@ -1173,7 +1173,9 @@ cdef inline void tell(const Record *record) noexcept nogil:
 
 
 cdef inline int claimed(const Thread *thread) noexcept nogil:
-    """Claim the file that a thread is to get; return 0, or the status with which it is left to Python."""
+    """Claim the file that a thread is to get, if need be; return 0, or the status with which it is left to Python."""
+    if thread.object_id == _NOT_KEPT:
+        return 0
     if lock_range(claims_fd, True, thread.object_id, 0, thread.job.object.size_bytes):
         return _CLAIMED
     # Whoever has kept it meanwhile noted that before its claim ended.
