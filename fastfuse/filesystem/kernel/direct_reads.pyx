@@ -730,14 +730,12 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
 
 
 cdef void end_ahead(Thread *thread, Record *record, const char *body) noexcept nogil:
-    """Keep what `thread` got, if there is a `body`, and answer the READs that wait. Called with the lock, which it drops."""
+    """Tell of what `thread` got, if there is a `body`, and answer the READs that wait. Drops the lock meanwhile."""
     global ahead_in_flight, promised, attached
     cdef Ahead *one = thread.ahead
     cdef Record *waiting = one.waiting
     cdef Record *read
     cdef bint is_answered
-    if body != NULL:
-        memcpy(one.data.buf, body, record.size_bytes)
     one.state, one.waiting, thread.ahead = _HERE if body != NULL else _FAILED, NULL, NULL
     ahead_in_flight -= 1
     promised -= 1
@@ -1109,6 +1107,8 @@ cdef void *serve(void *argument) noexcept nogil:
                     lock_range(claims_fd, False, record.object_id, 0, record.size_bytes)
             if is_read and thread.is_part and thread.job.object.target == NULL:
                 memcpy(thread.part.buf, body, record.size_bytes)
+            if is_read and thread.ahead != NULL:
+                memcpy(thread.ahead.data.buf, body, record.size_bytes)
         record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
