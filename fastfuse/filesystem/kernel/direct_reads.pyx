@@ -195,8 +195,9 @@ cdef struct Ahead:
     # A reference to its memory, and what of it no READ has asked for.
     Py_buffer data
     int64_t unread_bytes
-    # While it is queued: what a thread is to get. Its object in the tier is as in `Thread`.
-    direct_object *object
+    # What a thread is to get: its path, and behind that its ETag. Its object in the tier is as in `Thread`.
+    char *names
+    size_t path_bytes, etag_bytes
     int64_t object_id
     uint64_t seed
     int state
@@ -655,14 +656,12 @@ cdef bint may_fetch_ahead(uint64_t inode, uint64_t size_bytes) noexcept:
     return may
 
 
-cdef bint fetch_ahead(uint64_t inode, direct_object *object, data) except? False:
-    """Fetch a file for which that is true; return whether it is on its way. `object` is from malloc, and given away."""
+cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except? False:
+    """Fetch a file for which that is true; return whether it is on its way."""
     global first_queued, last_queued, promised, ahead_bytes
     cdef Thread *thread = NULL
-    cdef Ahead *one = <Ahead *> calloc(1, sizeof(Ahead))
-    if one == NULL or not fill_ahead(one, inode, object, data):
-        free(object)
-        free(one)
+    cdef Ahead *one = new_ahead(inode, object, data)
+    if one == NULL:
         return False
     marks[inode] |= _AHEAD
     files_ahead[inode] = <size_t> one
@@ -684,14 +683,26 @@ cdef bint fetch_ahead(uint64_t inode, direct_object *object, data) except? False
     return True
 
 
-cdef bint fill_ahead(Ahead *one, uint64_t inode, direct_object *object, data) except? False:
-    object.target = NULL
-    one.inode, one.object, one.object_id, one.uses = inode, object, _NOT_KEPT, 2
-    if is_tier_used and not is_new(object, &one.object_id, &one.seed):
-        return False
-    PyObject_GetBuffer(data, &one.data, PyBUF_WRITABLE)
-    one.unread_bytes = one.data.len
-    return True
+cdef Ahead *new_ahead(uint64_t inode, const direct_object *object, data) except? NULL:
+    """Return a file that is to be fetched ahead, or NULL."""
+    cdef Ahead *one
+    cdef Py_buffer memory
+    cdef int64_t object_id = _NOT_KEPT
+    cdef uint64_t seed = 0
+    if is_tier_used and not is_new(object, &object_id, &seed):
+        return NULL
+    PyObject_GetBuffer(data, &memory, PyBUF_WRITABLE)
+    # Without the room that the longest names would take: thousands may be queued.
+    one = <Ahead *> calloc(1, sizeof(Ahead) + object.path_bytes + object.etag_bytes)
+    if one == NULL:
+        PyBuffer_Release(&memory)
+        return NULL
+    one.inode, one.data, one.unread_bytes, one.uses = inode, memory, memory.len, 2
+    one.object_id, one.seed = object_id, seed
+    one.names, one.path_bytes, one.etag_bytes = <char *> (one + 1), object.path_bytes, object.etag_bytes
+    memcpy(one.names, object.path, object.path_bytes)
+    memcpy(one.names + object.path_bytes, object.etag, object.etag_bytes)
+    return one
 
 
 cdef inline int most_ahead() noexcept nogil:
@@ -710,15 +721,17 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
     """Have `thread` get the file that is queued longest; return whether there is one for it."""
     global first_queued, last_queued, ahead_in_flight
     cdef Ahead *one = first_queued
+    cdef direct_object *object = &thread.job.object
     if one == NULL or ahead_in_flight >= most_ahead():
         return False
     first_queued = one.next
     if first_queued == NULL:
         last_queued = NULL
     one.state, thread.ahead = _RUNNING, one
-    memcpy(&thread.job.object, one.object, sizeof(direct_object))
-    free(one.object)
-    one.object = NULL
+    object.path_bytes, object.etag_bytes, object.size_bytes = one.path_bytes, one.etag_bytes, one.data.len
+    memcpy(object.path, one.names, one.path_bytes)
+    memcpy(object.etag, one.names + one.path_bytes, one.etag_bytes)
+    object.target = NULL
     thread.job.unique, thread.job.inode, thread.job.asked_bytes = 0, one.inode, 0
     thread.object_id, thread.seed, thread.is_missing = one.object_id, one.seed, False
     thread.began_ns, thread.route = direct_now_ns(), route
@@ -836,7 +849,6 @@ cdef void let_go_ahead(Ahead *one) noexcept:
     if not one.uses:
         ahead_bytes -= one.data.len
         PyBuffer_Release(&one.data)
-        free(one.object)
         free(one)
 
 
