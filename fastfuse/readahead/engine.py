@@ -28,6 +28,8 @@ _MAX_FOLLOWERS = 4
 _PATIENCE_FILES = 16
 # The part of the first window that is fetched before anybody asks: all of it at once would delay the first bytes.
 _BEGUN_DIVISOR = 2
+# The part of the memory of expected files that small ones may keep of which only a part was read.
+_BEGUN_SMALL_DIVISOR = 4
 # Streams of files that nobody has read to the end. One takes 4 kB, and an idle one holds no memory that others want.
 _MAX_STREAMS = 4096
 
@@ -79,7 +81,9 @@ class ReadEngine:
     def fetch_small_by(self, small_files: SmallFiles) -> None:
         """Leave small files that an order names to `small_files`, whose memory is part of the engine's."""
         self._prefetcher.small_files = small_files
-        self._pool.expected.held_elsewhere = small_files.held
+        expected = self._pool.expected
+        expected.held_elsewhere = small_files.held
+        small_files.bound_begun(expected.max_bytes // _BEGUN_SMALL_DIVISOR)
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""

@@ -80,7 +80,7 @@ class PartPool:
         self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         self._in_flight = self._ahead_in_flight = 0
-        self._reserved_bytes = self._fetched_bytes = self.unread_dropped_bytes = 0
+        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -311,7 +311,7 @@ class PartPool:
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self.unread_dropped_bytes,
+            unread_dropped_bytes=self._unread_dropped_bytes,
         )
 
     def _touch(self, file: FileParts) -> None:
@@ -430,7 +430,7 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
-        self.unread_dropped_bytes += max(0, part.unread_bytes)
+        self._unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 

@@ -72,10 +72,10 @@ class SmallFiles:
     size_of: Callable[[int], int] = lambda _inode: 0
     # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
     fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
-    # Keeps nothing of a file; returns its size, or 0 if it was not kept.
-    drop: Callable[[int], int] = lambda _inode: 0
-    # Keeps nothing of any.
-    drop_all: Callable[[], None] = lambda: None
+    # Keeps nothing of a file; returns whether it was kept.
+    drop: Callable[[int], bool] = lambda _inode: False
+    # Keeps at most so many bytes of files that are begun: nobody may want the rest.
+    bound_begun: Callable[[int], None] = lambda _size_bytes: None
     # Returns how many files are kept or on their way, and the bytes of memory that they take.
     held: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
@@ -215,7 +215,6 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            self.small_files.drop_all()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
@@ -335,10 +334,7 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            small_bytes = self.small_files.drop(inode)
-            if small_bytes:
-                self._pool.unread_dropped_bytes += small_bytes
-            if small_bytes or self._pool.drop_expected(inode):
+            if self.small_files.drop(inode) or self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:

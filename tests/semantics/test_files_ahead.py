@@ -230,3 +230,33 @@ def test_what_nobody_was_asked_for_is_no_failure(monkeypatch: pytest.MonkeyPatch
             wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == got_bytes(here))
             assert [Scrape(port)["retries_total", cause] for cause in ("throttled", "broken")] == [1, 0]
             assert all(whole(here.path / name) == DATA[name] for name in NAMES)
+
+
+def test_files_that_are_read_in_part_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no order drops them any more."""
+    # Room for one of them.
+    change = f"{TOLD}engine._BEGUN_SMALL_DIVISOR = (416 << 20) // 4 // 300_000\n"
+    options = "--metrics-listen", "0", "--memory-target", "512MiB"
+    names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:2]
+    with threads_read(monkeypatch, *options, change=change) as here, order(names, here.path):
+        port = here.mount.metrics_port()
+        wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == 2 * len(DATA[LARGE]))
+        wait_until(lambda: all(get_count(here, name) == 1 for name in names))
+        for name in names:
+            assert direct_read(here.path / name, 64 << 10) == DATA[name][: 64 << 10]
+        wait_until(lambda: Scrape(port)["wasted_bytes_total",] == len(DATA[LARGE]) - (64 << 10))
+        assert Scrape(port)["memory_bytes", "unread"] == len(DATA[LARGE])
+        for name in names:
+            assert direct_read(here.path / name, 192 << 10, 64 << 10) == DATA[name][64 << 10 :]
+        assert [get_count(here, name) > 1 for name in names] == [True, False]
+
+
+def test_what_was_queued_and_never_fetched_is_not_wasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
+        with order(NAMES, here.path):
+            wait_until(lambda: here.server.faults.hits(rule) >= 48)
+        wait_until(lambda: Scrape(here.mount.metrics_port())["wasted_bytes_total",] > 0)
+        fetched = NAMES[: here.server.faults.hits(rule)]
+        here.server.faults.remove(rule)
+        assert Scrape(here.mount.metrics_port())["wasted_bytes_total",] == sum(len(DATA[name]) for name in fetched)

@@ -195,6 +195,7 @@ cdef struct Ahead:
     # A reference to its memory, and what of it no READ has asked for.
     Py_buffer data
     int64_t unread_bytes
+    bint is_begun
     # What a thread is to get: its path, and behind that its ETag. Its object in the tier is as in `Thread`.
     char *names
     size_t path_bytes, etag_bytes
@@ -227,9 +228,12 @@ cdef Ahead *last_queued = NULL
 cdef int ahead_in_flight = 0, promised = 0
 # READs that wait for the GET of a file ahead.
 cdef int attached = 0
-# Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take.
+# Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take. The
+# inodes of those of which a READ has asked for a part only, oldest first, what they take, and what they may take. And
+# the bytes that were fetched ahead, or are on their way, and that no READ asked for until they were dropped.
 cdef dict files_ahead = {}
-cdef int64_t ahead_bytes = 0
+cdef dict begun_ahead = {}
+cdef int64_t ahead_bytes = 0, begun_bytes = 0, most_begun_bytes = 0, wasted_bytes = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 # Whether Python was told that some of them have copies.
@@ -785,7 +789,7 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
         return False
     read.kind, read.unique, read.inode, read.offset, read.pid = _READ_AHEAD, unique, inode, offset, pid
     read.asked_bytes, read.size_bytes = asked_bytes, min(<uint64_t> asked_bytes, <uint64_t> one.data.len - offset)
-    read.began_ns, read.status, read.is_first = direct_now_ns(), _TOLD, one.unread_bytes == one.data.len
+    read.began_ns, read.status, read.is_first = direct_now_ns(), _TOLD, not one.is_begun
     pthread_mutex_lock(&lock)
     is_left = one.state not in (_RUNNING, _HERE) or not has_room_for_record()
     if not is_left:
@@ -796,6 +800,7 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
             attached += 1
             count_wait(1)
             pthread_mutex_unlock(&lock)
+            note_begun(one)
             return True
     pthread_mutex_unlock(&lock)
     if not is_left:
@@ -809,7 +814,21 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
     free(read)
     if is_left or one.unread_bytes <= 0:
         forget_ahead(one)
+    else:
+        note_begun(one)
     return not is_left
+
+
+cdef void note_begun(Ahead *one) noexcept:
+    """Note that a file is read in part. No order drops it any more, so the oldest such files go: nobody may read on."""
+    global begun_bytes
+    if one.is_begun:
+        return
+    one.is_begun = True
+    begun_ahead[one.inode] = None
+    begun_bytes += one.data.len
+    while begun_bytes > most_begun_bytes:
+        forget_ahead(ahead_of(next(iter(begun_ahead))))
 
 
 cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
@@ -819,13 +838,16 @@ cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
 
 cdef void forget_ahead(Ahead *one) noexcept:
     """Answer nothing more from `one`; its memory goes once no thread has it."""
-    global first_queued, last_queued, promised
+    global first_queued, last_queued, promised, begun_bytes, wasted_bytes
     cdef Ahead *before = NULL
     cdef Ahead *queued
     if ahead_of(one.inode) != one:
         return
     del files_ahead[one.inode]
     marks[one.inode] &= ~_AHEAD
+    if one.is_begun:
+        del begun_ahead[one.inode]
+        begun_bytes -= one.data.len
     pthread_mutex_lock(&lock)
     if one.state == _QUEUED:
         queued = first_queued
@@ -839,6 +861,8 @@ cdef void forget_ahead(Ahead *one) noexcept:
             last_queued = before
         one.uses -= 1
         promised -= 1
+    elif one.state != _FAILED:
+        wasted_bytes += max(0, one.unread_bytes)
     pthread_mutex_unlock(&lock)
     let_go_ahead(one)
 
@@ -860,12 +884,17 @@ cdef void end_get_ahead(const Record *record) noexcept:
 
 
 def drop_ahead(uint64_t inode):
-    """Keep nothing of a file ahead. Return its size if it was one."""
+    """Keep nothing of a file ahead. Return whether it was one."""
     cdef Ahead *one = ahead_of(inode)
-    cdef int64_t size_bytes = 0 if one == NULL else one.data.len
     if one != NULL:
         forget_ahead(one)
-    return size_bytes
+    return one != NULL
+
+
+def bound_begun_ahead(int64_t size_bytes):
+    """Keep at most so many bytes of files of which a part is read: their readers may not go on."""
+    global most_begun_bytes
+    most_begun_bytes = size_bytes
 
 
 def drop_all_ahead():
@@ -877,6 +906,11 @@ def drop_all_ahead():
 def held_ahead():
     """Return the number of files ahead, and how many bytes they take."""
     return len(files_ahead), ahead_bytes
+
+
+def wasted_ahead_bytes():
+    """Return how many bytes were fetched ahead and dropped before anybody asked for them."""
+    return wasted_bytes
 
 
 def begin_wait():
