@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,24 @@ def test_reads_that_wait_for_a_get_go_on_with_the_next_worker(monkeypatch: pytes
             wait_until(lambda: not reading.running() or here.mount.worker() > 0)
             os.kill(here.mount.worker(), signal.SIGKILL)
             assert reading.result(60) == DATA[LARGE]
+
+
+def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads have room for 1,024 at once."""
+    names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:18]
+    offsets = range(0, len(DATA[LARGE]), 4096)
+    change = f"{TOLD}from fastfuse.readahead import own_pace\nown_pace._FEW_READERS = 64\n"
+    options = "--metrics-listen", "0", *PATIENT
+    with threads_read(monkeypatch, *options, change=change) as here, ThreadPoolExecutor(64) as readers:
+        for name in names:
+            rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=name))
+            with order([name], here.path):
+                wait_until(lambda rule=rule: here.server.faults.hits(rule) > 0)
+                pieces = readers.map(partial(direct_read, here.path / name, 4096), offsets)
+                wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == len(offsets))
+                here.server.faults.remove(rule)
+                assert b"".join(pieces) == DATA[name]
+        assert [has_waited for *_, has_waited in answered(here)] == [True] * len(names) * len(offsets)
 
 
 def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
