@@ -279,3 +279,6 @@ def test_what_was_queued_and_never_fetched_is_not_wasted(monkeypatch: pytest.Mon
         fetched = NAMES[: here.server.faults.hits(rule)]
         here.server.faults.remove(rule)
         assert Scrape(here.mount.metrics_port())["wasted_bytes_total",] == sum(len(DATA[name]) for name in fetched)
+        # Whoever comes next has the queue to itself.
+        with order(NAMES[-1:], here.path):
+            wait_until(lambda: get_count(here, NAMES[-1]) == 1)
