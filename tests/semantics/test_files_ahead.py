@@ -175,6 +175,10 @@ def test_reads_that_wait_for_a_get_go_on_with_the_next_worker(monkeypatch: pytes
 
 def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads have room for 1,024 at once."""
+
+    def is_begun(rule: int) -> bool:
+        return here.server.faults.hits(rule) > 0
+
     names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:18]
     offsets = range(0, len(DATA[LARGE]), 4096)
     change = f"{TOLD}from fastfuse.readahead import own_pace\nown_pace._FEW_READERS = 64\n"
@@ -183,7 +187,7 @@ def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.Mon
         for name in names:
             rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=name))
             with order([name], here.path):
-                wait_until(lambda rule=rule: here.server.faults.hits(rule) > 0)
+                wait_until(partial(is_begun, rule))
                 pieces = readers.map(partial(direct_read, here.path / name, 4096), offsets)
                 wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == len(offsets))
                 here.server.faults.remove(rule)
