@@ -29,6 +29,8 @@ _MAX_FOLLOWERS = 4
 _PATIENCE_FILES = 16
 # The part of the first window that is fetched before anybody asks: all of it at once would delay the first bytes.
 _BEGUN_DIVISOR = 2
+# The part of the memory of expected files that small ones may keep of which only a part was read.
+_BEGUN_SMALL_DIVISOR = 4
 # Streams of files that nobody has read to the end. One takes 4 kB, and an idle one holds no memory that others want.
 _MAX_STREAMS = 4096
 
@@ -79,7 +81,9 @@ class ReadEngine:
 
     def fetch_small_by(self, threads: Threads) -> None:
         """Leave small files that are to be fetched ahead to `threads`, whose memory is part of the engine's."""
-        self._pool.expected.small_files.threads = threads
+        expected = self._pool.expected
+        expected.small_files.threads = threads
+        threads.bound_begun(expected.max_bytes // _BEGUN_SMALL_DIVISOR)
 
     def new_order(self) -> Announcer:
         """Return the place for one order of files that somebody announces."""

@@ -311,7 +311,7 @@ class PartPool:
             parts_waiting=sum(len(file.waiting) for file in self._queue),
             active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self._unread_dropped_bytes + expected.small_files.threads.wasted_bytes(),
+            unread_dropped_bytes=self._unread_dropped_bytes,
         )
 
     def _touch(self, file: FileParts) -> None:

@@ -196,7 +196,7 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            self._small_files.drop_all()
+            self._small_files.refreshed()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)

@@ -15,14 +15,12 @@ class Threads:
     size_of: Callable[[int], int] = lambda _inode: 0
     # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
     fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
-    # Keeps nothing of a file; returns its size, or 0 if it was not kept.
-    drop: Callable[[int], int] = lambda _inode: 0
-    # Keeps nothing of any.
-    drop_all: Callable[[], None] = lambda: None
+    # Keeps nothing of a file; returns whether it was kept. Nothing of any is kept after a refresh.
+    drop: Callable[[int], bool] = lambda _inode: False
+    # Keeps at most so many bytes of files that are begun: nobody may want the rest.
+    bound_begun: Callable[[int], None] = lambda _size_bytes: None
     # Returns how many files are kept or on their way, and the bytes of memory that they take.
     held: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    # Returns how many bytes were dropped, from the beginning on, that nobody had read.
-    wasted_bytes: Callable[[], int] = lambda: 0
 
 
 class SmallFiles:
@@ -48,20 +46,22 @@ class SmallFiles:
         self._guessed_bytes -= size_bytes
         return size_bytes
 
-    def drop(self, inode: int) -> int:
-        """Keep nothing of a file. Return its bytes, 0 if it was not kept."""
+    def drop(self, inode: int) -> bool:
+        """Keep nothing of a file. Return whether it was kept."""
         self.adopt(inode)
         return self.threads.drop(inode)
 
-    def drop_guess(self) -> int:
-        """Drop the newest guess. Return its bytes, 0 if there is none."""
-        return self.drop(next(reversed(self._guesses))) if self._guesses else 0
+    def drop_guess(self) -> bool:
+        """Drop the newest guess. Return whether there was one."""
+        while self._guesses:
+            if self.drop(next(reversed(self._guesses))):
+                return True
+        return False
 
-    def drop_all(self) -> None:
-        """Keep nothing of any file."""
+    def refreshed(self) -> None:
+        """Note that threads have dropped all, because there is another table."""
         self._guesses.clear()
         self._guessed_bytes = 0
-        self.threads.drop_all()
 
     @property
     def guesses(self) -> list[int]:

@@ -59,16 +59,13 @@ class Threads:
     def returned(self) -> list[Any]:
         return []
 
-    def drop_ahead(self, _inode: int) -> int:
-        return 0
+    def drop_ahead(self, _inode: int) -> bool:
+        return False
 
-    def drop_all_ahead(self) -> None: ...
+    def bound_begun_ahead(self, _size_bytes: int) -> None: ...
 
     def held_ahead(self) -> tuple[int, int]:
         return 0, 0
-
-    def wasted_bytes(self) -> int:
-        return 0
 
     def served(self) -> list[Any]:
         return []

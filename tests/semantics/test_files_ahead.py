@@ -5,15 +5,16 @@ import os
 import random
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from bench.s3server import FaultRule, MemoryObjects, Stall
-from bench.s3server.faults import ACCESS_DENIED, Action, Replace, Truncate
+from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Action, Replace, Truncate
 from fastfuse.hints import order
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
@@ -46,7 +47,9 @@ PATIENT = "--read-deadline-s", "3600"
 
 
 @contextmanager
-def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD) -> Iterator[Place]:
+def threads_read(
+    monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD, more: Mapping[str, bytes] | None = None
+) -> Iterator[Place]:
     """Mount `DATA`, and wait until threads read small files."""
     with_change(monkeypatch, change)
     others = iter(OTHERS)
@@ -55,7 +58,7 @@ def threads_read(monkeypatch: pytest.MonkeyPatch, *options: str, change: str = T
         (here.path / next(others)).read_bytes()
         return has_threads(here.mount)
 
-    with place(MemoryObjects(DATA | OTHERS), *options) as here:
+    with place(MemoryObjects(DATA | OTHERS | dict(more or {})), *options) as here:
         wait_until(lambda: is_met(here))
         yield here
 
@@ -69,6 +72,11 @@ def answered(here: Place) -> list[tuple[int, int, bool]]:
 
 def get_count(here: Place, name: str) -> int:
     return sum(record.key == name for record in gets(here))
+
+
+def got_bytes(here: Place) -> int:
+    """Return the bytes of the files of `DATA` that were got."""
+    return sum(len(DATA[record.key]) for record in gets(here) if record.key in DATA and record.status < 300)
 
 
 def whole(path: Path) -> bytes:
@@ -165,6 +173,28 @@ def test_reads_that_wait_for_a_get_go_on_with_the_next_worker(monkeypatch: pytes
             assert reading.result(60) == DATA[LARGE]
 
 
+def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads have room for 1,024 at once."""
+
+    def is_begun(rule: int) -> bool:
+        return here.server.faults.hits(rule) > 0
+
+    names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:18]
+    offsets = range(0, len(DATA[LARGE]), 4096)
+    change = f"{TOLD}from fastfuse.readahead import own_pace\nown_pace._FEW_READERS = 64\n"
+    options = "--metrics-listen", "0", *PATIENT
+    with threads_read(monkeypatch, *options, change=change) as here, ThreadPoolExecutor(64) as readers:
+        for name in names:
+            rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=name))
+            with order([name], here.path):
+                wait_until(partial(is_begun, rule))
+                pieces = readers.map(partial(direct_read, here.path / name, 4096), offsets)
+                wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == len(offsets))
+                here.server.faults.remove(rule)
+                assert b"".join(pieces) == DATA[name]
+        assert [has_waited for *_, has_waited in answered(here)] == [True] * len(names) * len(offsets)
+
+
 def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there are threads; some are read while they are queued, and some while they are on their way."""
     with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(8) as readers:
@@ -192,3 +222,67 @@ def test_what_threads_got_ahead_is_kept_by_the_tier_and_not_fetched_again(
         with mounted(f"s3://{BUCKET}", here.server.endpoint_url, *cache) as mount, order(NAMES, mount.path):
             assert all(whole(mount.path / name) == DATA[name] for name in NAMES)
         assert {get_count(here, name) for name in NAMES} == {1}
+
+
+def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {f"m/{index}": b"m" for index in range(4200)}
+    change = f"{TOLD}from fastfuse.readahead import announced\nannounced._FIRST_CREDIT_FILES = 5000\n"
+    change += "announced._MAX_AHEAD_FILES = announced._MAX_QUEUED_FILES = 5000\n"
+    options = "--metrics-listen", "0", "--memory-target", "512MiB", *PATIENT
+    with threads_read(monkeypatch, *options, change=change, more=many) as here, order([LARGE], here.path):
+        wait_until(lambda: get_count(here, LARGE) == 1)
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="m/*"))
+        with order(many, here.path):
+            wait_until(lambda: Scrape(here.mount.metrics_port())["fetched_parts_total", "prefetched"] > 4096)
+            assert (here.path / LARGE).read_bytes() == DATA[LARGE]
+            assert (here.path / SMALL).read_bytes() == DATA[SMALL]
+        here.server.faults.remove(rule)
+        assert get_count(here, LARGE) == 1
+        assert sum(size_bytes for _, size_bytes, _ in answered(here)) == len(DATA[LARGE])
+
+
+def test_what_nobody_was_asked_for_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service refuses one file, so threads stop while others are queued."""
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+        port, faults = here.mount.metrics_port(), here.server.faults
+        faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key=LARGE, times=1))
+        rule = faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
+        with order([LARGE, *(name for name in NAMES if name != LARGE)], here.path):
+            wait_until(lambda: Scrape(port)["refused_gets_total",] == 1)
+            faults.remove(rule)
+            wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == got_bytes(here))
+            assert [Scrape(port)["retries_total", cause] for cause in ("throttled", "broken")] == [1, 0]
+            assert all(whole(here.path / name) == DATA[name] for name in NAMES)
+
+
+def test_files_that_are_read_in_part_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As no order drops them any more."""
+    # Room for one of them.
+    change = f"{TOLD}engine._BEGUN_SMALL_DIVISOR = (416 << 20) // 4 // 300_000\n"
+    options = "--metrics-listen", "0", "--memory-target", "512MiB"
+    names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:2]
+    with threads_read(monkeypatch, *options, change=change) as here, order(names, here.path):
+        port = here.mount.metrics_port()
+        wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == 2 * len(DATA[LARGE]))
+        wait_until(lambda: all(get_count(here, name) == 1 for name in names))
+        for name in names:
+            assert direct_read(here.path / name, 64 << 10) == DATA[name][: 64 << 10]
+        wait_until(lambda: Scrape(port)["wasted_bytes_total",] == len(DATA[LARGE]) - (64 << 10))
+        assert Scrape(port)["memory_bytes", "unread"] == len(DATA[LARGE])
+        for name in names:
+            assert direct_read(here.path / name, 192 << 10, 64 << 10) == DATA[name][64 << 10 :]
+        assert [get_count(here, name) > 1 for name in names] == [True, False]
+
+
+def test_what_was_queued_and_never_fetched_is_not_wasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
+        with order(NAMES, here.path):
+            wait_until(lambda: here.server.faults.hits(rule) >= 48)
+        wait_until(lambda: Scrape(here.mount.metrics_port())["wasted_bytes_total",] > 0)
+        fetched = NAMES[: here.server.faults.hits(rule)]
+        here.server.faults.remove(rule)
+        assert Scrape(here.mount.metrics_port())["wasted_bytes_total",] == sum(len(DATA[name]) for name in fetched)
+        # Whoever comes next has the queue to itself.
+        with order(NAMES[-1:], here.path):
+            wait_until(lambda: get_count(here, NAMES[-1]) == 1)

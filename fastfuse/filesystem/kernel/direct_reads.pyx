@@ -113,7 +113,9 @@ cdef extern from "../../s3/direct_get.h" nogil:
 cdef enum:
     _MOST_THREADS = 256  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
-    _MOST_RECORDS = 4096  # files served that Python has not heard of: it takes them with the kernel's next request
+    # Files served that Python has not heard of: it takes them with the kernel's next request. And files ahead, of which
+    # the engine has half as many at most (`readahead.shelves`): they leave room to READs.
+    _MOST_RECORDS = 32 << 10
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service
     _MOST_KEPT = 1 << 20  # places in the tier that are remembered: 40 MiB, of which only what is used takes memory
     # Statuses of files that are returned: the disk does not give it; somebody else has claimed it; it may be kept now.
@@ -121,6 +123,7 @@ cdef enum:
     _CLAIMED = -2
     _MAY_BE_KEPT = -3
     _TOLD = -4  # it waited for a file ahead, of which Python hears by itself
+    _UNARMED = -5  # nobody was asked for it
     _NOT_KEPT = -1  # the object of a file that the tier is not to keep
     # Marks of an inode: the reader that has it in hand.
     _BY_ENGINE = 1
@@ -192,8 +195,10 @@ cdef struct Ahead:
     # A reference to its memory, and what of it no READ has asked for.
     Py_buffer data
     int64_t unread_bytes
-    # While it is queued: what a thread is to get. Its object in the tier is as in `Thread`.
-    direct_object *object
+    bint is_begun
+    # What a thread is to get: its path, and behind that its ETag. Its object in the tier is as in `Thread`.
+    char *names
+    size_t path_bytes, etag_bytes
     int64_t object_id
     uint64_t seed
     int state
@@ -223,9 +228,12 @@ cdef Ahead *last_queued = NULL
 cdef int ahead_in_flight = 0, promised = 0
 # READs that wait for the GET of a file ahead.
 cdef int attached = 0
-# Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take.
+# Used by the loop's thread: the address of each file ahead by its inode, oldest first, and the bytes that they take. The
+# inodes of those of which a READ has asked for a part only, oldest first, what they take, and what they may take. And
+# the bytes that were fetched ahead, or are on their way, and that no READ asked for until they were dropped.
 cdef dict files_ahead = {}
-cdef int64_t ahead_bytes = 0, dropped_bytes = 0
+cdef dict begun_ahead = {}
+cdef int64_t ahead_bytes = 0, begun_bytes = 0, most_begun_bytes = 0, wasted_bytes = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
 # Whether Python was told that some of them have copies.
@@ -647,14 +655,12 @@ cdef bint may_fetch_ahead(uint64_t inode, uint64_t size_bytes) noexcept:
     return may
 
 
-cdef bint fetch_ahead(uint64_t inode, direct_object *object, data) except? False:
-    """Fetch a file for which that is true; return whether it is on its way. `object` is from malloc, and given away."""
+cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except? False:
+    """Fetch a file for which that is true; return whether it is on its way."""
     global first_queued, last_queued, promised, ahead_bytes
     cdef Thread *thread = NULL
-    cdef Ahead *one = <Ahead *> calloc(1, sizeof(Ahead))
-    if one == NULL or not fill_ahead(one, inode, object, data):
-        free(object)
-        free(one)
+    cdef Ahead *one = new_ahead(inode, object, data)
+    if one == NULL:
         return False
     marks[inode] |= _AHEAD
     files_ahead[inode] = <size_t> one
@@ -676,14 +682,26 @@ cdef bint fetch_ahead(uint64_t inode, direct_object *object, data) except? False
     return True
 
 
-cdef bint fill_ahead(Ahead *one, uint64_t inode, direct_object *object, data) except? False:
-    object.target = NULL
-    one.inode, one.object, one.object_id, one.uses = inode, object, _NOT_KEPT, 2
-    if is_tier_used and not is_new(object, &one.object_id, &one.seed):
-        return False
-    PyObject_GetBuffer(data, &one.data, PyBUF_WRITABLE)
-    one.unread_bytes = one.data.len
-    return True
+cdef Ahead *new_ahead(uint64_t inode, const direct_object *object, data) except? NULL:
+    """Return a file that is to be fetched ahead, or NULL."""
+    cdef Ahead *one
+    cdef Py_buffer memory
+    cdef int64_t object_id = _NOT_KEPT
+    cdef uint64_t seed = 0
+    if is_tier_used and not is_new(object, &object_id, &seed):
+        return NULL
+    PyObject_GetBuffer(data, &memory, PyBUF_WRITABLE)
+    # Without the room that the longest names would take: thousands may be queued.
+    one = <Ahead *> calloc(1, sizeof(Ahead) + object.path_bytes + object.etag_bytes)
+    if one == NULL:
+        PyBuffer_Release(&memory)
+        return NULL
+    one.inode, one.data, one.unread_bytes, one.uses = inode, memory, memory.len, 2
+    one.object_id, one.seed = object_id, seed
+    one.names, one.path_bytes, one.etag_bytes = <char *> (one + 1), object.path_bytes, object.etag_bytes
+    memcpy(one.names, object.path, object.path_bytes)
+    memcpy(one.names + object.path_bytes, object.etag, object.etag_bytes)
+    return one
 
 
 cdef inline int most_ahead() noexcept nogil:
@@ -702,15 +720,17 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
     """Have `thread` get the file that is queued longest; return whether there is one for it."""
     global first_queued, last_queued, ahead_in_flight
     cdef Ahead *one = first_queued
+    cdef direct_object *object = &thread.job.object
     if one == NULL or ahead_in_flight >= most_ahead():
         return False
     first_queued = one.next
     if first_queued == NULL:
         last_queued = NULL
     one.state, thread.ahead = _RUNNING, one
-    memcpy(&thread.job.object, one.object, sizeof(direct_object))
-    free(one.object)
-    one.object = NULL
+    object.path_bytes, object.etag_bytes, object.size_bytes = one.path_bytes, one.etag_bytes, one.data.len
+    memcpy(object.path, one.names, one.path_bytes)
+    memcpy(object.etag, one.names + one.path_bytes, one.etag_bytes)
+    object.target = NULL
     thread.job.unique, thread.job.inode, thread.job.asked_bytes = 0, one.inode, 0
     thread.object_id, thread.seed, thread.is_missing = one.object_id, one.seed, False
     thread.began_ns, thread.route = direct_now_ns(), route
@@ -722,14 +742,12 @@ cdef bint begin_queued(Thread *thread) noexcept nogil:
 
 
 cdef void end_ahead(Thread *thread, Record *record, const char *body) noexcept nogil:
-    """Keep what `thread` got, if there is a `body`, and answer the READs that wait. Called with the lock, which it drops."""
+    """Tell of what `thread` got, if there is a `body`, and answer the READs that wait. Drops the lock meanwhile."""
     global ahead_in_flight, promised, attached
     cdef Ahead *one = thread.ahead
     cdef Record *waiting = one.waiting
     cdef Record *read
     cdef bint is_answered
-    if body != NULL:
-        memcpy(one.data.buf, body, record.size_bytes)
     one.state, one.waiting, thread.ahead = _HERE if body != NULL else _FAILED, NULL, NULL
     ahead_in_flight -= 1
     promised -= 1
@@ -766,7 +784,7 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
         return False
     read.kind, read.unique, read.inode, read.offset, read.pid = _READ_AHEAD, unique, inode, offset, pid
     read.asked_bytes, read.size_bytes = asked_bytes, min(<uint64_t> asked_bytes, <uint64_t> one.data.len - offset)
-    read.began_ns, read.status, read.is_first = direct_now_ns(), _TOLD, one.unread_bytes == one.data.len
+    read.began_ns, read.status, read.is_first = direct_now_ns(), _TOLD, not one.is_begun
     pthread_mutex_lock(&lock)
     is_left = one.state not in (_RUNNING, _HERE) or not has_room_for_record()
     if not is_left:
@@ -777,6 +795,7 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
             attached += 1
             count_wait(1)
             pthread_mutex_unlock(&lock)
+            note_begun(one)
             return True
     pthread_mutex_unlock(&lock)
     if not is_left:
@@ -790,7 +809,21 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
     free(read)
     if is_left or one.unread_bytes <= 0:
         forget_ahead(one)
+    else:
+        note_begun(one)
     return not is_left
+
+
+cdef void note_begun(Ahead *one) noexcept:
+    """Note that a file is read in part. No order drops it any more, so the oldest such files go: nobody may read on."""
+    global begun_bytes
+    if one.is_begun:
+        return
+    one.is_begun = True
+    begun_ahead[one.inode] = None
+    begun_bytes += one.data.len
+    while begun_bytes > most_begun_bytes:
+        forget_ahead(ahead_of(next(iter(begun_ahead))))
 
 
 cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
@@ -800,13 +833,16 @@ cdef inline Ahead *ahead_of(uint64_t inode) noexcept:
 
 cdef void forget_ahead(Ahead *one) noexcept:
     """Answer nothing more from `one`; its memory goes once no thread has it."""
-    global first_queued, last_queued, promised, dropped_bytes
+    global first_queued, last_queued, promised, begun_bytes, wasted_bytes
     cdef Ahead *before = NULL
     cdef Ahead *queued
     if ahead_of(one.inode) != one:
         return
     del files_ahead[one.inode]
     marks[one.inode] &= ~_AHEAD
+    if one.is_begun:
+        del begun_ahead[one.inode]
+        begun_bytes -= one.data.len
     pthread_mutex_lock(&lock)
     if one.state == _QUEUED:
         queued = first_queued
@@ -821,7 +857,7 @@ cdef void forget_ahead(Ahead *one) noexcept:
         one.uses -= 1
         promised -= 1
     elif one.state != _FAILED:
-        dropped_bytes += max(0, one.unread_bytes)
+        wasted_bytes += max(0, one.unread_bytes)
     pthread_mutex_unlock(&lock)
     let_go_ahead(one)
 
@@ -832,7 +868,6 @@ cdef void let_go_ahead(Ahead *one) noexcept:
     if not one.uses:
         ahead_bytes -= one.data.len
         PyBuffer_Release(&one.data)
-        free(one.object)
         free(one)
 
 
@@ -844,12 +879,17 @@ cdef void end_get_ahead(const Record *record) noexcept:
 
 
 def drop_ahead(uint64_t inode):
-    """Keep nothing of a file ahead. Return its size if it was one."""
+    """Keep nothing of a file ahead. Return whether it was one."""
     cdef Ahead *one = ahead_of(inode)
-    cdef int64_t size_bytes = 0 if one == NULL else one.data.len
     if one != NULL:
         forget_ahead(one)
-    return size_bytes
+    return one != NULL
+
+
+def bound_begun_ahead(int64_t size_bytes):
+    """Keep at most so many bytes of files of which a part is read: their readers may not go on."""
+    global most_begun_bytes
+    most_begun_bytes = size_bytes
 
 
 def drop_all_ahead():
@@ -863,9 +903,9 @@ def held_ahead():
     return len(files_ahead), ahead_bytes
 
 
-def wasted_bytes():
-    """Return how many bytes of files ahead were dropped that were fetched, or on their way, and that nobody had read."""
-    return dropped_bytes
+def wasted_ahead_bytes():
+    """Return how many bytes were fetched ahead and dropped before anybody asked for them."""
+    return wasted_bytes
 
 
 def begin_wait():
@@ -1098,9 +1138,8 @@ cdef void *serve(void *argument) noexcept nogil:
         if record.segment:
             is_read = kept_read(kept_directory, &thread.kept, record.size_bytes, thread.data, &body)
         else:
-            if thread.object_id != _NOT_KEPT:
-                record.status = claimed(thread)
-            is_read = record.status == 0 and thread.route != NULL and direct_get(
+            record.status = _UNARMED if thread.route == NULL else claimed(thread)
+            is_read = record.status == 0 and direct_get(
                 &thread.connection, thread.route, &thread.job.object, thread.data, &body, &record.first_byte_ns,
                 &record.is_checked, &record.status)
             if thread.object_id != _NOT_KEPT and record.status >= 0:
@@ -1109,6 +1148,8 @@ cdef void *serve(void *argument) noexcept nogil:
                     lock_range(claims_fd, False, record.object_id, 0, record.size_bytes)
             if is_read and thread.is_part and thread.job.object.target == NULL:
                 memcpy(thread.part.buf, body, record.size_bytes)
+            if is_read and thread.ahead != NULL:
+                memcpy(thread.ahead.data.buf, body, record.size_bytes)
         record.took_ns = direct_now_ns() - thread.began_ns
         pthread_mutex_lock(&lock)
         if thread.route != NULL:
@@ -1156,7 +1197,7 @@ cdef inline void note_result(bint is_read, int status) noexcept nogil:
     global failures
     if is_read:
         failures = 0
-    elif status not in (404, 412, _CLAIMED, _MAY_BE_KEPT):  # gone, or another object
+    elif status >= 0 and status not in (404, 412):  # gone, or another object
         failures += 1
         if is_refusal(status) or failures >= _MOST_FAILURES:
             stop()
@@ -1173,7 +1214,9 @@ cdef inline void tell(const Record *record) noexcept nogil:
 
 
 cdef inline int claimed(const Thread *thread) noexcept nogil:
-    """Claim the file that a thread is to get; return 0, or the status with which it is left to Python."""
+    """Claim the file that a thread is to get, if need be; return 0, or the status with which it is left to Python."""
+    if thread.object_id == _NOT_KEPT:
+        return 0
     if lock_range(claims_fd, True, thread.object_id, 0, thread.job.object.size_bytes):
         return _CLAIMED
     # Whoever has kept it meanwhile noted that before its claim ended.

@@ -22,7 +22,6 @@ from libc.errno cimport ENODATA, ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from cpython.unicode cimport PyUnicode_1BYTE_DATA
 from libc.stdio cimport snprintf
-from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memmove, memset, strlen, strncmp
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
@@ -328,15 +327,11 @@ def size_of_small(uint64_t inode):
 
 def fetch_ahead(uint64_t inode, data):
     """Have threads get a file into `data`, of `size_of_small`, and answer its READs; return whether they begin."""
-    cdef direct_object *object
+    cdef direct_object object
     cdef uint64_t row = 0
-    if not _row(inode, &row) or <int64_t> len(data) != table.sizes[row]:
+    if not _row(inode, &row) or <int64_t> len(data) != table.sizes[row] or not _fill_object(&object, row):
         return False
-    object = <direct_object *> malloc(sizeof(direct_object))
-    if object == NULL or not _fill_object(object, row):
-        free(object)
-        return False
-    return direct_reads.fetch_ahead(inode, object, data)
+    return direct_reads.fetch_ahead(inode, &object, data)
 
 
 cdef inline uint64_t _inode(uint64_t row) noexcept:

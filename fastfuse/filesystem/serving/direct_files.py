@@ -161,9 +161,8 @@ class DirectFiles:
                 size_of=interposed.size_of_small,
                 fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
                 drop=direct_reads.drop_ahead,
-                drop_all=direct_reads.drop_all_ahead,
+                bound_begun=direct_reads.bound_begun_ahead,
                 held=direct_reads.held_ahead,
-                wasted_bytes=direct_reads.wasted_bytes,
             )
         )
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)

@@ -287,7 +287,7 @@ class _Report:
             ("fastfuse_reads", "miss"): now.waits,
             ("fastfuse_read_source_bytes", "ahead"): served_bytes - now.waited_bytes,
             ("fastfuse_read_source_bytes", "demanded"): now.waited_bytes,
-            ("fastfuse_wasted_bytes", ""): now.pool.unread_dropped_bytes,
+            ("fastfuse_wasted_bytes", ""): now.pool.unread_dropped_bytes + direct_reads.wasted_ahead_bytes(),
             # The event loop runs in this thread.
             ("fastfuse_loop_cpu_seconds", ""): int(time.thread_time() * 1e6),
             ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),
