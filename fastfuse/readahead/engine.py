@@ -175,7 +175,7 @@ class ReadEngine:
             counts.hits += 1
         if is_first:
             self._own_pace.begun(reader)
-            self._begin(inode, offset, is_found=self._pool.expected.small_files.adopt(inode) > 0)
+            self._begin(inode, offset)
 
     def lost_ahead(self, inode: int) -> None:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""

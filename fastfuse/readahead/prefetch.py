@@ -151,9 +151,10 @@ class Prefetcher:
     def begun(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
         """Note the first read of a file, and fetch what comes after it in some order.
 
-        `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here.
+        `is_found`: it was a guess of the pool; guesses of threads are known here, those still queued included.
+        `is_missed`: it is small, and nothing of it was here.
         """
-        self._small_files.adopt(inode)
+        is_found |= self._small_files.adopt(inode) > 0
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
         row = _known(self._current_table().row, inode)
