@@ -177,6 +177,10 @@ class ReadEngine:
             self._own_pace.begun(reader)
             self._begin(inode, offset)
 
+    def got_ahead(self) -> None:
+        """Note that one of the `SmallFiles` was fetched: it may be read before a thread comes to it."""
+        self._fetches.counts.prefetched_parts += 1
+
     def lost_ahead(self, inode: int) -> None:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""
         self._pool.expected.small_files.adopt(inode)

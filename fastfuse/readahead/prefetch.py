@@ -253,7 +253,6 @@ class Prefetcher:
                 if not has_room or not self._pool.admit(small_bytes, is_guess=is_guess):
                     return None
                 if self._small_files.fetch(inode, small_bytes, is_guess=is_guess):
-                    self._fetches.counts.prefetched_parts += 1
                     order.advance(small_bytes)
                     return True
             ref = self._ref(inode)
