@@ -175,7 +175,11 @@ class ReadEngine:
             counts.hits += 1
         if is_first:
             self._own_pace.begun(reader)
-            self._begin(inode, offset, is_found=self._pool.expected.small_files.adopt(inode) > 0)
+            self._begin(inode, offset)
+
+    def got_ahead(self) -> None:
+        """Note that one of the `SmallFiles` was fetched: it may be read before a thread comes to it."""
+        self._fetches.counts.prefetched_parts += 1
 
     def lost_ahead(self, inode: int) -> None:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""

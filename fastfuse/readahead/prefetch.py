@@ -151,9 +151,10 @@ class Prefetcher:
     def begun(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
         """Note the first read of a file, and fetch what comes after it in some order.
 
-        `is_found`: it was a guess. `is_missed`: it is small, and nothing of it was here.
+        `is_found`: it was a guess of the pool; guesses of threads are known here, those still queued included.
+        `is_missed`: it is small, and nothing of it was here.
         """
-        self._small_files.adopt(inode)
+        is_found |= self._small_files.adopt(inode) > 0
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
         row = _known(self._current_table().row, inode)
@@ -252,7 +253,6 @@ class Prefetcher:
                 if not has_room or not self._pool.admit(small_bytes, is_guess=is_guess):
                     return None
                 if self._small_files.fetch(inode, small_bytes, is_guess=is_guess):
-                    self._fetches.counts.prefetched_parts += 1
                     order.advance(small_bytes)
                     return True
             ref = self._ref(inode)

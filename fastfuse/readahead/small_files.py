@@ -8,7 +8,7 @@ from dataclasses import dataclass
 class Threads:
     """Calls to whoever fetches small files ahead, and answers their reads; by default there is nobody.
 
-    `ReadEngine.was_read_ahead` hears of the reads, and `lost_ahead` of what could not be fetched.
+    `ReadEngine.was_read_ahead` hears of the reads, `got_ahead` and `lost_ahead` of what was fetched or could not be.
     """
 
     # Returns the size in bytes of a file that could be fetched now, or 0.

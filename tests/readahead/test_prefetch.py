@@ -59,11 +59,11 @@ async def serving(
         yield refs, engine, reader
 
 
-def in_order(refs: list[ObjectRef]) -> list[int]:
+def in_order(refs: Sequence[ObjectRef]) -> list[int]:
     return list(range(1, len(refs) + 1))
 
 
-def shuffled(refs: list[ObjectRef], seed: int = 0) -> list[int]:
+def shuffled(refs: Sequence[ObjectRef], seed: int = 0) -> list[int]:
     return random.Random(seed).sample(in_order(refs), len(refs))
 
 
@@ -591,6 +591,17 @@ async def test_guesses_that_threads_keep_give_way_to_an_order_and_are_adopted_by
         assert {*threads.kept} & guessed
         assert threads.most_bytes <= share_bytes
         assert engine.memory()["unread"] == sum(threads.kept.values())
+
+
+async def test_guesses_go_on_in_the_next_epoch_where_readers_come_before_the_threads() -> None:
+    threads = KeepingThreads(dataset(400))
+    config = replace(CONFIG, memory_limit_bytes=64 * MIB, expects_every_file=True)
+    async with threads.running(config) as (engine, _):
+        for epoch in range(1, 3):
+            for inode in shuffled(threads.refs, epoch):
+                threads.kept.pop(inode, None)  # it was queued
+                await threads.read(engine, inode)
+            assert len(threads.fetched) > 300 * epoch
 
 
 async def test_what_threads_keep_goes_with_its_order() -> None:

@@ -197,6 +197,11 @@ def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.Mon
 
 def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than there are threads; some are read while they are queued, and some while they are on their way."""
+
+    def part_count() -> float:
+        now = Scrape(here.mount.metrics_port())
+        return now["fetched_parts_total", "demanded"] + now["fetched_parts_total", "prefetched"]
+
     with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(8) as readers:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
         with order(NAMES, here.path):
@@ -207,6 +212,9 @@ def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.
             assert [one.result(60) for one in last] == [DATA[name] for name in (*NAMES[:4], *NAMES[-4:])]
             assert [whole(here.path / name) for name in NAMES] == [DATA[name] for name in NAMES]
         assert {get_count(here, name) for name in NAMES} == {1}
+        # What was queued and read before a thread came to it was fetched once, too.
+        wait_until(lambda: part_count() >= len(gets(here)))
+        assert part_count() == len(gets(here))
 
 
 def test_what_threads_got_ahead_is_kept_by_the_tier_and_not_fetched_again(
@@ -233,7 +241,7 @@ def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.Mon
         wait_until(lambda: get_count(here, LARGE) == 1)
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="m/*"))
         with order(many, here.path):
-            wait_until(lambda: Scrape(here.mount.metrics_port())["fetched_parts_total", "prefetched"] > 4096)
+            wait_until(lambda: Scrape(here.mount.metrics_port())["memory_bytes", "unread"] > len(DATA[LARGE]) + 4096)
             assert (here.path / LARGE).read_bytes() == DATA[LARGE]
             assert (here.path / SMALL).read_bytes() == DATA[SMALL]
         here.server.faults.remove(rule)

@@ -362,6 +362,7 @@ class DirectFiles:
         if is_here:
             self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
             self._gets.note(took_s, size_bytes, inode, self._key)
+            self._engine.got_ahead()
             return
         self._engine.lost_ahead(inode)
         if status >= 0:
