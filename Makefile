@@ -6,7 +6,8 @@ PACKAGE := $(or $(filter python3%,$(notdir $(PYTHON))),python3)
 VENV := .venv
 BIN := $(VENV)/bin
 COMPILED := fastfuse/s3/openssl.pxd fastfuse/s3/tls.pyx fastfuse/s3/direct_get.h fastfuse/cache/kept_file.h \
-    $(wildcard fastfuse/cache/*.pxd fastfuse/cache/*.pyx fastfuse/filesystem/kernel/*.pxd fastfuse/filesystem/kernel/*.pyx)
+    $(wildcard fastfuse/cache/*.pxd fastfuse/cache/*.pyx fastfuse/filesystem/kernel/*.pxd \
+    fastfuse/filesystem/kernel/*.pxi fastfuse/filesystem/kernel/*.pyx)
 SANITIZED := build/sanitized
 
 .DEFAULT_GOAL := help
