@@ -60,6 +60,10 @@ _READ_BYTES = 64 << 10
 _ATTEMPTS = 10
 _RETRY_PAUSE_S = 0.5
 
+# The paths that are sent again to the next worker: fewer than one takes before any is read (readahead/announced.py), so
+# that it comes to those that are not read yet.
+_SENT_AGAIN_PATHS = 4000
+
 # The samples that are drawn and announced before a data loader asks for them. A mount takes some 5,000 files of an
 # order before their readers open any, so it never waits for a sampler.
 _LOOK_AHEAD_SAMPLES = 16 << 10
@@ -221,6 +225,8 @@ class _Sender:
         # Where a folder of the file system is mounted (``mount --bind``), and not the whole: it, with its slash.
         self._folder = b""
         self._is_over = threading.Event()
+        # What was sent last: a worker that dies takes it along.
+        self._sent: deque[bytes] = deque(maxlen=_SENT_AGAIN_PATHS)
         # Guards the connection: it is made in one thread and shut down by another.
         # A sampler that is collected closes in any of them.
         self._lock = threading.RLock()
@@ -256,14 +262,31 @@ class _Sender:
         """
         self._connect()
         for chunk in _chunks(self._paths):
-            message = b"".join(self._line(path) for path in chunk)
+            lines = [self._line(path) for path in chunk]
             if self._is_over.is_set():
                 return
+            self._sent.extend(lines)
             try:
-                self._connected().sendall(message, socket.MSG_NOSIGNAL)
+                self._connected().sendall(b"".join(lines), socket.MSG_NOSIGNAL)
             except OSError:
-                # The worker is dead; what it had not announced yet is lost, and the next one goes on from here.
-                self._connect_again()
+                self._send_again()
+
+    def _send_again(self) -> None:
+        """Go on with the next worker, unless it is over; raise `MountError` if there is none."""
+        while not self._is_over.is_set():
+            self._connect_again()
+            with suppress(OSError):
+                self._connected().sendall(b"".join(self._sent), socket.MSG_NOSIGNAL)
+                return
+
+    def _stay(self) -> None:
+        """Send all again to each next worker, until `close`, or until there is none."""
+        with suppress(MountError):
+            while not self._is_over.is_set():
+                with suppress(OSError):
+                    self._connected().recv(1)  # until the worker hangs up
+                if not self._is_over.wait(_RETRY_PAUSE_S):
+                    self._send_again()
 
     def finish(self) -> None:
         """Say that this was the whole order, and wait until it is taken."""
@@ -278,7 +301,7 @@ class _Sender:
     def _send_quietly(self) -> None:
         try:
             self.send()
-            self._is_over.wait()
+            self._stay()
         except MountError as error:
             if not self._is_over.is_set():
                 _warn_once(f"files are not fetched ahead in the announced order: {error}")

@@ -153,6 +153,16 @@ def test_an_order_goes_on_with_the_next_worker() -> None:
         assert here.mount.stop() == 0
 
 
+def test_an_order_that_was_taken_is_announced_to_the_next_worker() -> None:
+    """L3"""
+    with place(dict.fromkeys(NAMES, b""), *METRICS) as here:
+        counted = Counted(here)
+        with order(NAMES, here.path):
+            for workers in (1, 2, 3):
+                wait_until(lambda workers=workers: counted() == (workers * len(NAMES), 0))  # type: ignore[misc]
+                os.kill(here.mount.worker(), signal.SIGKILL)
+
+
 def test_a_mount_that_is_made_again_takes_hints_again_and_ends_although_an_order_stays_open() -> None:
     """L2"""
     with place({"a": b""}, *METRICS) as here:

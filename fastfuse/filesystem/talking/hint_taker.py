@@ -5,6 +5,7 @@ of them ahead than the engine allows. A client that sends nonsense loses its con
 """
 
 import logging
+import os
 import select
 import socket
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from fastfuse.filesystem.processes.sockets import (
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.readahead.prefetch import Announcer
+from fastfuse.repeats import RepeatedFailures
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ _UNKNOWN_PAUSE_S = 1e-4
 # After a client of another user was refused, and after an accept that failed (too many open files, most likely).
 _REFUSED_PAUSE_S = 0.01
 _ACCEPT_PAUSE_S = 1.0
+
+_PATHS_HINT = "Announce paths below the mountpoint, or relative to it."
 
 # Directories whose inode is cached for each table: a data set has a folder for each of its classes.
 _MAX_REMEMBERED_DIRECTORIES = 4096
@@ -79,6 +83,7 @@ class HintTaker:
         self._trusted_uids = trusted_uids
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
         self._connected = 0
+        self._failures = RepeatedFailures(_log)
         self._whole: Announcer | None = None
         self._directories_of: InodeTable | None = None
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
@@ -151,10 +156,17 @@ class HintTaker:
         return True
 
     async def _announce(self, paths: Sequence[bytes], order: Announcer) -> None:
-        inodes = [inode for path in paths if (inode := self._file(path)) is not None]
+        found = [(path, self._file(path)) for path in paths]
+        inodes = [inode for _, inode in found if inode is not None]
         if inodes:
             await order.announce(inodes)
         unknown = len(paths) - len(inodes)
+        if unknown:
+            first = next(os.fsdecode(path) for path, inode in found if inode is None)
+            line = (
+                f"{unknown} of {len(paths)} announced paths are no files of the mount, such as {first!r}. {_PATHS_HINT}"
+            )
+            self._failures.tell("announced paths that are no files of the mount", first, line)
         self._counters.count("fastfuse_hints", len(inodes), "taken")
         self._counters.count("fastfuse_hints", unknown, "unknown")
         await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
