@@ -43,7 +43,8 @@ FLOORS: Mapping[str, set[str]] = {
         ),
         "filesystem.figures": "filesystem.mounting filesystem.processes errors prices sizes metrics cgroup",
         "filesystem.talking": (
-            "filesystem.kernel filesystem.mounting filesystem.processes index readahead s3 errors objects metrics repeats"
+            "filesystem.kernel filesystem.mounting filesystem.processes index readahead s3 errors objects metrics "
+            "repeats"
         ),
         "filesystem.kernel": "filesystem.mounting index errors",
         "filesystem.mounting": "filesystem.processes cache index s3 errors",
