@@ -116,8 +116,10 @@ class Screen:
 
     def _memory(self) -> Text:
         status = self.look.status
-        uses = [f"{format_size(size)} {use}" for use, size in self.look.work.get("memory", {}).items()]
-        held = status["counters"]["fastfuse_pool_bytes"]
+        memory = self.look.work.get("memory", {})
+        uses = [f"{format_size(size)} {use}" for use, size in memory.items()]
+        # The counter is a second old.
+        held = sum(memory.values()) if memory else status["counters"]["fastfuse_pool_bytes"]
         text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
         return _line(f"{text}: {', '.join(uses)}" if uses else text)
 

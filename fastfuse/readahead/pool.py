@@ -15,7 +15,7 @@ States of a part, all changed here:
 * left, spent: evictable by readahead too (see `shelves`).
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
-INVARIANT: reserved (in flight, landed), evictable, and what threads keep (`SmallFiles`), which is not: all
+INVARIANT: what is reserved (in flight, landed), what is evictable, and what threads keep (`SmallFiles`), which is not,
 take at most the limit, always. Two things are not counted: the part behind a slice that is being written to the kernel
 (a dozen at most, for milliseconds), and the about 2 kB that a small file and its part take as Python objects, one for
 64 KiB of the limit at most.

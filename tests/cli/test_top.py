@@ -35,7 +35,7 @@ STATUS: dict[str, Any] = {
     "errors": [[NOW, "a read at 0 failed with EACCES: 'x\x1b[2J'"]],
     "memory_target_bytes": 4 << 30,
     "counters": {
-        "fastfuse_pool_bytes": 3 << 30,
+        "fastfuse_pool_bytes": 2 << 30,  # a second ago
         "fastfuse_waiting_reads": 4,
         'fastfuse_retries{cause="throttled"}': 31,
         'fastfuse_retries{cause="busy"}': 2,

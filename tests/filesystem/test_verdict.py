@@ -173,6 +173,8 @@ def test_the_lines_have_the_figures() -> None:
         "100 files, 93.1 GiB: read 74.5 GiB, fetched 74.5 GiB in 10,000 GETs ($0.004000), "
         "98% of the parts ahead, 97% of the reads hit"
     )
+    wasted = summary_lines(as_json(replace(SLOW, wasted_bytes=3 << 30)))[0]
+    assert "($0.004000), 3 GiB dropped unread, 98% of the parts ahead" in wasted
     assert lines[1] == (
         "readers waited in 50.0% of 3,600 s in use; a read took 0.1 ms (p99 5 ms), "
         "a GET's first byte 20 ms (p99 100 ms)"

@@ -375,6 +375,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     source = f"{files}, {format_size(summary['total_bytes'])}: " if summary["files"] else ""
     read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
     refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
+    wasted = f", {format_size(summary['wasted_bytes'])} dropped unread" if summary["wasted_bytes"] else ""
     ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["fetched_bytes"] else ""
     failed = f"; {summary['failed_reads']:,} of {summary['reads']:,} reads failed" if summary["failed_reads"] else ""
     hits = f", {summary['hit_share']:.0%} of the reads hit" if summary["hits"] + summary["misses"] else ""
@@ -385,7 +386,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[str]:
     return [
         f"{source}{read}fetched {format_size(summary['fetched_bytes'])} "
         f"in {summary['gets'] - summary['refused']:,} GETs "
-        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{ahead}{hits}",
+        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{wasted}{ahead}{hits}",
         f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use"
         f"{'; ' if times else ''}{times}{failed}",
         f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",

@@ -9,12 +9,11 @@ A file that the local tier cannot have, by its filter (cache/shared.pyx), is cla
 to be kept. For one that may be there, Python looks into the index: it says where the file lies (`read_kept`), or that it
 is not there (`get_file`). Where one lies is remembered, and its later reads take no Python.
 
-A part of a large file, or a small one that is fetched ahead, is GET into memory that Python gives (`get_part`), which
+A part of a large file, or a small one of which a part is read, is GET into memory that Python gives (`get_part`), which
 hears of its end with others (`parts`).
 
-A small file that an order names is fetched *ahead* by threads alone (`fetch_ahead`): its READs are answered from memory
-that Python gave, or once its GET ends, until it is read or dropped. Python hears of that GET and of those READs as of
-other files (`served`).
+A small file is fetched *ahead* by threads alone (`files_ahead.pxi`): its READs are answered from memory that Python gave,
+or once its GET ends, until it is read or dropped. Python hears of that GET and of those READs as of other files (`served`).
 
 Anything unusual is `returned`: Python reads that file as it reads every other one, and answers the kernel. So all rules
 of retries, deadlines, credentials and errors are where they were. Threads take requests only while Python lets them
