@@ -120,6 +120,7 @@ def test_a_mount_is_reported_and_its_record_makes_the_same_page_later(tmp_path: 
     ):
         for number in range(10):
             assert len((mount.path / f"{number:02}").read_bytes()) == 50_000
+        assert not (mount.path / "absent").exists()  # what threads have read is counted before the next request
         kept, written = tmp_path / "record.json", tmp_path / "page.html"
         kept.write_text(run_fastfuse("report", str(mount.path), "--json").stdout)
         done = run_fastfuse("report", str(mount.path), "-o", str(written))
