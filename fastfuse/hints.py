@@ -225,7 +225,7 @@ class _Sender:
         # Where a folder of the file system is mounted (``mount --bind``), and not the whole: it, with its slash.
         self._folder = b""
         self._is_over = threading.Event()
-        # What was sent last: a worker that dies takes it along.
+        # A worker that dies takes along what was sent last.
         self._sent: deque[bytes] = deque(maxlen=_SENT_AGAIN_PATHS)
         # Guards the connection: it is made in one thread and shut down by another.
         # A sampler that is collected closes in any of them.

@@ -95,13 +95,6 @@ class Fetches:
         else:
             self._land(part, landed, data)
 
-    async def run_again(self, part: Part, landed: _Landed | None = None) -> None:
-        """Fetch `part` as `run` does, after a GET in vain that took no task.
-
-        Readers have waited since that began, and are to hear from this one why it failed.
-        """
-        await self.run(part, landed, ends_s=part.began_s + self._read_deadline_s)
-
     def failed(self, error: Exception) -> None:
         """Note that a GET failed."""
         self.counts.failed_parts += 1
@@ -130,7 +123,8 @@ class Fetches:
 
     def _ended(self, part: Part, landed: _Landed | None, data: Buffer | None) -> None:
         if data is None:
-            self.start(partial(self.run_again, part, landed))
+            # Readers have waited since it began, and are to hear from this GET why it failed.
+            self.start(partial(self.run, part, landed, ends_s=part.began_s + self._read_deadline_s))
         else:
             self._land(part, landed, data)
 

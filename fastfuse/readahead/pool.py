@@ -357,7 +357,7 @@ class PartPool:
         """
         expected, allowed_bytes = self.expected, self._ahead.window_bytes - self._reserved_bytes - size_bytes
         allowed_bytes -= self._fresh.size_bytes
-        if expected.held(is_guess=False)[1] > allowed_bytes:
+        if expected.held(with_guesses=False)[1] > allowed_bytes:
             return
         while expected.held()[1] > allowed_bytes or not expected.has_room(size_bytes, is_guess=True):
             if expected.guessed:

@@ -51,13 +51,16 @@ class Expected:
 
     def has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit: a guess beside all others, a known file if need be in place of guesses."""
-        files, held_bytes = self.held(is_guess=is_guess)
+        files, held_bytes = self.held(with_guesses=is_guess)
         is_place = files + self.in_flight < self.max_parts
         return is_place and held_bytes + self.in_flight_bytes + size_bytes <= self.max_bytes
 
-    def held(self, *, is_guess: bool = True) -> tuple[int, int]:
-        """Return how many files are held, and their bytes, with those that threads keep; guesses only if so wanted."""
-        held, (files, small_bytes) = self if is_guess else self.known, self.small_files.held(is_guess=is_guess)
+    def held(self, *, with_guesses: bool = True) -> tuple[int, int]:
+        """Return how many files are held, and their bytes, with those that threads keep."""
+        held, (files, small_bytes) = (
+            self if with_guesses else self.known,
+            self.small_files.held(with_guesses=with_guesses),
+        )
         return len(held) + files, held.size_bytes + small_bytes
 
     def pop(self) -> Part:

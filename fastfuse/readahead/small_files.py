@@ -24,7 +24,7 @@ class Threads:
 
 
 class SmallFiles:
-    """What the threads of an engine fetch ahead. Those that no order names are guesses, as in the pool."""
+    """Keeps the books of what threads fetch ahead. Files that no order names are guesses, as in the pool."""
 
     def __init__(self) -> None:
         self.threads = Threads()
@@ -68,7 +68,7 @@ class SmallFiles:
         """The guesses, oldest first."""
         return list(self._guesses)
 
-    def held(self, *, is_guess: bool = True) -> tuple[int, int]:
-        """Return how many files are kept or on their way, and their bytes; guesses included only if so wanted."""
+    def held(self, *, with_guesses: bool = True) -> tuple[int, int]:
+        """Return how many files are kept or on their way, and their bytes."""
         files, size_bytes = self.threads.held()
-        return (files, size_bytes) if is_guess else (files - len(self._guesses), size_bytes - self._guessed_bytes)
+        return (files, size_bytes) if with_guesses else (files - len(self._guesses), size_bytes - self._guessed_bytes)

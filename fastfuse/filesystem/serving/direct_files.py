@@ -149,12 +149,12 @@ class DirectFiles:
             direct_reads.claim(read.inode, is_for_ever=True)
         self._tier = tier
         if tier is not None:
-            directory_fd, claims_fd, filter_fd = tier.files
-            filter_bytes = os.fstat(filter_fd).st_size
-            direct_reads.keep_in(directory_fd, claims_fd, filter_fd, filter_bytes, _patience_s(client))
-            self._use_tier()
-            tier.forgets = self._leave_tier
-            reads.begins_elsewhere = self.begin_file
+            self._keep_in(tier)
+        self._tellers: dict[int, Callable[..., None]] = {
+            direct_reads.READ: self._tell_of,
+            direct_reads.GOT_AHEAD: self._tell_of_get_ahead,
+            direct_reads.READ_AHEAD: self._tell_of_read_ahead,
+        }
         interposed.tell_of_reads(self.tell)
         engine.fetch_small_by(
             Threads(
@@ -166,6 +166,14 @@ class DirectFiles:
             )
         )
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
+
+    def _keep_in(self, tier: CachedReader) -> None:
+        directory_fd, claims_fd, filter_fd = tier.files
+        filter_bytes = os.fstat(filter_fd).st_size
+        direct_reads.keep_in(directory_fd, claims_fd, filter_fd, filter_bytes, _patience_s(self._client))
+        self._use_tier()
+        tier.forgets = self._leave_tier
+        self._reads.begins_elsewhere = self.begin_file
 
     async def run(self) -> None:
         """Answer what threads return, for ever."""
@@ -324,14 +332,9 @@ class DirectFiles:
 
     def tell(self) -> None:
         """Tell everybody who counts what threads have read. Raise nothing."""
-        tellers: dict[int, Callable[..., None]] = {
-            direct_reads.READ: self._tell_of,
-            direct_reads.GOT_AHEAD: self._tell_of_get_ahead,
-            direct_reads.READ_AHEAD: self._tell_of_read_ahead,
-        }
         for what, told in direct_reads.served():
             try:
-                tellers[what](*told)
+                self._tellers[what](*told)
             except Exception:  # noqa: BLE001 - it is called in the middle of another request
                 _log.exception("a small file that was read is not counted, for an unforeseen reason; the mount goes on")
 
@@ -346,8 +349,7 @@ class DirectFiles:
         if segment and self._tier is not None:
             self._tier.was_read(segment, seed, size_bytes)
         else:
-            self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
-            self._gets.note(took_s, size_bytes, inode, self._key)
+            self._count_get(inode, size_bytes, took_s, first_byte_s, is_checked=is_checked)
         if self._reads.watched is not None:
             access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
             self._reads.watched.note(access)
@@ -360,8 +362,7 @@ class DirectFiles:
         if body is not None and self._tier is not None:
             self._tier.keep(object_id, seed, memoryview(body))
         if is_here:
-            self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
-            self._gets.note(took_s, size_bytes, inode, self._key)
+            self._count_get(inode, size_bytes, took_s, first_byte_s, is_checked=is_checked)
             self._engine.got_ahead()
             return
         self._engine.lost_ahead(inode)
@@ -377,6 +378,10 @@ class DirectFiles:
             found = "ahead" if has_waited else "hit"
             self._reads.watched.note(Access(time() - ago_s, process, inode, offset, asked_bytes, found, took_s, 0))
         self._engine.was_read_ahead(inode, offset, size_bytes, process, has_waited=has_waited, is_first=is_first)
+
+    def _count_get(self, inode: int, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
+        self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+        self._gets.note(took_s, size_bytes, inode, self._key)
 
     async def _look(self) -> None:
         while True:
