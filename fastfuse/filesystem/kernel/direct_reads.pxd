@@ -23,6 +23,8 @@ cdef struct Job:
 
 
 cdef bint has_news() noexcept
+cdef bint has_much_news() noexcept
+cdef bint may_have_news() noexcept
 cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept
 cdef bint begin(Job *job) noexcept
 cdef void drop(Job *job) noexcept

@@ -235,8 +235,6 @@ cdef dict begun_ahead = {}
 cdef int64_t ahead_bytes = 0, begun_bytes = 0, most_begun_bytes = 0, wasted_bytes = 0
 cdef Record records[_MOST_RECORDS]
 cdef int record_count = 0
-# Whether Python was told that some of them have copies.
-cdef bint has_copies = False
 cdef Record gone_wrong[_MOST_THREADS * 4]
 cdef int wrong_count = 0
 # Copies of the records that Python takes, so that no thread waits for the interpreter.
@@ -459,10 +457,8 @@ def end_stalled():
 
 cdef int take_records(Record *source, int *count) noexcept:
     """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
-    global has_copies
     cdef int at, taken
     pthread_mutex_lock(&lock)
-    has_copies = False
     taken, count[0] = count[0], 0
     memcpy(told_records, source, taken * sizeof(Record))
     pthread_mutex_unlock(&lock)
@@ -698,6 +694,16 @@ cdef void stop() noexcept nogil:
 cdef bint has_news() noexcept:
     """Return whether `served` has something. It may lag behind; not behind a request that the kernel sent since."""
     return record_count > 0
+
+
+cdef bint has_much_news() noexcept:
+    """Return whether that is more than what is still to come of the files that are under way."""
+    return record_count > in_flight + ahead_in_flight
+
+
+cdef bint may_have_news() noexcept:
+    """Return whether there is news, or will be soon."""
+    return record_count + in_flight + ahead_in_flight > 0
 
 
 cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept:
@@ -943,12 +949,9 @@ cdef inline void note_result(bint is_read, int status) noexcept nogil:
 
 cdef inline void tell(const Record *record) noexcept nogil:
     """Tell Python with others; there is room."""
-    global record_count, has_copies
+    global record_count
     records[record_count] = record[0]
     record_count += 1
-    if record.copy != NULL and not has_copies:
-        has_copies = True
-        eventfd_write(wrong_fd, 1)  # whoever waits for its claim waits for the news of it
 
 
 cdef inline int claimed(const Thread *thread) noexcept nogil:

@@ -92,9 +92,41 @@ cdef extern from *:
 
     /* The requests that are there are taken here, and only those that libfuse has to know are passed on. */
     static int (*taken)(const char *, size_t) = NULL;
-    /* NULL if nobody has said where requests are kept: then libfuse reads them. */
+    /* Returns NULL if nobody has said where requests are kept: then libfuse reads them. */
     static char *(*next_request)(int, ssize_t *) = NULL;
     typedef int receiver(struct fuse_session *, struct fuse_buf *);
+    static struct fuse_session *served = NULL;
+    /* The request that was taken last, if libfuse has to know it; and its size, 0 at the end, or a negative errno. */
+    static char *left = NULL;
+    static ssize_t left_bytes;
+
+    /* Take the next request; return whether it is left to libfuse. */
+    static int take_next(void)
+    {
+        struct fuse_buf request = {.size = 0};
+        left = next_request(fuse_session_fd(served), &left_bytes);
+        switch (left_bytes > 0 ? taken(left, left_bytes) : left_bytes == -EINTR ? BEGUN : LEFT) {
+        case LEFT: return 1;
+        case ANSWERED:
+            request.mem = left;
+            request.size = left_bytes;
+            fuse_session_process_buf(served, &request);
+        }
+        left = NULL;
+        return 0;
+    }
+
+    enum { HAS_REQUEST = 1, HAS_EVENTS = 2 };
+
+    /* Wait for a request or for `events` to be readable; return which of them are there: none after `for_ns`. */
+    static int wait_for_either(int events, long long for_ns)
+    {
+        struct pollfd both[2] = {{.fd = fuse_session_fd(served), .events = POLLIN}, {.fd = events, .events = POLLIN}};
+        struct timespec longest = {.tv_sec = for_ns / 1000000000, .tv_nsec = for_ns % 1000000000};
+        if (ppoll(both, 2, &longest, NULL) <= 0)
+            return 0;
+        return (both[0].revents ? HAS_REQUEST : 0) | (both[1].revents ? HAS_EVENTS : 0);
+    }
 
     /* Pass a request on in libfuse's own buffer, which pyfuse3 frees. */
     static int pass_on(const char *message, size_t size, struct fuse_buf *buffer)
@@ -113,19 +145,16 @@ cdef extern from *:
     {
         struct pollfd device = {.fd = fuse_session_fd(session), .events = POLLIN};
         long long ends_ns = now_ns() + TURN_NS;
+        served = session;
         do {
-            ssize_t size = 0;
-            char *message = next_request ? next_request(device.fd, &size) : NULL;
-            struct fuse_buf request = {.mem = message, .size = size};
-            if (!message)
-                return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
-            if (!size)
-                fuse_session_exit(session); /* as libfuse does */
-            if (size <= 0)
-                return size;
-            switch (taken(message, size)) {
-            case LEFT: return pass_on(message, size, buffer);
-            case ANSWERED: fuse_session_process_buf(session, &request);
+            if (left || take_next()) {
+                char *message = left;
+                left = NULL;
+                if (!message)
+                    return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
+                if (!left_bytes)
+                    fuse_session_exit(session); /* as libfuse does */
+                return left_bytes <= 0 ? left_bytes : pass_on(message, left_bytes, buffer);
             }
         } while (poll(&device, 1, 0) == 1 && now_ns() < ends_ns);
         return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
@@ -161,9 +190,13 @@ cdef extern from *:
 
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
-    int LEFT, BEGUN, ANSWERED
+    int LEFT, BEGUN, ANSWERED, TURN_NS, HAS_REQUEST, HAS_EVENTS
     int (*taken)(const char *, size_t) noexcept
     char *(*next_request)(int, ssize_t *) noexcept
+    char *left
+    int64_t now_ns() noexcept nogil
+    bint take_next() noexcept
+    int wait_for_either(int, int64_t) noexcept nogil
 
     # The kernel's own: <linux/fuse.h>
     int FUSE_LOOKUP, FUSE_GETATTR, FUSE_GETXATTR, FUSE_READ, FUSE_INTERRUPT
@@ -187,6 +220,7 @@ cdef enum:
     _FILE_OTHER_ETAG = 3
     _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
     _NS_PER_S = 1000000000
+    _TELL_NS = 5000000  # so long after a read, at most, Python hears of it where no request comes
 
 HANDLE_INODE_BITS = _INODE_BITS
 
@@ -224,6 +258,8 @@ cdef int64_t *_answered = NULL
 cdef int64_t *_draining = NULL
 cdef object _tell = None
 cdef object _take_read = None
+# Whether Python was called since that was last looked at.
+cdef bint _was_called = False
 cdef tuple _etags = ()
 cdef bytes _unread_classes = b""
 
@@ -289,6 +325,57 @@ def take_reads(take):
     """
     global _take_read
     _take_read = take
+
+
+def is_left():
+    """Return whether a request that `take_requests` took is left to libfuse."""
+    return left != NULL
+
+
+def take_requests(int events, double for_s, has_tasks):
+    """Take requests where the loop would wait for `for_s`, until it has something to do; return whether to wake it.
+
+    It has once the descriptor `events`, for which it waits itself, is readable, or `has_tasks` says so. It is woken for
+    the latter, for a request that `is_left`, and once the time is over.
+    """
+    cdef int64_t now = now_ns(), ends = now + <int64_t> (for_s * _NS_PER_S), wait
+    cdef int there = 0
+    # Then it waits for nothing more, and goes on for a while with the requests that are there.
+    cdef bint has_work = for_s == 0
+    cdef bint is_woken = has_work
+    if has_work:
+        ends = now + TURN_NS
+    while left == NULL:
+        wait = 0 if has_work else max(0, ends - now)
+        if direct_reads.may_have_news():
+            wait = min(wait, _TELL_NS)
+        with nogil:
+            there = wait_for_either(events, wait)
+        now = now_ns()
+        if there & HAS_REQUEST and now < ends:
+            if not take_next():
+                replies.end_request()
+        elif has_work or now >= ends:
+            break
+        else:
+            _tell_now()
+        if not has_work and (there & HAS_EVENTS or _are_tasks(has_tasks)):
+            has_work, is_woken, ends = True, there & HAS_EVENTS, now + TURN_NS
+    _tell_now()
+    return left != NULL or not is_woken
+
+
+cdef void _tell_now() noexcept:
+    global _was_called
+    if _tell is not None and direct_reads.has_news():
+        _was_called = True
+        _tell()
+
+
+cdef bint _are_tasks(has_tasks) noexcept:
+    global _was_called
+    was_called, _was_called = _was_called, False
+    return was_called and has_tasks()
 
 
 def found(uint64_t parent, bytes name):
@@ -455,14 +542,15 @@ cdef void _ioctl(fuse_req_t request, fuse_ino_t inode, unsigned int command, voi
 
 cdef int _taken(const char *message, size_t size_bytes) noexcept:
     """Begin a read; return whether this is one, or a request that needs no Python."""
+    global _was_called
     cdef const fuse_in_header *head = <const fuse_in_header *> message
     cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
     cdef uint64_t row = 0
     if size_bytes < sizeof(fuse_in_header):
         return LEFT
-    if _tell is not None and direct_reads.has_news():
+    if direct_reads.has_much_news():
         # First: what was read decides what is fetched ahead, and who asks next may ask for that.
-        _tell()
+        _tell_now()
     if head.opcode == FUSE_LOOKUP:
         # A name ends with a NUL.
         if size_bytes == sizeof(fuse_in_header) or message[size_bytes - 1]:
@@ -485,6 +573,8 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
     if not _answer_ahead(head, asked) and not _begin_small(head, asked):
         # Only a read past the page cache names an owner of locks.
         is_direct = (asked.read_flags & <uint32_t> FUSE_READ_LOCKOWNER) != 0
+        _tell_now()
+        _was_called = True
         _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid, is_direct)
     return BEGUN
 

@@ -1,17 +1,22 @@
-"""Wait for the next requests of pyfuse3, in the place of trio.
+"""Take the next requests of pyfuse3, in the place of trio.
+
+Where the loop has nothing to do, requests are taken without it (`Requests`): a turn of the loop costs more than what
+most of them take. It is woken for those that libfuse has to know, and for what they begin.
 
 pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own lock, each wait takes two
 turns of the loop. No lock is needed: no handler but that of READs waits for anything (`filesystem.serving.reads`), so
 one task serves all. Whatever is there is taken in one turn (`interposed`).
 """
 
+import os
 from collections.abc import Awaitable, Generator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
 import trio
 
-from fastfuse.filesystem.kernel.fuse import pyfuse3, replies
+from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
 
 
 class _Done:
@@ -33,6 +38,57 @@ class _NoLock:
 
     def __aexit__(self, *_: object) -> Awaitable[None]:
         return _DONE
+
+
+class Requests(trio.abc.Instrument):
+    """Takes requests where the loop of this process would wait for its descriptors, and waits for those, too.
+
+    Give it to `trio.run`, and serve with it. Invariant: only the loop's thread takes requests.
+    """
+
+    def __init__(self) -> None:
+        self._others = _epolls()
+        # What the loop waits with; and what wakes it, if it does not watch the kernel's connection itself.
+        self._epoll = -1
+        self._bell: int | None = None
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Take requests, for at most `timeout` seconds."""
+        if self._bell is not None and interposed.take_requests(self._epoll, timeout, _has_tasks):
+            os.eventfd_write(self._bell, 1)
+
+    async def serve(self) -> None:
+        """Serve the session's requests until it ends."""
+        (self._epoll,) = _epolls() - self._others
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        pyfuse3.trio.lowlevel.wait_readable = self._wait  # type: ignore[attr-defined]
+        try:
+            await serve()
+        finally:
+            self._bell = None
+
+    async def _wait(self, _fd: int) -> None:
+        """Wait for a request that libfuse has to know."""
+        while not interposed.is_left() and not replies.are_left():
+            assert self._bell is not None
+            await trio.lowlevel.wait_readable(self._bell)
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+
+
+def _has_tasks() -> bool:
+    """Return whether a task can go on."""
+    return trio.lowlevel.current_statistics().tasks_runnable > 0
+
+
+def _epolls() -> set[int]:
+    """Return the epoll descriptors of this process: trio does not tell which is its own."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the descriptor that listed the directory
+            if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventpoll]":
+                found.add(int(fd))
+    return found
 
 
 async def _wait_readable(fd: int) -> None:

@@ -149,9 +149,14 @@ def keep(memory):
 
 def are_left():
     """Note that the last request is answered or kept; return whether some of a dead worker are still to be begun."""
+    end_request()
+    return is_last_left or left_begun < left_count
+
+
+cdef void end_request() noexcept:
+    """Note that the last request is answered or kept."""
     if requests != NULL and not is_last_left:
         STORE((<fuse_in_header *> requests.message).unique, 0)
-    return is_last_left or left_begun < left_count
 
 
 def are_all_kept(memory):

@@ -31,7 +31,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.figures.status import Board
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
-from fastfuse.filesystem.kernel.loop import serve
+from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
@@ -111,10 +111,11 @@ def run_worker(task: WorkerTask) -> None:
     cache = open_or_none(task.settings.cache)  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
-    trio.run(_serve, task, cache)
+    requests = Requests()
+    trio.run(_serve, task, cache, requests, instruments=[requests])
 
 
-async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
+async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) -> None:
     settings, operations, counters = task.settings, task.operations, task.counters
     readahead = ReadaheadConfig.within(
         settings.memory_target_bytes - settings.queue_bytes,
@@ -158,7 +159,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None) -> None:
         try:
             interposed.take_reads(reads.take)
             replies.keep(task.requests)
-            await serve()
+            await requests.serve()
         finally:
             replies.finish()
             direct_files.tell()  # what threads got last is to be kept, too
