@@ -202,6 +202,96 @@ def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered(
     assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
 
 
+# Serves as a worker does, and talks to it as the kernel would, from a thread: nothing else ever wakes the loop.
+_AS_A_WORKER = """
+import threading, time
+from fastfuse.filesystem.kernel.loop import Requests
+
+async def talking():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(requests.serve)
+        nursery.start_soon(trio.sleep_forever)
+        nursery.start_soon(ended, nursery.cancel_scope)
+        nursery.start_soon(work, nursery)
+        threading.Thread(target=talk).start()
+
+async def ended(scope):
+    await trio.lowlevel.wait_readable(over)
+    scope.cancel()
+
+def answer_later(number, inode, offset, size_bytes, process, is_direct):
+    nursery.start_soon(answer, number)
+
+over, end = os.pipe()
+builder = TableBuilder("bucket", "")
+builder.add([b"file"], [1], [1], ['"' + "0" * 32 + '"'], ["STANDARD"])
+operations.serve(builder.build()[0], None)
+replies.keep(session.requests)
+replies.start(session.fd, 0)
+requests = Requests()
+"""
+_READ_AND_OPEN = """
+async def work(all_tasks):
+    global nursery
+    nursery = all_tasks
+
+async def answer(number):
+    await trio.lowlevel.checkpoint()
+    replies.answer(number, b"bytes")
+
+def talk():
+    for number in range(2, 20, 4):
+        ask(READ, number, 2, bytes(40))
+        print(kernel.recv(4096)[16:].decode())
+        ask(OPEN, number + 2, 2, bytes(24))
+        print(-struct.unpack_from("=Ii", kernel.recv(4096))[1])
+    os.write(end, b".")
+
+interposed.take_reads(answer_later)
+with kernel, device:
+    trio.run(talking, instruments=[requests])
+"""
+
+
+def test_a_loop_that_waits_for_nothing_else_is_woken_for_what_requests_begin_and_what_libfuse_answers() -> None:
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _READ_AND_OPEN
+    done = run_forked([sys.executable, "-c", program, str(_LEAST | _OPENS_FILES)], ENVIRONMENT)
+    assert (done.stdout.split(), done.stderr) == (["bytes", str(errno.ENOSYS)] * 5, "")
+
+
+_FLOOD = """
+async def work(all_tasks):
+    for turn in range(5):
+        await trio.sleep(0.001)
+        await trio.lowlevel.wait_writable(end)
+    os.write(end, b".")
+
+def talk():
+    pass
+
+def flood():
+    device.close()
+    message = struct.pack("=IIQQIIIHH", 80, READ, 2, 2, 0, 0, 0, 0, 0) + bytes(40)
+    try:
+        while True:
+            kernel.send(message)
+    except OSError:
+        os._exit(0)  # the other end is closed
+
+if not os.fork():
+    flood()
+interposed.take_reads(lambda *_: time.sleep(0.0005))  # slower than they come
+with kernel, device:
+    trio.run(talking, instruments=[requests])
+print("over")
+"""
+
+
+def test_a_loop_has_its_turns_while_the_kernel_asks_without_end() -> None:
+    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _FLOOD, str(_LEAST)], ENVIRONMENT)
+    assert (done.stdout, done.stderr) == ("over\n", "")
+
+
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)])
 def test_the_kernel_may_read_a_mib_at_once_whatever_its_pages_are(page_bytes: int, pages: int) -> None:
     # <linux/fuse.h>, fuse_init_out, behind the 16 bytes of fuse_out_header: libfuse offers 256 pages.
