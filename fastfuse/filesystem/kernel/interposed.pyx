@@ -42,7 +42,7 @@ cdef extern from *:
     #include <linux/fuse.h>
 
     /* Other tasks get their turn after so long: a turn costs about 30 us, and a fetch takes milliseconds. */
-    enum { LEFT, BEGUN, ANSWERED, TURN_NS = 500000 };
+    enum { LEFT, BEGUN, ANSWERED, NOTHING, TURN_NS = 500000 };
     static struct fuse_lowlevel_ops theirs;
     static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
 
@@ -100,32 +100,33 @@ cdef extern from *:
     static char *left = NULL;
     static ssize_t left_bytes;
 
-    /* Take the next request; return whether it is left to libfuse. */
+    /* Take the next request, if there is one; return LEFT if libfuse has to know it. */
     static int take_next(void)
     {
         struct fuse_buf request = {.size = 0};
+        int what = LEFT;
         left = next_request(fuse_session_fd(served), &left_bytes);
-        switch (left_bytes > 0 ? taken(left, left_bytes) : left_bytes == -EINTR ? BEGUN : LEFT) {
-        case LEFT: return 1;
-        case ANSWERED:
+        if (left_bytes == -EINTR)
+            what = NOTHING;
+        else if (left_bytes > 0)
+            what = taken(left, left_bytes);
+        if (what == ANSWERED) {
             request.mem = left;
             request.size = left_bytes;
             fuse_session_process_buf(served, &request);
+            what = BEGUN;
         }
-        left = NULL;
-        return 0;
+        if (what != LEFT)
+            left = NULL;
+        return what;
     }
 
-    enum { HAS_REQUEST = 1, HAS_EVENTS = 2 };
-
-    /* Wait for a request or for `events` to be readable; return which of them are there: none after `for_ns`. */
+    /* Wait for a request, or for `events` to be readable; return whether they are. */
     static int wait_for_either(int events, long long for_ns)
     {
         struct pollfd both[2] = {{.fd = fuse_session_fd(served), .events = POLLIN}, {.fd = events, .events = POLLIN}};
         struct timespec longest = {.tv_sec = for_ns / 1000000000, .tv_nsec = for_ns % 1000000000};
-        if (ppoll(both, 2, &longest, NULL) <= 0)
-            return 0;
-        return (both[0].revents ? HAS_REQUEST : 0) | (both[1].revents ? HAS_EVENTS : 0);
+        return ppoll(both, 2, &longest, NULL) > 0 && both[1].revents;
     }
 
     /* Pass a request on in libfuse's own buffer, which pyfuse3 frees. */
@@ -147,7 +148,7 @@ cdef extern from *:
         long long ends_ns = now_ns() + TURN_NS;
         served = session;
         do {
-            if (left || take_next()) {
+            if (left || take_next() == LEFT) {
                 char *message = left;
                 left = NULL;
                 if (!message)
@@ -190,16 +191,16 @@ cdef extern from *:
 
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
-    int LEFT, BEGUN, ANSWERED, TURN_NS, HAS_REQUEST, HAS_EVENTS
+    int LEFT, BEGUN, ANSWERED, TURN_NS
     int (*taken)(const char *, size_t) noexcept
     char *(*next_request)(int, ssize_t *) noexcept
     char *left
     int64_t now_ns() noexcept nogil
-    bint take_next() noexcept
-    int wait_for_either(int, int64_t) noexcept nogil
+    int take_next() noexcept
+    bint wait_for_either(int, int64_t) noexcept nogil
 
     # The kernel's own: <linux/fuse.h>
-    int FUSE_LOOKUP, FUSE_GETATTR, FUSE_GETXATTR, FUSE_READ, FUSE_INTERRUPT
+    int FUSE_LOOKUP, FUSE_GETATTR, FUSE_GETXATTR, FUSE_READ, FUSE_INTERRUPT, FUSE_IOCTL
     struct fuse_getxattr_in:
         uint32_t size
     struct fuse_in_header:
@@ -258,8 +259,8 @@ cdef int64_t *_answered = NULL
 cdef int64_t *_draining = NULL
 cdef object _tell = None
 cdef object _take_read = None
-# Whether Python was called since that was last looked at.
-cdef bint _was_called = False
+# Whether a task of the loop can go on since requests were begun to be taken.
+cdef bint _has_task = False
 cdef tuple _etags = ()
 cdef bytes _unread_classes = b""
 
@@ -332,50 +333,43 @@ def is_left():
     return left != NULL
 
 
-def take_requests(int events, double for_s, has_tasks):
+def note_task(task):
+    """Note that a task of the loop can go on."""
+    global _has_task
+    _has_task = True
+
+
+def take_requests(int events, double for_s):
     """Take requests where the loop would wait for `for_s`, until it has something to do; return whether to wake it.
 
-    It has once the descriptor `events`, for which it waits itself, is readable, or `has_tasks` says so. It is woken for
-    the latter, for a request that `is_left`, and once the time is over.
+    It has once the descriptor `events`, for which it waits itself, is readable, or somebody called `note_task`. It is
+    woken for the latter, for a request that `is_left`, and once the time is over.
     """
-    cdef int64_t now = now_ns(), ends = now + <int64_t> (for_s * _NS_PER_S), wait
-    cdef int there = 0
-    # Then it waits for nothing more, and goes on for a while with the requests that are there.
-    cdef bint has_work = for_s == 0
-    cdef bint is_woken = has_work
-    if has_work:
-        ends = now + TURN_NS
-    while left == NULL:
-        wait = 0 if has_work else max(0, ends - now)
-        if direct_reads.may_have_news():
-            wait = min(wait, _TELL_NS)
-        with nogil:
-            there = wait_for_either(events, wait)
-        now = now_ns()
-        if there & HAS_REQUEST and now < ends:
-            if not take_next():
-                replies.end_request()
-        elif has_work or now >= ends:
+    global _has_task
+    cdef int64_t now = now_ns()
+    cdef int64_t until = now + <int64_t> (for_s * _NS_PER_S), turn_ends, wait
+    cdef bint is_awake = not for_s
+    _has_task = False
+    while True:
+        turn_ends = now + TURN_NS
+        while left == NULL and now < turn_ends and take_next() == BEGUN:
+            replies.end_request()
+            now = now_ns()
+        if left != NULL or is_awake or _has_task or now >= until:
             break
-        else:
+        wait = min(until - now, _TELL_NS) if direct_reads.may_have_news() else until - now
+        with nogil:
+            is_awake = wait_for_either(events, wait)
+        if now_ns() >= now + _TELL_NS:
             _tell_now()
-        if not has_work and (there & HAS_EVENTS or _are_tasks(has_tasks)):
-            has_work, is_woken, ends = True, there & HAS_EVENTS, now + TURN_NS
+        now = now_ns()
     _tell_now()
-    return left != NULL or not is_woken
+    return left != NULL or not is_awake
 
 
 cdef void _tell_now() noexcept:
-    global _was_called
     if _tell is not None and direct_reads.has_news():
-        _was_called = True
         _tell()
-
-
-cdef bint _are_tasks(has_tasks) noexcept:
-    global _was_called
-    was_called, _was_called = _was_called, False
-    return was_called and has_tasks()
 
 
 def found(uint64_t parent, bytes name):
@@ -542,7 +536,6 @@ cdef void _ioctl(fuse_req_t request, fuse_ino_t inode, unsigned int command, voi
 
 cdef int _taken(const char *message, size_t size_bytes) noexcept:
     """Begin a read; return whether this is one, or a request that needs no Python."""
-    global _was_called
     cdef const fuse_in_header *head = <const fuse_in_header *> message
     cdef const fuse_read_in *asked = <const fuse_read_in *> (message + sizeof(fuse_in_header))
     cdef uint64_t row = 0
@@ -563,6 +556,8 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         return LEFT if is_ours or not _row(head.nodeid, &row) else ANSWERED
     if head.opcode == FUSE_INTERRUPT:
         return BEGUN  # no handler ends early, and libfuse does not know the reads of threads
+    if head.opcode == FUSE_IOCTL:
+        return ANSWERED
     if head.opcode == FUSE_GETATTR:
         return ANSWERED if _row(head.nodeid, &row) else LEFT
     if head.opcode != FUSE_READ or size_bytes < sizeof(fuse_in_header) + sizeof(fuse_read_in):
@@ -574,7 +569,6 @@ cdef int _taken(const char *message, size_t size_bytes) noexcept:
         # Only a read past the page cache names an owner of locks.
         is_direct = (asked.read_flags & <uint32_t> FUSE_READ_LOCKOWNER) != 0
         _tell_now()
-        _was_called = True
         _take_read(head.unique, head.nodeid, asked.offset, asked.size, head.pid, is_direct)
     return BEGUN
 

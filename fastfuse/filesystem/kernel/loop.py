@@ -52,9 +52,11 @@ class Requests(trio.abc.Instrument):
         self._epoll = -1
         self._bell: int | None = None
 
+    task_scheduled = staticmethod(interposed.note_task)
+
     def before_io_wait(self, timeout: float) -> None:
         """Take requests, for at most `timeout` seconds."""
-        if self._bell is not None and interposed.take_requests(self._epoll, timeout, _has_tasks):
+        if self._bell is not None and interposed.take_requests(self._epoll, timeout):
             os.eventfd_write(self._bell, 1)
 
     async def serve(self) -> None:
@@ -74,11 +76,6 @@ class Requests(trio.abc.Instrument):
             await trio.lowlevel.wait_readable(self._bell)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
-
-
-def _has_tasks() -> bool:
-    """Return whether a task can go on."""
-    return trio.lowlevel.current_statistics().tasks_runnable > 0
 
 
 def _epolls() -> set[int]:
