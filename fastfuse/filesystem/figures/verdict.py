@@ -85,7 +85,9 @@ class Figures:
     # Reads of the kernel that waited for nothing, and the others.
     hits: int = _counted("fastfuse_reads", "hit")
     misses: int = _counted("fastfuse_reads", "miss")
+    # Announced paths, and those that are no files of the mount.
     hints: int = _counted("fastfuse_hints", "taken")
+    unknown_hints: int = _counted("fastfuse_hints", "unknown")
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
@@ -291,6 +293,16 @@ RULES: Final = (
             f"{three_digits(it.served_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
         ),
         "use more DataLoader workers; compare with what the disk of --cache delivers",
+    ),
+    Rule(
+        "wrong hints",
+        # Hosts that have a shard each may well announce all files.
+        lambda it: it.unknown_hints > it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
+        lambda it: (
+            f"{it.unknown_hints:,} of {it.hints + it.unknown_hints:,} announced paths were no files of the mount, "
+            f"and most data was fetched when a reader asked for it"
+        ),
+        "announce paths below the mountpoint, or relative to it; the log names one that is none",
     ),
     Rule(
         "small files without hints",
