@@ -66,9 +66,16 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 
 
+def test_small_files_are_as_large_as_those_that_were_read() -> None:
+    read = {"served_bytes": 900_000 * 4096, "fetched_bytes": 900_000 * 4096}
+    assert judge(replace(SMALL, **read)).text.startswith("files of 4 KiB take a GET each")
+    early = judge(replace(FAULTS["small files without hints"], **read))
+    assert early.text == "files of 4 KiB were fetched when they were opened, one GET each"
+
+
 @pytest.mark.parametrize("mode", ["", "File", "Pipe"])
 def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
-    assert judge(SMALL, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
+    assert judge(SMALL, mode).text == "files of 32.6 KiB take a GET each, 250 a second on average"
     assert judge(replace(SMALL, total_bytes=(256 << 10) * SMALL.files), mode).name == "request limit"
     assert judge(replace(SMALL, total_bytes=(257 << 10) * SMALL.files), mode).name == "network limit"
     assert judge(replace(SMALL, files=0), mode).name == "network limit"  # unknown
