@@ -8,6 +8,7 @@ from fastfuse.cgroup import oom_kills
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.processes.health import DeathRecord, MemoryRecord
+from fastfuse.filesystem.talking.hint_taker import StandingOrder
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
@@ -17,10 +18,18 @@ _log = logging.getLogger(__name__)
 class Deaths:
     """The deaths of one mount's workers."""
 
-    def __init__(self, worker: WorkerProcess, counters: Counters, in_hand: ReadsInHand, read_deadline_s: float) -> None:
+    def __init__(
+        self,
+        worker: WorkerProcess,
+        counters: Counters,
+        in_hand: ReadsInHand,
+        order: StandingOrder,
+        read_deadline_s: float,
+    ) -> None:
         self._worker = worker
         self._counters = counters
         self._in_hand = in_hand
+        self._order = order
         self._record = DeathRecord(read_deadline_s)
         self._memory = MemoryRecord(oom_kills())
         # At the last death the request that was waited for was failed.
@@ -50,6 +59,9 @@ class Deaths:
         _log.warning("%s; starting another", self._what_happened(session))
         if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
+        if not worker.was_killed and (left := len(self._order.inodes())):
+            self._order.note(())
+            _log.warning("%d announced files are not fetched ahead: the worker may have died of one", left)
         refused = session.refuse_deadly_request(was_killed=worker.was_killed)
         self._has_refused = refused is not None
         if refused:

@@ -23,6 +23,7 @@ from bench.s3server.faults import Action
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
 from fastfuse.filesystem.talking.control import RECORD, ask, ask_status, entry_of
+from fastfuse.hints import hand_over
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
@@ -190,7 +191,7 @@ def test_a_script_that_computes(place: Place) -> None:
         direct_read(in_turn[1], PAGE)  # or the last pause would be no part of the time in use
 
 
-def test_small_files_that_are_waited_for_and_are_summed_up() -> None:
+def test_small_files_that_are_waited_for_without_hints_and_with_wrong_ones_are_summed_up() -> None:
     # Nothing is foreseen, because the names have no order.
     names = sorted((f"{number:03}" for number in range(400)), key=lambda name: zlib.crc32(name.encode()))[:40]
     objects = MemoryObjects({f"data/{number:03}": bytes(1000) for number in range(400)})
@@ -211,5 +212,6 @@ def test_small_files_that_are_waited_for_and_are_summed_up() -> None:
         assert 0.01 < summary["first_byte_p50_s"] <= summary["first_byte_p99_s"]
         shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout
         assert "\nsmall files without hints: files of 1000 B were fetched when they were opened" in shown
+        hand_over([f"data/{name}" for name in names], mount.path)
         assert mount.stop() == 0
-        assert "small files without hints: files of 1000 B" in mount.log
+        assert "wrong hints: 40 of 40 announced paths were no files of the mount" in mount.log

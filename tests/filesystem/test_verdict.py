@@ -15,7 +15,7 @@ WELL = Figures(
     served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, reads=2_000_000,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
-    demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0,
+    demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0, unknown_hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
     cache_size_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
@@ -37,6 +37,7 @@ FAULTS = {
     "memory target too small": replace(SLOW, memory_target_bytes=100_000_000),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "local tier limit": replace(SLOW, gets=0, fetched_bytes=0, cache_size_bytes=200 * GB),
+    "wrong hints": replace(SMALL, demanded=10_000, ahead=0, hints=9, unknown_hints=10),
     "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
     "local tier too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB, cache_size_bytes=50 * GB),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
@@ -65,9 +66,16 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 
 
+def test_small_files_are_as_large_as_those_that_were_read() -> None:
+    read = {"served_bytes": 900_000 * 4096, "fetched_bytes": 900_000 * 4096}
+    assert judge(replace(SMALL, **read)).text.startswith("files of 4 KiB take a GET each")
+    early = judge(replace(FAULTS["small files without hints"], **read))
+    assert early.text == "files of 4 KiB were fetched when they were opened, one GET each"
+
+
 @pytest.mark.parametrize("mode", ["", "File", "Pipe"])
 def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
-    assert judge(SMALL, mode).text == "files of 38.1 KiB take a GET each, 250 a second on average"
+    assert judge(SMALL, mode).text == "files of 32.6 KiB take a GET each, 250 a second on average"
     assert judge(replace(SMALL, total_bytes=(256 << 10) * SMALL.files), mode).name == "request limit"
     assert judge(replace(SMALL, total_bytes=(257 << 10) * SMALL.files), mode).name == "network limit"
     assert judge(replace(SMALL, files=0), mode).name == "network limit"  # unknown
@@ -85,6 +93,9 @@ FITTING = replace(
     [
         # Small files that are announced, or foreseen, are no fault.
         (replace(FAULTS["small files without hints"], hints=1_000_000), "request limit"),
+        (replace(FAULTS["wrong hints"], hints=10), "request limit"),
+        # A host that reads a shard may announce the files of all, and finds its own fetched.
+        (replace(SMALL, hints=100_000, unknown_hints=900_000), "request limit"),
         (SMALL, "request limit"),
         # Large files among many small ones are none of them.
         (SHARDS, "network limit"),
@@ -141,7 +152,7 @@ def test_refused_gets_cost_nothing_and_are_told() -> None:
 def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     names = {name: judge(figures, mode).name for name, figures in FAULTS.items()}
     kept = {"not waiting", "too little to judge", "throttled", "requests failed", "request limit"}
-    small = {"small files without hints": "request limit"}
+    small = dict.fromkeys(("wrong hints", "small files without hints"), "request limit")
     assert names == {name: name if name in kept else small.get(name, "network limit") for name in FAULTS}
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
     assert lines[0].startswith("100 files, 93.1 GiB: fetched 74.5 GiB in ")

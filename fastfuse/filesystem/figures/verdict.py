@@ -85,7 +85,9 @@ class Figures:
     # Reads of the kernel that waited for nothing, and the others.
     hits: int = _counted("fastfuse_reads", "hit")
     misses: int = _counted("fastfuse_reads", "miss")
+    # Announced paths, and those that are no files of the mount.
     hints: int = _counted("fastfuse_hints", "taken")
+    unknown_hints: int = _counted("fastfuse_hints", "unknown")
     files: int = _counted("fastfuse_table_files")
     total_bytes: int = _counted("fastfuse_table_bytes")
     memory_target_bytes: int = _counted("fastfuse_memory_target_bytes")
@@ -126,6 +128,11 @@ class Figures:
         return self.hits / max(1, self.hits + self.misses)
 
     @property
+    def mean_get_bytes(self) -> float:
+        """What a GET fetched on average: the mean size of the files that were read, if they are small."""
+        return self.fetched_bytes / max(1, self.gets - self.refused)
+
+    @property
     def mean_file_bytes(self) -> float:
         """The mean size of the files, and at least what a GET fetched on average; 0 if the files are unknown.
 
@@ -133,7 +140,7 @@ class Figures:
         """
         if not self.files:
             return 0.0
-        return max(self.total_bytes / self.files, self.fetched_bytes / max(1, self.gets - self.refused))
+        return max(self.total_bytes / self.files, self.mean_get_bytes)
 
     @property
     def readers(self) -> float:
@@ -293,9 +300,19 @@ RULES: Final = (
         "use more DataLoader workers; compare with what the disk of --cache delivers",
     ),
     Rule(
+        "wrong hints",
+        # Hosts that have a shard each may well announce all files.
+        lambda it: it.unknown_hints > it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
+        lambda it: (
+            f"{it.unknown_hints:,} of {it.hints + it.unknown_hints:,} announced paths were no files of the mount, "
+            f"and most data was fetched when a reader asked for it"
+        ),
+        "announce paths below the mountpoint, or relative to it; the log names one that is none",
+    ),
+    Rule(
         "small files without hints",
         lambda it: it.mean_file_bytes <= _SMALL_BYTES and not it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
-        lambda it: f"files of {format_size(int(it.mean_file_bytes))} were fetched when they were opened, one GET each",
+        lambda it: f"files of {format_size(int(it.mean_get_bytes))} were fetched when they were opened, one GET each",
         "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
     ),
     Rule(
@@ -329,7 +346,7 @@ RULES: Final = (
         "request limit",
         lambda it: 0 < it.mean_file_bytes <= _TINY_BYTES,
         lambda it: (
-            f"files of {format_size(int(it.mean_file_bytes))} take a GET each, "
+            f"files of {format_size(int(it.mean_get_bytes))} take a GET each, "
             f"{three_digits(it.gets / _waited_in_s(it))} a second on average"
         ),
         "put many into one shard; compare with fastfuse advise",
