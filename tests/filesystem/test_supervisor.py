@@ -94,7 +94,7 @@ def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanw
             kill(mount.worker())
             wait_until(lambda count=count: mount.log.count("starting another") == count)  # type: ignore[misc]
             assert count == 2 or readable(mount.path / "b", b"b")
-        assert ask_status(entry_of(mount.path))["state"] == "no worker"
+        wait_until(lambda: ask_status(entry_of(mount.path))["state"] == "no worker")
         assert mount.stop() == 0
 
 
@@ -614,7 +614,7 @@ def test_a_worker_without_descriptors_is_replaced_for_a_table(monkeypatch: pytes
         run_fastfuse("status", "--stack", str(mount.path))
         wait_until(lambda: "no descriptor is left for what the supervisor hands over" in mount.log)
         assert (mount.path / "a").read_bytes() == b"a"
-        assert mount.worker() == worker
+        assert worker in mount.children()
         objects.put("data/b", b"b")
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert (mount.path / "b").read_bytes() == b"b"
