@@ -19,7 +19,7 @@ from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
-from fastfuse.cache.settings import queue_bytes
+from fastfuse.cache.settings import FLUSH_S, queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
 from fastfuse.metrics import Counters
@@ -30,6 +30,7 @@ from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
 from fastfuse.s3.threads import NoThreadError, in_thread
+from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ _OFF_S = 30.0
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
 _MAX_DAMAGED = 10_000
-# The queue may take so long to be written after the last read.
-_CLOSES_WITHIN_S = 10.0
 
 
 class Place(NamedTuple):
@@ -286,11 +285,14 @@ class CachedReader:
         return self._writer.queued_bytes
 
     async def aclose(self) -> None:
-        """Write what is queued, and close the tier and the other reader. Idempotent."""
+        """Write what is queued, for `FLUSH_S` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self._writer.close, _CLOSES_WITHIN_S):
+            if await trio.to_thread.run_sync(self._writer.close, FLUSH_S):
                 self._cache.close()
+            else:
+                left = format_size(self.queued_bytes)
+                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {FLUSH_S:g} s")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:

@@ -7,6 +7,8 @@ from typing import Final
 # A disk takes so much within a second. Parts that wait keep their memory, and those in flight take other pages.
 _QUEUE_DIVISOR: Final = 4
 _MAX_QUEUE_BYTES: Final = 128 << 20
+# The time that a process that ends has to write what waits: a disk of 13 MB/s takes the whole queue.
+FLUSH_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 # A worker whose loop turns, but does not take a table within this time, hangs, too. A million files take 0.1 s.
 _SWAP_S = 10.0
-# A worker without a mount counts what it did last, and ends. While files are open, it is not without.
+# A worker that is told to end counts what it did last.
 _COUNTS_WITHIN_S = 0.5
 
 
@@ -136,14 +136,14 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self, within_s: float = 0.0) -> None:
-        """Wait until the worker, if one lives, is gone; kill it if that takes longer than `within_s` and a moment."""
+        """Have the worker, if one lives, end; kill it if that takes longer than `within_s` and a moment."""
+        if self.tables is not None:
+            self.tables.close()
         if self.pid:
-            is_over_within(self.pid, max(within_s, _COUNTS_WITHIN_S))
+            is_over_within(self.pid, within_s + _COUNTS_WITHIN_S)
         self.kill()
         if self.pid:
             wait_child(self.pid)
-        if self.tables is not None:
-            self.tables.close()
 
     def _comes(self, fd: int, *, within_s: float = float("inf")) -> bool:
         """Wait until `fd` is readable; return False if the worker hung before, or that time is over."""

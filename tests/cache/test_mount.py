@@ -6,6 +6,7 @@ import random
 import re
 import signal
 import sqlite3
+import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -256,6 +257,50 @@ def test_what_a_thread_has_got_last_is_kept_as_the_mount_ends(monkeypatch: pytes
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
             assert all_right(mount, {key: data[key] for key in read})
         assert {one.key for one in server.requests[before:] if one.operation == "GetObject"}.isdisjoint(read[-3:])
+
+
+# The disk takes nothing before a worker that ends has beaten ten times.
+SLOW_DISK = """
+import threading, time
+from fastfuse.cache import segments
+from fastfuse.cache.writer import Writer
+from fastfuse.filesystem.serving import worker
+worker.BEAT_EVERY_S = 0.05
+close, write_all, takes = Writer.close, segments._write_all, threading.Event()
+def close_slowly(self, patience_s):
+    def take_after(beats):
+        while self._counters.get("fastfuse_worker_beats") < beats:
+            time.sleep(0.01)
+        takes.set()
+    threading.Thread(target=take_after, args=[self._counters.get("fastfuse_worker_beats") + 10], daemon=True).start()
+    return close(self, patience_s)
+Writer.close = close_slowly
+segments._write_all = lambda *what: (takes.wait(), write_all(*what))
+"""
+
+
+@pytest.mark.parametrize("end", ["unmounted", "stopped with a file open"])
+def test_what_waits_for_a_slow_disk_as_a_mount_ends_is_written(
+    end: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    data = {key: DATA[key] for key in ("d/0", "d/1")}
+    with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
+        with monkeypatch.context() as patched, ExitStack() as files:
+            with_change(patched, SLOW_DISK)
+            with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+                assert all_right(mount, data)
+                if end == "unmounted":
+                    subprocess.run(["fusermount3", "-u", mount.path], check=True)
+                    assert mount.wait() == 0
+                else:
+                    files.enter_context(open(mount.path / "0", "rb"))
+                    assert mount.stop() == 0
+                assert "the worker does not answer" not in mount.log
+        before = len(server.requests)
+        with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
+            assert all_right(mount, data)
+        fetched = [one for one in server.requests[before:] if one.operation == "GetObject"]
+        assert sum(one.sent_bytes for one in fetched) == 1  # each mount reads a byte first (L8)
 
 
 def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(

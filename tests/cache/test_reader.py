@@ -11,11 +11,12 @@ import pytest
 import trio
 import trio.testing
 
+from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.reader import CachedReader, identity
-from fastfuse.cache.segments import Segments
+from fastfuse.cache.segments import Filling, Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
@@ -208,6 +209,7 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
 
 HOLDER = """
 import os, sys
+from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
 from fastfuse.cache.claims import Claims
 claims = Claims(os.open(sys.argv[1], os.O_RDWR))
@@ -242,6 +244,19 @@ async def test_what_the_queue_cannot_take_is_not_kept_and_counted(tmp_path: Path
         await reader.get(ref, 0, 2 * MIB)  # no claim is left
     assert counters.get("fastfuse_cache_bytes", "skipped") == 4 * MIB
     assert counters.get("fastfuse_cache_bytes", "written") == 0
+
+
+async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, counters, takes = CountingStore({"big": BIG}), Counters(), threading.Event()
+    monkeypatch.setattr(Filling, "put", lambda *_: takes.wait())
+    monkeypatch.setattr(reader_module, "FLUSH_S", 0.01)
+    async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
+        await reader.get(store.ref("big"), 0, 2 * MIB)
+    takes.set()
+    assert f"the cache {tmp_path}/cache does not keep 2 MiB: its disk has not taken them in 0.01 s" in caplog.text
+    assert counters.get("fastfuse_cache_failures", "disk") == 1
 
 
 def used_bytes(directory: Path) -> int:

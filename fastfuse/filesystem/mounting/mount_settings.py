@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.cache.settings import FLUSH_S, CacheSettings, queue_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
@@ -12,8 +12,6 @@ from fastfuse.s3.base import ConnectionConfig
 
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
-
-_FLUSH_S: Final = 3.0
 
 # All processes of a mount may have this beside a small target (docs/MEASUREMENTS.md, `limits._CLIENT_OVERHEAD_BYTES`),
 # and the inode table.
@@ -91,4 +89,4 @@ class MountSettings:
     @property
     def cache_flush_s(self) -> float:
         """The time that a worker that ends has to write to the local tier what it has fetched."""
-        return _FLUSH_S if self.cache else 0.0
+        return FLUSH_S if self.cache else 0.0

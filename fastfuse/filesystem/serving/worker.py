@@ -87,7 +87,8 @@ class WorkerTask:
     requests: mmap.mmap
     # Gets `READY`.
     ready_fd: int
-    # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files.
+    # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files. Its end
+    # ends this process.
     tables: socket.socket
     # Answers with credentials.
     keys: socket.socket
@@ -151,7 +152,8 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
                 lambda: operations.table, engine.new_order, counters, task.standing, trusted_uids=task.hint_uids
             )
             nursery.start_soon(taker.run, task.hints)
-        nursery.start_soon(_Report(counters, engine, reads).beat)
+        report = _Report(counters, engine, reads)
+        nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
@@ -168,7 +170,10 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
             replies.finish()
             direct_files.tell()  # what threads got last is to be kept, too
         nursery.cancel_scope.cancel()
-    await reader.aclose()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(report.beat)  # or a slow disk that the tier waits for would look like a hang
+        await reader.aclose()
+        nursery.cancel_scope.cancel()
 
 
 def _start_replies(session_fd: int) -> None:
@@ -216,8 +221,9 @@ async def _take_handed_over(
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
-        if not message:
-            return  # the supervisor is dead, and this process follows
+        if not message:  # the supervisor has unmounted, or is dead
+            nursery.cancel_scope.cancel()
+            return
         what, told = message[:1], message[1:]
         if what == LOG_LEVEL:
             log.set_level(told.decode())
