@@ -292,6 +292,123 @@ def test_a_loop_has_its_turns_while_the_kernel_asks_without_end() -> None:
     assert (done.stdout, done.stderr) == ("over\n", "")
 
 
+_FAIL = """
+async def work(all_tasks):
+    interposed.take_requests = fail
+
+def fail(*_):
+    raise MemoryError("in the place of the loop")
+
+def talk():
+    pass
+
+try:
+    trio.run(talking, instruments=[requests])
+except* MemoryError:
+    print("ended")
+"""
+
+
+def test_a_worker_that_cannot_take_requests_ends_so_that_another_does() -> None:
+    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _FAIL, str(_LEAST)], ENVIRONMENT)
+    assert (done.stdout, done.stderr) == ("ended\n", "")
+
+
+_CRASH_BEFORE = """
+class Crashing(Requests):
+    def before_task_step(self, task):
+        if interposed.is_left():
+            os._exit(1)  # some task of this turn, before the one that serves
+
+async def work(all_tasks):
+    pass
+
+def talk():
+    pass
+
+ask(OPEN, 6, 2, bytes(24))
+for _ in range(2):
+    if not os.fork():
+        replies.keep(session.requests)
+        trio.run(talking, instruments=[requests := Crashing()])
+    os.wait()
+    print(session.refuse_deadly_request(was_killed=False), session.can_go_on)
+"""
+
+
+def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
+    """L3"""
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _CRASH_BEFORE
+    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
+    assert (done.stdout.split("\n"), done.stderr) == (["None True", "None True", ""], "")
+
+
+# A server of two files, which holds back one until Python has heard of the other.
+_HOLD_BACK = """
+from array import array
+from fastfuse.filesystem.kernel.fuse import direct_reads
+from fastfuse.filesystem.serving.direct_files import _packed
+
+GETATTR, ETAG = 3, '"' + "0" * 32 + '"'
+
+def serve_one(connection):
+    while request := connection.recv(4096):
+        if b"slow" in request:
+            is_told.wait()
+        connection.sendall(b"HTTP/1.1 200 OK\\r\\nETag: %b\\r\\nContent-Length: 5\\r\\n\\r\\nbytes" % ETAG.encode())
+
+def serve_all():
+    while True:
+        threading.Thread(target=serve_one, args=(listener.accept()[0],), daemon=True).start()
+
+def tell():
+    for _, (inode, *_) in direct_reads.served():
+        if not is_told.is_set():
+            print("told of", operations.table.key(inode), flush=True)
+        is_told.set()
+
+async def work(all_tasks):
+    pass
+
+def talk():
+    for inode in (slow, fast):
+        ask(READ, inode << 40, inode, struct.pack("=QQIIQII", 0, 0, 4096, 0, 0, 0, 0))
+    for number in range(2, 1 << 40, 2):
+        ask(GETATTR, number, fast, bytes(16))
+        while struct.unpack_from("=Q", kernel.recv(4096), 8)[0] in (slow << 40, fast << 40):
+            pass
+        if is_told.is_set():
+            break
+        time.sleep(0.0005)  # so that the loop waits again and again, each time shortly
+    os.write(end, b".")
+
+builder = TableBuilder("bucket", "")
+builder.add([b"fast", b"slow"], [5, 5], [1, 1], [ETAG, ETAG], ["STANDARD", "STANDARD"])
+operations.serve(builder.build()[0], None)
+fast, slow = operations.table.lookup(ROOT, b"fast"), operations.table.lookup(ROOT, b"slow")
+is_told = threading.Event()
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=serve_all, daemon=True).start()
+direct_reads.start(session.fd, os.eventfd(0), 8, array("q", bytes(8 * 4 * 8)))
+direct_reads.arm(
+    addresses=[_packed(socket.AF_INET, *listener.getsockname())], host=b"127.0.0.1", port=listener.getsockname()[1],
+    is_address=True, tls=0, texts=(b"GET /", b" HTTP/1.1\\r\\nhost: x\\r\\n", b"", b"", b"", b""), for_s=3600.0,
+    patience_s=3600.0, part_patience_s=3600.0, part_limit_s=3600.0, identity_begin=b"",
+)
+interposed.tell_of_reads(tell)
+interposed.take_reads(lambda *_: print("left to Python", flush=True))
+with kernel, device:
+    trio.run(talking, instruments=[requests])
+    os._exit(0)
+"""
+
+
+def test_python_hears_of_a_file_while_another_takes_long_and_the_kernel_asks_on() -> None:
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _HOLD_BACK
+    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
+    assert (done.stdout, done.stderr) == ("told of fast\n", "")
+
+
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)])
 def test_the_kernel_may_read_a_mib_at_once_whatever_its_pages_are(page_bytes: int, pages: int) -> None:
     # <linux/fuse.h>, fuse_init_out, behind the 16 bytes of fuse_out_header: libfuse offers 256 pages.

@@ -112,7 +112,7 @@ cdef extern from "../../s3/direct_get.h" nogil:
 cdef enum:
     _MOST_THREADS = 256  # as many connections; each thread has 264 KiB of buffer, and 256 of stack
     _MOST_BYTES = 256 << 10  # a larger file costs more to copy than the interpreter takes
-    # Files served that Python has not heard of: it takes them with the kernel's next request. And files ahead, of which
+    # Files served that Python has not heard of: it takes them within milliseconds (`interposed`). And files ahead, of which
     # the engine has half as many at most (`readahead.shelves`): they leave room to READs.
     _MOST_RECORDS = 32 << 10
     _MOST_FAILURES = 3  # one after the other, that look like trouble of the service

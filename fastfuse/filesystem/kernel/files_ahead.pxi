@@ -108,10 +108,10 @@ cdef void end_ahead(Thread *thread, Record *record, const char *body) noexcept n
     cdef Record *read
     cdef bint is_answered
     one.state, one.waiting, thread.ahead = _HERE if body != NULL else _FAILED, NULL, NULL
-    ahead_in_flight -= 1
-    promised -= 1
     record.kind, record.ahead, record.is_right = _GOT_AHEAD, one, body != NULL
-    tell(record)  # `one` may be gone from now on
+    tell(record)  # `one` may be gone once the lock is
+    ahead_in_flight -= 1  # not before: `may_have_news`
+    promised -= 1
     while waiting != NULL:
         read, is_answered = waiting, body != NULL
         waiting = read.next

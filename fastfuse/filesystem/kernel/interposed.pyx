@@ -312,7 +312,7 @@ cdef const void *_lies(column, uint64_t size_bytes) except? NULL:
 
 
 def tell_of_reads(tell):
-    """Call `tell`, which must raise nothing, when `direct_reads.served` has something, before the next request."""
+    """Call `tell`, which must raise nothing, when `direct_reads.served` has something: soon, and before other calls."""
     global _tell
     _tell = tell
 
@@ -347,7 +347,7 @@ def take_requests(int events, double for_s):
     """
     global _has_task
     cdef int64_t now = now_ns()
-    cdef int64_t until = now + <int64_t> (for_s * _NS_PER_S), turn_ends, wait
+    cdef int64_t until = now + <int64_t> (for_s * _NS_PER_S), told = now, turn_ends, wait
     cdef bint is_awake = not for_s
     _has_task = False
     while True:
@@ -357,13 +357,17 @@ def take_requests(int events, double for_s):
             now = now_ns()
         if left != NULL or is_awake or _has_task or now >= until:
             break
-        wait = min(until - now, _TELL_NS) if direct_reads.may_have_news() else until - now
+        if now - told >= _TELL_NS:
+            _tell_now()
+            told = now
+            continue  # it may have woken a task
+        wait = min(until, told + _TELL_NS) - now if direct_reads.may_have_news() else until - now
         with nogil:
             is_awake = wait_for_either(events, wait)
-        if now_ns() >= now + _TELL_NS:
-            _tell_now()
         now = now_ns()
     _tell_now()
+    if left != NULL:
+        replies.put_off()
     return left != NULL or not is_awake
 
 

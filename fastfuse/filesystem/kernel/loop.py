@@ -51,12 +51,19 @@ class Requests(trio.abc.Instrument):
         # What the loop waits with; and what wakes it, if it does not watch the kernel's connection itself.
         self._epoll = -1
         self._bell: int | None = None
+        self._failure: BaseException | None = None
 
     task_scheduled = staticmethod(interposed.note_task)
 
     def before_io_wait(self, timeout: float) -> None:
         """Take requests, for at most `timeout` seconds."""
-        if self._bell is not None and interposed.take_requests(self._epoll, timeout):
+        if self._bell is None:
+            return
+        try:
+            is_wanted = interposed.take_requests(self._epoll, timeout)
+        except BaseException as error:  # noqa: BLE001 - trio would go on without this, and nobody take requests
+            self._failure, is_wanted = error, True
+        if is_wanted:
             os.eventfd_write(self._bell, 1)
 
     async def serve(self) -> None:
@@ -76,6 +83,10 @@ class Requests(trio.abc.Instrument):
             await trio.lowlevel.wait_readable(self._bell)
             with suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
+            if self._failure is not None:
+                raise self._failure
+        if interposed.is_left():
+            replies.begin_put_off()
 
 
 def _epolls() -> set[int]:

@@ -153,6 +153,16 @@ def are_left():
     return is_last_left or left_begun < left_count
 
 
+cdef void put_off() noexcept:
+    """Note that nobody has begun the last request yet, but will."""
+    STORE(requests.begun, 0)
+
+
+def begin_put_off():
+    """Note that the last request is begun after all."""
+    STORE(requests.begun, (<fuse_in_header *> requests.message).unique)
+
+
 cdef void end_request() noexcept:
     """Note that the last request is answered or kept."""
     if requests != NULL and not is_last_left:
