@@ -12,7 +12,7 @@ import trio
 
 from fastfuse.filesystem.kernel.fuse import interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
-from fastfuse.filesystem.kernel.loop import serve
+from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mounting.mount_places import Place
@@ -70,15 +70,18 @@ def main() -> None:
     operations.serve(open_snapshot(snapshot_fd).table, engine)
     session = Session.mount(operations, Place(Path(mountpoint)), source=str(source), allow_other=False)
     raise_readahead(session.device)
-    trio.run(_serve, operations, engine, counters, session.fd)
+    requests = Requests()
+    trio.run(_serve, operations, engine, counters, session.fd, requests, instruments=[requests])
     session.close()
 
 
-async def _serve(operations: MountOperations, engine: _MemoryEngine, counters: Counters, session_fd: int) -> None:
+async def _serve(
+    operations: MountOperations, engine: _MemoryEngine, counters: Counters, session_fd: int, requests: Requests
+) -> None:
     replies.start(session_fd, replies.threads_for(len(os.sched_getaffinity(0))))
     async with trio.open_nursery() as nursery:
         interposed.take_reads(Reads(operations, engine, counters, ReadsInHand(), nursery).take)
-        await serve()
+        await requests.serve()
     replies.finish()
 
 

@@ -274,12 +274,13 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         for asked, asking in self._control.requests() if self._control is not None else ():
-            if self._answers.give(asked, asking, self._snapshot_fd):
-                continue
-            if self._stops_at_s < inf:
-                send_answer(asking, error_message(MountError("the mount stops")))
-            else:
-                self._refresher.want(self._snapshot_fd, asking)
+            if self._session is None or not self._session.is_connected:
+                asking.close()  # another mount may have the number of this one, and answers
+            elif not self._answers.give(asked, asking, self._snapshot_fd):
+                if self._stops_at_s < inf:
+                    send_answer(asking, error_message(MountError("the mount stops")))
+                else:
+                    self._refresher.want(self._snapshot_fd, asking)
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
@@ -351,10 +352,9 @@ class Supervisor:
             if pid == 0:
                 return
             exit_code = os.waitstatus_to_exitcode(status)
-            if self._worker.has_exited(pid, exit_code):
-                continue
-            for owner in (self._endpoint, self._keys, self._refresher):
-                owner.child_ended(pid, exit_code)
+            if not self._worker.has_exited(pid, exit_code):
+                for owner in (self._endpoint, self._keys, self._refresher):
+                    owner.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.

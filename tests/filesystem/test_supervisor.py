@@ -17,6 +17,7 @@ import pytest
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from bench.s3server.faults import Action, Delay
+from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mountpoint
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
 from fastfuse.filesystem.talking.control import ask_status, entry_of
@@ -96,6 +97,20 @@ def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanw
             assert count == 2 or readable(mount.path / "b", b"b")
         wait_until(lambda: ask_status(entry_of(mount.path))["state"] == "no worker")
         assert mount.stop() == 0
+
+
+def test_a_mount_that_is_gone_leaves_questions_to_the_one_that_may_have_its_number_now(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        entry, worker = entry_of(mount.path), mount.worker()
+        assert ask_status(entry)["state"] == "ok"
+        os.kill(worker, signal.SIGSTOP)  # so that the supervisor does not know it yet
+        try:
+            subprocess.run(["umount", "--lazy", mount.path], check=True)
+            with pytest.raises(MountError, match="does not answer"):
+                ask_status(entry)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert mount.wait() == 0
 
 
 def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on_while_others_are_answered(

@@ -11,7 +11,7 @@ reads, are written into the handle.
 
 LOOKUP and GETATTR are answered here from the columns of the inode table (`index.inodes.columns`), which takes 3 µs
 where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on, so that
-the handler answers it, or raises. GETXATTR of names that cannot be ours is answered here, too.
+the handler answers it, or raises. IOCTL, and GETXATTR of names that cannot be ours, are answered here, too.
 
 This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
 libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it
@@ -41,8 +41,7 @@ cdef extern from *:
     #include <fuse3/fuse_lowlevel.h>
     #include <linux/fuse.h>
 
-    /* Other tasks get their turn after so long: a turn costs about 30 us, and a fetch takes milliseconds. */
-    enum { LEFT, BEGUN, ANSWERED, NOTHING, TURN_NS = 500000 };
+    enum { LEFT, BEGUN, ANSWERED, NOTHING };
     static struct fuse_lowlevel_ops theirs;
     static void (*interpose)(struct fuse_lowlevel_ops *) = NULL;
 
@@ -144,21 +143,17 @@ cdef extern from *:
     __attribute__((visibility("default"))) receiver receive_request __asm__("fuse_session_receive_buf");
     int receive_request(struct fuse_session *session, struct fuse_buf *buffer)
     {
-        struct pollfd device = {.fd = fuse_session_fd(session), .events = POLLIN};
-        long long ends_ns = now_ns() + TURN_NS;
+        char *message;
         served = session;
-        do {
-            if (left || take_next() == LEFT) {
-                char *message = left;
-                left = NULL;
-                if (!message)
-                    return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
-                if (!left_bytes)
-                    fuse_session_exit(session); /* as libfuse does */
-                return left_bytes <= 0 ? left_bytes : pass_on(message, left_bytes, buffer);
-            }
-        } while (poll(&device, 1, 0) == 1 && now_ns() < ends_ns);
-        return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
+        if (!left && take_next() != LEFT)
+            return -EINTR; /* nothing for libfuse: pyfuse3 asks again */
+        message = left;
+        left = NULL;
+        if (!message)
+            return ((receiver *) dlsym(RTLD_NEXT, "fuse_session_receive_buf"))(session, buffer);
+        if (!left_bytes)
+            fuse_session_exit(session); /* as libfuse does */
+        return left_bytes <= 0 ? left_bytes : pass_on(message, left_bytes, buffer);
     }
     """
     ctypedef void *fuse_req_t
@@ -191,7 +186,7 @@ cdef extern from *:
 
     fuse_lowlevel_ops theirs
     void (*interpose)(fuse_lowlevel_ops *) noexcept
-    int LEFT, BEGUN, ANSWERED, TURN_NS
+    int LEFT, BEGUN, ANSWERED
     int (*taken)(const char *, size_t) noexcept
     char *(*next_request)(int, ssize_t *) noexcept
     char *left
@@ -221,7 +216,8 @@ cdef enum:
     _FILE_OTHER_ETAG = 3
     _ST_BLOCK_BYTES = 512  # unit of st_blocks, stat(2)
     _NS_PER_S = 1000000000
-    _TELL_NS = 5000000  # so long after a read, at most, Python hears of it where no request comes
+    _TURN_NS = 500000  # the loop has its turn after so long: that costs about 30 us, and a fetch takes milliseconds
+    _TELL_NS = 5000000  # so long after a read, at most, Python hears of it
 
 HANDLE_INODE_BITS = _INODE_BITS
 
@@ -351,7 +347,7 @@ def take_requests(int events, double for_s):
     cdef bint is_awake = not for_s
     _has_task = False
     while True:
-        turn_ends = now + TURN_NS
+        turn_ends = now + _TURN_NS
         while left == NULL and now < turn_ends and take_next() == BEGUN:
             replies.end_request()
             now = now_ns()

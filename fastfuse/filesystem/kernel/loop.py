@@ -5,7 +5,7 @@ most of them take. It is woken for those that libfuse has to know, and for what 
 
 pyfuse3 takes its lock and `wait_readable` from whatever `pyfuse3.trio` is. With trio's own lock, each wait takes two
 turns of the loop. No lock is needed: no handler but that of READs waits for anything (`filesystem.serving.reads`), so
-one task serves all. Whatever is there is taken in one turn (`interposed`).
+one task serves all.
 """
 
 import os
