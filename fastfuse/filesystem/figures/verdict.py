@@ -129,7 +129,7 @@ class Figures:
 
     @property
     def mean_get_bytes(self) -> float:
-        """What a GET fetched on average: the mean size of the files that were read, if they are small."""
+        """The mean of what a GET fetched: the mean size of the files that were read, if they are small."""
         return self.fetched_bytes / max(1, self.gets - self.refused)
 
     @property

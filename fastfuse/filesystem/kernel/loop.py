@@ -48,7 +48,7 @@ class Requests(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self._others = _epolls()
-        # What the loop waits with; and what wakes it, if it does not watch the kernel's connection itself.
+        # The loop waits with the first; the second wakes it, as it does not watch the kernel's connection itself.
         self._epoll = -1
         self._bell: int | None = None
         self._failure: BaseException | None = None
