@@ -147,13 +147,14 @@ class ReadEngine:
             return False
         return stream.window.puts_off(offset, offset + size_bytes)
 
-    def was_read(self, inode: int, size_bytes: int, took_s: float, reader: int) -> None:
-        """Note that a small file was read whole by somebody else, with one GET, and start what comes after it.
+    def was_read(self, inode: int, size_bytes: int, get_s: float | None, reader: int) -> None:
+        """Note that a small file was read whole by somebody else, and start what comes after it.
 
-        The read `took_s`; `reader` is as in `began`.
+        It took one GET of `get_s`, or None at all; `reader` is as in `began`.
         """
-        self._own_pace.waited(took_s)
-        self._own_pace.begun(reader)
+        if get_s is not None:
+            self._own_pace.waited(get_s)
+        self._own_pace.begun(reader, is_kept=get_s is None)
         counts = self._fetches.counts
         counts.waits += 1
         counts.demanded_parts += 1

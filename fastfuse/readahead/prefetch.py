@@ -253,6 +253,9 @@ class Prefetcher:
         is_guess = order is self._shuffled
         while (inode := self._next_file(order)) is not None:
             small_bytes = self._small_files.threads.size_of(inode)
+            if small_bytes and _known(self._small_files.threads.is_near, inode):
+                order.advance(0 if is_guess else small_bytes)
+                continue
             if small_bytes:
                 has_room = self._has_room(small_bytes, is_guess=is_guess)
                 if not has_room or not self._pool.admit(small_bytes, is_guess=is_guess):

@@ -13,6 +13,8 @@ class Threads:
 
     # Returns the size in bytes of a file that could be fetched now, or 0.
     size_of: Callable[[int], int] = lambda _inode: 0
+    # Returns whether such a file is kept on a local disk, from which its reader has it as fast without being fetched.
+    is_near: Callable[[int], bool] = lambda _inode: False
     # Begins to fetch a file of that size, for which there is memory, and keeps it until it is read; returns whether.
     fetch: Callable[[int, int], bool] = lambda _inode, _size_bytes: False
     # Keeps nothing of a file; returns whether it was kept. Nothing of any is kept after a refresh.

@@ -45,6 +45,15 @@ def test_readers_that_have_gone_do_not_count() -> None:
     assert not own.is_faster
 
 
+def test_nothing_is_fetched_ahead_while_all_that_is_read_is_kept() -> None:
+    own = own_pace(2, 0.02)
+    are_faster = []
+    for is_kept in [True] * 257 + [False]:
+        own.begun(1, is_kept=is_kept)
+        are_faster.append(own.is_faster)
+    assert are_faster == [False] * 255 + [True] * 2 + [False]
+
+
 def test_samples_are_taken_less_and_less_often_and_none_of_few_readers() -> None:
     own = own_pace(16)
     samples = [number for number in range(1, 5000) if own.takes_sample()]

@@ -490,22 +490,22 @@ async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themsel
     order = shuffled(refs)
     async with running(CONFIG, Files(refs)) as (engine, reader):
         for number, inode in enumerate(order[:100]):
-            engine.was_read(inode, 39 * KB, took_s=0.001, reader=number % 16)
+            engine.was_read(inode, 39 * KB, get_s=0.001, reader=number % 16)
         await engine.new_order().announce(order[100:])
         await settled()
         assert reader.gets == []
         for number, inode in enumerate(order[100:200]):  # the service has become slow
-            engine.was_read(inode, 39 * KB, took_s=0.02, reader=number % 16)
+            engine.was_read(inode, 39 * KB, get_s=0.02, reader=number % 16)
         await settled()
         assert reader.gets[0][0] in {refs[inode - 1].key for inode in order[150:200]}
         assert len(reader.gets) > 10
 
 
 class KeepingThreads:
-    """Threads that fetch all files in no time, but those that are `refused`; and what claims files for them."""
+    """Threads that fetch files in no time, but for those `refused` or `near`; and what claims files for them."""
 
-    def __init__(self, refs: Sequence[ObjectRef], *, refused: Container[int] = ()) -> None:
-        self.refs, self.refused = refs, refused
+    def __init__(self, refs: Sequence[ObjectRef], *, refused: Container[int] = (), near: Container[int] = ()) -> None:
+        self.refs, self.refused, self.near = refs, refused, near
         self.kept: dict[int, int] = {}
         self.claimed, self.fetched = set[int](), list[int]()
         self.most_bytes = self.wasted_bytes = 0
@@ -519,6 +519,7 @@ class KeepingThreads:
     def threads(self) -> Threads:
         return Threads(
             size_of=lambda inode: 0 if inode in self.refused else self.refs[inode - 1].size_bytes,
+            is_near=lambda inode: inode in self.near,
             fetch=self._fetch,
             drop=self._drop,
             held=lambda: (len(self.kept), sum(self.kept.values())),
@@ -548,7 +549,10 @@ class KeepingThreads:
     async def read(self, engine: ReadEngine, inode: int) -> None:
         if (size_bytes := self.kept.pop(inode, 0)) > 0:
             engine.was_read_ahead(inode, 0, size_bytes, 1, has_waited=False, is_first=True)
+        elif inode in self.near:
+            engine.was_read(inode, self.refs[inode - 1].size_bytes, None, 1)
         else:
+            engine.began(1)
             await read_whole(engine, inode, self.refs[inode - 1])
         await settled()
 
@@ -573,6 +577,26 @@ async def test_small_files_are_left_to_threads_and_to_the_client_where_they_refu
         assert threads.kept == {}
         assert threads.most_bytes <= config.memory_limit_bytes // 4
         assert statistics.hits >= len(threads.fetched) - threads.wasted_bytes // (39 * KB)
+
+
+@pytest.mark.parametrize("is_every_file_read", [False, True])
+async def test_files_that_are_kept_near_are_left_to_their_readers(*, is_every_file_read: bool) -> None:
+    """The tier keeps the first thousand of an announced order, more than may be ahead, and half of the others."""
+    refs = dataset(2000)
+    order = shuffled(refs)
+    near = {*order[:1000], *order[1000::2]}
+    threads = KeepingThreads(refs, near=near)
+    config = replace(CONFIG, memory_limit_bytes=256 * MIB, expects_every_file=is_every_file_read)
+    async with threads.running(config) as (engine, reader):
+        if not is_every_file_read:
+            await engine.new_order().announce(order)
+        for inode in order:
+            await threads.read(engine, inode)
+        assert not near & {*threads.fetched}
+        assert {*threads.fetched} <= {*order} - near
+        assert len({*threads.fetched}) > (50 if is_every_file_read else 480)
+        assert len(threads.fetched) + len(reader.gets) == 500
+        assert (threads.kept, threads.wasted_bytes) == ({}, 0)
 
 
 async def test_guesses_that_threads_keep_give_way_to_an_order_and_are_adopted_by_it() -> None:

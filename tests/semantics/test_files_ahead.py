@@ -232,6 +232,31 @@ def test_what_threads_got_ahead_is_kept_by_the_tier_and_not_fetched_again(
         assert {get_count(here, name) for name in NAMES} == {1}
 
 
+def test_files_that_the_tier_keeps_are_left_to_their_readers_and_the_others_come_ahead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def part_count() -> float:
+        return Scrape(mount.metrics_port())["fetched_parts_total", "prefetched"]
+
+    cache = "--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0"
+    others = iter(OTHERS)
+    with threads_read(monkeypatch, *cache) as here:
+        assert all(whole(here.path / name) == DATA[name] for name in NAMES[::2])
+        assert here.mount.stop() == 0
+        kept = {name for name in NAMES if get_count(here, name)}  # files that came ahead of others included
+        assert len(kept) < len(NAMES)
+        options = *cache, "--metrics-listen", "0", "--memory-target", "1GiB"
+        with mounted(f"s3://{BUCKET}", here.server.endpoint_url, *options) as mount:
+            wait_until(lambda: bool((mount.path / next(others)).read_bytes()) and has_threads(mount))
+            with order(NAMES, mount.path):
+                wait_until(lambda: part_count() == len(NAMES) - len(kept))
+                assert {get_count(here, name) for name in NAMES} == {1}
+                assert all(whole(mount.path / name) == DATA[name] for name in NAMES)
+            assert part_count() == len(NAMES) - len(kept)
+            assert Scrape(mount.metrics_port())["cache_bytes_total", "served"] >= sum(len(DATA[name]) for name in kept)
+        assert {get_count(here, name) for name in NAMES} == {1}
+
+
 def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     many = {f"m/{index}": b"m" for index in range(4200)}
     change = f"{TOLD}from fastfuse.readahead import announced\nannounced._FIRST_CREDIT_FILES = 5000\n"

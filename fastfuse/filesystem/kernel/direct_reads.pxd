@@ -29,5 +29,6 @@ cdef Job *take(uint64_t inode, uint64_t size_bytes) noexcept
 cdef bint begin(Job *job) noexcept
 cdef void drop(Job *job) noexcept
 cdef bint may_fetch_ahead(uint64_t inode, uint64_t size_bytes) noexcept
+cdef bint may_be_kept(const direct_object *object) noexcept
 cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except? False
 cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_t asked_bytes, uint32_t pid) noexcept

@@ -530,21 +530,29 @@ def may_read_kept(uint64_t inode, uint64_t size_bytes):
     return kept_directory >= 0 and inode < marked and not marks[inode] and 0 < size_bytes <= _MOST_BYTES
 
 
+def place_kept(uint64_t inode, uint64_t segment, uint64_t offset, uint64_t digest, uint64_t seed):
+    """Remember that a small file lies at the `offset` of a `segment`, which is not 0; `seed` is that of its digest."""
+    if kept != NULL:
+        kept[inode % _MOST_KEPT].inode = inode
+        kept[inode % _MOST_KEPT].place = kept_place(segment, offset, digest, seed)
+
+
+def is_placed(uint64_t inode):
+    """Return whether it is remembered where a small file lies."""
+    return kept_at(inode) != NULL
+
+
 def read_kept(uint64_t unique, uint64_t inode, uint32_t asked_bytes, uint32_t pid, uint64_t size_bytes,
               uint64_t segment, uint64_t offset, uint64_t digest, uint64_t seed):
     """Have a thread answer the read of all of a small file, for which `may_read_kept` is true; return whether one does.
 
-    It lies at the `offset` of a `segment`, which is not 0; `seed` is that of its digest.
+    It lies where `place_kept` says.
     """
-    cdef Kept one
     cdef Thread *thread = taken_thread(False, False) if segment else NULL
     if thread == NULL:
         return False
-    one.inode = inode
-    one.place.segment, one.place.offset, one.place.digest, one.place.seed = segment, offset, digest, seed
-    if kept != NULL:
-        kept[inode % _MOST_KEPT] = one
-    thread.kept, thread.is_given_back = one.place, False
+    place_kept(inode, segment, offset, digest, seed)
+    thread.kept, thread.is_given_back = kept_place(segment, offset, digest, seed), False
     begin_file(thread, unique, inode, asked_bytes, pid, size_bytes)
     return True
 

@@ -14,6 +14,13 @@ cdef bint may_fetch_ahead(uint64_t inode, uint64_t size_bytes) noexcept:
     return may
 
 
+cdef bint may_be_kept(const direct_object *object) noexcept:
+    """Return whether the local tier may have a file, or be about to."""
+    cdef int64_t object_id
+    cdef uint64_t seed
+    return is_tier_used and not is_new(object, &object_id, &seed)
+
+
 cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except? False:
     """Fetch a file for which that is true; return whether it is on its way."""
     global first_queued, last_queued, promised, ahead_bytes

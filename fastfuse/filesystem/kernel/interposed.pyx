@@ -406,6 +406,13 @@ def size_of_small(uint64_t inode):
     return table.sizes[row]
 
 
+def may_be_kept(uint64_t inode):
+    """Return whether the local tier may have a small file, or be about to."""
+    cdef direct_object object
+    cdef uint64_t row = 0
+    return _row(inode, &row) and _fill_object(&object, row) and direct_reads.may_be_kept(&object)
+
+
 def fetch_ahead(uint64_t inode, data):
     """Have threads get a file into `data`, of `size_of_small`, and answer its READs; return whether they begin."""
     cdef direct_object object

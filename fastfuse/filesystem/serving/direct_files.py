@@ -160,6 +160,7 @@ class DirectFiles:
             Threads(
                 size_of=interposed.size_of_small,
                 fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
+                is_near=self._is_kept,
                 drop=direct_reads.drop_ahead,
                 bound_begun=direct_reads.bound_begun_ahead,
                 held=direct_reads.held_ahead,
@@ -226,6 +227,15 @@ class DirectFiles:
         if found is None or not self._is_within_reach(ref):
             return False
         return direct_reads.get_file(*asked, self._path(ref), ref.etag.encode(), *found)
+
+    def _is_kept(self, inode: int) -> bool:
+        """Return whether the tier keeps a small file where a thread will read it when the kernel asks for it."""
+        if direct_reads.is_placed(inode) or self._tier is None or not interposed.may_be_kept(inode):
+            return direct_reads.is_placed(inode)
+        found = self._tier.look(self._reads.table.ref(inode))
+        if isinstance(found, Place):
+            direct_reads.place_kept(inode, *found)
+        return isinstance(found, Place)
 
     def _leave_tier(self) -> None:
         """Forget where files lie, and see at once whether the tier is used."""
@@ -353,7 +363,7 @@ class DirectFiles:
         if self._reads.watched is not None:
             access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
             self._reads.watched.note(access)
-        self._engine.was_read(inode, size_bytes, took_s, process)
+        self._engine.was_read(inode, size_bytes, None if segment else took_s, process)
 
     def _tell_of_get_ahead(
         self, inode: int, size_bytes: int, is_here: bool, status: int, took_s: float, first_byte_s: float,
