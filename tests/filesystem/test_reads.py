@@ -183,6 +183,15 @@ async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: 
         assert place.answered() == {7: errno.ESHUTDOWN}
 
 
+async def test_a_reader_at_the_end_of_a_file_learns_of_it_in_a_drain(connection: socket.socket) -> None:
+    """Linux 5.10 asks for it."""
+    async with place_at(connection) as place:
+        place.counters.set("fastfuse_draining", 1)
+        place.reads.take(7, FETCHED, REF.size_bytes, 4096, 4711, False)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {7: b""}
+
+
 @pytest.mark.parametrize("inode", [AT_HAND, FETCHED])
 async def test_a_read_that_workers_die_of_is_refused_even_if_it_is_here(connection: socket.socket, inode: int) -> None:
     async with place_at(connection) as place:
