@@ -343,8 +343,8 @@ def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
     assert (done.stdout.split("\n"), done.stderr) == (["None True", "None True", ""], "")
 
 
-# A server of two files, which holds back one until Python has heard of the other.
-_HOLD_BACK = """
+# A server of two files, one of which it holds back until Python has heard of something.
+_TWO_FILES = """
 from array import array
 from fastfuse.filesystem.kernel.fuse import direct_reads
 from fastfuse.filesystem.serving.direct_files import _packed
@@ -361,18 +361,10 @@ def serve_all():
     while True:
         threading.Thread(target=serve_one, args=(listener.accept()[0],), daemon=True).start()
 
-def tell():
-    for _, (inode, *_) in direct_reads.served():
-        if not is_told.is_set():
-            print("told of", operations.table.key(inode), flush=True)
-        is_told.set()
+def read(inode):
+    ask(READ, inode << 40, inode, struct.pack("=QQIIQII", 0, 0, 4096, 0, 0, 0, 0))
 
-async def work(all_tasks):
-    pass
-
-def talk():
-    for inode in (slow, fast):
-        ask(READ, inode << 40, inode, struct.pack("=QQIIQII", 0, 0, 4096, 0, 0, 0, 0))
+def poke():
     for number in range(2, 1 << 40, 2):
         ask(GETATTR, number, fast, bytes(16))
         while struct.unpack_from("=Q", kernel.recv(4096), 8)[0] in (slow << 40, fast << 40):
@@ -381,6 +373,9 @@ def talk():
             break
         time.sleep(0.0005)  # so that the loop waits again and again, each time shortly
     os.write(end, b".")
+
+async def work(all_tasks):
+    pass
 
 builder = TableBuilder("bucket", "")
 builder.add([b"fast", b"slow"], [5, 5], [1, 1], [ETAG, ETAG], ["STANDARD", "STANDARD"])
@@ -395,18 +390,66 @@ direct_reads.arm(
     is_address=True, tls=0, texts=(b"GET /", b" HTTP/1.1\\r\\nhost: x\\r\\n", b"", b"", b"", b""), for_s=3600.0,
     patience_s=3600.0, part_patience_s=3600.0, part_limit_s=3600.0, identity_begin=b"",
 )
-interposed.tell_of_reads(tell)
 interposed.take_reads(lambda *_: print("left to Python", flush=True))
+"""
+_TALK = """
+interposed.tell_of_reads(tell)
 with kernel, device:
     trio.run(talking, instruments=[requests])
     os._exit(0)
 """
+_HOLD_BACK = """
+def tell():
+    for _, (inode, *_) in direct_reads.served():
+        if not is_told.is_set():
+            print("told of", operations.table.key(inode), flush=True)
+        is_told.set()
+
+def talk():
+    read(slow)
+    read(fast)
+    poke()
+"""
 
 
 def test_python_hears_of_a_file_while_another_takes_long_and_the_kernel_asks_on() -> None:
-    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _HOLD_BACK
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _HOLD_BACK + _TALK
     done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
     assert (done.stdout, done.stderr) == ("told of fast\n", "")
+
+
+_TELL_OF_BOTH = """
+may_tell = threading.Event()
+
+def tell():
+    if may_tell.is_set():
+        for what, (inode, *_) in direct_reads.served():
+            if what != direct_reads.GOT_AHEAD:
+                print(direct_reads.is_read(fast) + direct_reads.is_read(slow))
+        print(direct_reads.is_read(fast) + direct_reads.is_read(slow), flush=True)
+        is_told.set()
+
+def talk():
+    for inode in (slow, fast):
+        read(inode)
+        kernel.recv(4096)
+    may_tell.set()
+    poke()
+
+"""
+_GET_AHEAD = """
+for inode in (slow, fast):
+    assert interposed.fetch_ahead(inode, memoryview(bytearray(5)))
+"""
+
+
+@pytest.mark.parametrize("ahead", ["", _GET_AHEAD], ids=["", "ahead"])
+def test_a_file_that_was_read_is_not_fetched_ahead_for_what_python_hears_of_another(ahead: str) -> None:
+    """It hears of many at a time, in any order, and the first may end a run of the listing before the second."""
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _TELL_OF_BOTH + ahead + _TALK
+    program = program.replace("is_told.wait()", "pass")
+    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
+    assert (done.stdout.split(), done.stderr) == (["2", "1", "0"], "")
 
 
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)])

@@ -456,20 +456,17 @@ def end_stalled():
 
 
 cdef int take_records(Record *source, int *count) noexcept:
-    """Move the records in `source` to `told_records`, unmark their inodes, and return how many there are."""
-    cdef int at, taken
+    """Move the records in `source` to `told_records`, and return how many there are."""
+    cdef int taken
     pthread_mutex_lock(&lock)
     taken, count[0] = count[0], 0
     memcpy(told_records, source, taken * sizeof(Record))
     pthread_mutex_unlock(&lock)
-    for at in range(taken):
-        if told_records[at].kind == _READ:
-            marks[told_records[at].inode] &= ~_BY_THREAD
     return taken
 
 
 def served():
-    """Return what threads have done since the last call, each as what it was and a tuple.
+    """Yield what threads have done since the last call, each as what it was and a tuple.
 
     READ: ``(inode, size, process, bytes asked for, seconds since it began, seconds that it took, seconds to the first
     byte, whether it had a checksum, the segment of the tier that it was read from or 0, the seed of its digest there,
@@ -478,33 +475,35 @@ def served():
     to the first byte, whether it had a checksum, seed, object and bytes as above)``.
     READ_AHEAD: ``(inode, offset, size, process, bytes asked for, seconds since it began, seconds that it took, whether it
     waited, whether it is the first of its file)``.
+
+    The inode of a READ stays marked until the next is asked for: what is told of one before it may fetch files ahead.
     """
     cdef int at
     cdef Record *one
     cdef Body body
     cdef int64_t now_ns = direct_now_ns()
     if not record_count:
-        return ()
-    told = []
+        return
     for at in range(take_records(records, &record_count)):
         one, body = &told_records[at], None
         if one.copy != NULL:
             body = Body()
             body.data, body.size_bytes = one.copy, one.size_bytes
         if one.kind == _READ:
-            told.append((_READ, (
+            yield _READ, (
                 one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9, one.took_ns * 1e-9,
-                one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed, one.object_id, body)))
+                one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed, one.object_id, body)
         elif one.kind == _GOT_AHEAD:
             end_get_ahead(one)
-            told.append((_GOT_AHEAD, (
+            yield _GOT_AHEAD, (
                 one.inode, one.size_bytes, one.is_right != 0, one.status, one.took_ns * 1e-9, one.first_byte_ns * 1e-9,
-                one.is_checked != 0, one.seed, one.object_id, body)))
+                one.is_checked != 0, one.seed, one.object_id, body)
         else:
-            told.append((_READ_AHEAD, (
+            yield _READ_AHEAD, (
                 one.inode, one.offset, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                one.took_ns * 1e-9, one.has_waited != 0, one.is_first != 0)))
-    return told
+                one.took_ns * 1e-9, one.has_waited != 0, one.is_first != 0)
+        if one.kind != _GOT_AHEAD:
+            marks[one.inode] &= ~_BY_THREAD
 
 
 def returned():
@@ -519,6 +518,7 @@ def returned():
     told = []
     for at in range(take_records(gone_wrong, &wrong_count)):
         one = &told_records[at]
+        marks[one.inode] &= ~_BY_THREAD
         if one.segment and kept_at(one.inode) != NULL:
             kept_at(one.inode).inode = 0
         told.append((one.unique, one.inode, one.offset, one.asked_bytes, one.pid, one.status, one.segment))

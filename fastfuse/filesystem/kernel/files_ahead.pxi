@@ -154,6 +154,7 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
     pthread_mutex_lock(&lock)
     is_left = one.state not in (_RUNNING, _HERE) or not has_room_for_record()
     if not is_left:
+        marks[inode] |= _BY_THREAD  # until Python has heard of this READ
         promised += 1
         one.unread_bytes -= read.size_bytes
         if one.state == _RUNNING:
@@ -173,6 +174,8 @@ cdef bint answer_ahead(uint64_t unique, uint64_t inode, uint64_t offset, uint32_
             tell(read)
         pthread_mutex_unlock(&lock)
     free(read)
+    if is_left:
+        marks[inode] &= ~_BY_THREAD
     if is_left or one.unread_bytes <= 0:
         forget_ahead(one)
     else:
