@@ -91,9 +91,9 @@ class Stream:
         return not (self.file.reads or self._rest.times_due) and self.window.is_done
 
     def fetch_whole(self) -> None:
-        """Fetch all of a small file, unless some of it is there or others need what it takes."""
-        if not len(self.file):
-            self._try_ahead(0, self.file.ref.size_bytes)
+        """Fetch all of a small file for its reader, unless some of it is there or others need what it takes."""
+        if not len(self.file) and self._try_ahead(0, self.file.ref.size_bytes) is not None:
+            self._fetches.counts.demanded_parts += 1
 
     def fetch(self, start: int, end: int) -> bool:
         """Start the fetches of what is missing in ``[start, end)``. Return False if others need what they take."""
@@ -327,12 +327,13 @@ class Stream:
         end = min(end, self.file.gap(start)[1])
         if self._fetches.service.is_full(self._pool.parts_in_flight, end - start):
             return None
-        return self._try_ahead(start, end)
+        part = self._try_ahead(start, end)
+        self._fetches.counts.ahead_parts += part is not None
+        return part
 
     def _try_ahead(self, start: int, end: int) -> Part | None:
         part = self._pool.try_ahead(self.file, start, end)
         if part is not None:
-            self._fetches.counts.ahead_parts += 1
             self._fetches.fetch(part, self._landed)
         return part
 

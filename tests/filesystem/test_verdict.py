@@ -12,7 +12,8 @@ GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
     elapsed_s=3600, in_use_s=3600, active_s=3000,
-    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, reads=2_000_000,
+    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, whole_files=0,
+    reads=2_000_000,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0, unknown_hints=0,
@@ -23,10 +24,12 @@ WELL = Figures(
 # The same, waiting half of the time.
 SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
 SMALL = replace(
-    SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB, gets=900_000
-)
+    SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB,
+    gets=900_000, whole_files=900_000, demanded=18_000, ahead=0, prefetched=882_000,
+)  # fmt: skip
+SHUFFLED = replace(SMALL, demanded=900_000, prefetched=0)
 # A million small files, and a few shards, of which the shards were read.
-SHARDS = replace(SMALL, gets=5_000)
+SHARDS = replace(SMALL, gets=5_000, whole_files=0, demanded=200, ahead=4_800, prefetched=0)
 FAULTS = {
     "not waiting": WELL,
     "reads failed": replace(SLOW, failed_reads=40_001),
@@ -37,8 +40,8 @@ FAULTS = {
     "memory target too small": replace(SLOW, memory_target_bytes=100_000_000),
     "readahead not permitted": replace(SLOW, readahead_kib=128),
     "local tier limit": replace(SLOW, gets=0, fetched_bytes=0, cache_size_bytes=200 * GB),
-    "wrong hints": replace(SMALL, demanded=10_000, ahead=0, hints=9, unknown_hints=10),
-    "small files without hints": replace(SMALL, demanded=10_000, ahead=0),
+    "wrong hints": replace(SHUFFLED, hints=9, unknown_hints=10),
+    "small files without hints": SHUFFLED,
     "local tier too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB, cache_size_bytes=50 * GB),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
     "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
@@ -69,15 +72,32 @@ def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
 def test_small_files_are_as_large_as_those_that_were_read() -> None:
     read = {"served_bytes": 900_000 * 4096, "fetched_bytes": 900_000 * 4096}
     assert judge(replace(SMALL, **read)).text.startswith("files of 4 KiB take a GET each")
-    early = judge(replace(FAULTS["small files without hints"], **read))
-    assert early.text == "files of 4 KiB were fetched when they were opened, one GET each"
+    early = judge(replace(SHUFFLED, **read))
+    assert early.text == "files of 4 KiB were fetched one by one, 100% of them when they were opened"
+
+
+@pytest.mark.parametrize("figures", [SMALL, SHUFFLED])
+def test_large_files_that_nobody_reads_hide_no_small_ones(figures: Figures) -> None:
+    assert judge(replace(figures, total_bytes=100_000 * GB)) == judge(figures)
+
+
+def test_small_files_of_a_shuffled_epoch_are_without_hints_although_guesses_found_most() -> None:
+    guessed = replace(SMALL, demanded=113_000, prefetched=787_000)
+    assert judge(guessed).text == "files of 32.6 KiB were fetched one by one, 13% of them when they were opened"
+    # Most guesses are never read where only a part of the files is.
+    part = replace(SMALL, served_bytes=3 * GB, demanded=80_000, prefetched=820_000)
+    assert judge(part).name == "small files without hints"
+    assert judge(replace(part, unknown_hints=100_000)).name == "wrong hints"
+    assert judge(replace(guessed, hints=1_000_000)).name == "request limit"
 
 
 @pytest.mark.parametrize("mode", ["", "File", "Pipe"])
 def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> None:
     assert judge(SMALL, mode).text == "files of 32.6 KiB take a GET each, 250 a second on average"
-    assert judge(replace(SMALL, total_bytes=(256 << 10) * SMALL.files), mode).name == "request limit"
-    assert judge(replace(SMALL, total_bytes=(257 << 10) * SMALL.files), mode).name == "network limit"
+    # Nobody knows which files were read where GETs have parts of files.
+    for kib, name in ((256, "request limit"), (257, "network limit")):
+        large = replace(SMALL, total_bytes=(kib << 10) * SMALL.files, whole_files=450_000)
+        assert judge(large, mode).name == name
     assert judge(replace(SMALL, files=0), mode).name == "network limit"  # unknown
 
 
@@ -92,14 +112,17 @@ FITTING = replace(
     ("figures", "name"),
     [
         # Small files that are announced, or foreseen, are no fault.
-        (replace(FAULTS["small files without hints"], hints=1_000_000), "request limit"),
+        (replace(SHUFFLED, hints=1_000_000), "request limit"),
         (replace(FAULTS["wrong hints"], hints=10), "request limit"),
         # A host that reads a shard may announce the files of all, and finds its own fetched.
         (replace(SMALL, hints=100_000, unknown_hints=900_000), "request limit"),
         (SMALL, "request limit"),
         # Large files among many small ones are none of them.
         (SHARDS, "network limit"),
-        (replace(SHARDS, demanded=10_000, ahead=0), "random reads"),
+        (replace(SHARDS, demanded=5_000, ahead=0), "random reads"),
+        # Files of 8 MB that one GET fetches each are not read here and there, unless most of them is dropped unread.
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_files=5_000), "network limit"),
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_files=5_000, wasted_bytes=20 * GB), "random reads"),
         # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),

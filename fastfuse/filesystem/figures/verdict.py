@@ -18,8 +18,11 @@ _HARDLY = 0.05
 _OFTEN = 0.02
 # The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
-# The share of parts that readers asked for, above which little was foreseen.
-_MOSTLY_DEMANDED = 0.5
+# The share of parts that were fetched ahead, up to which little was foreseen.
+_LITTLE_FORESEEN = 0.5
+# The share of what was read that was fetched when it was asked for: at most 0.03 in the order of the listing or of
+# hints, at least 0.125 in a shuffled epoch with --training (MEASUREMENTS.md, "verdicts").
+_MUCH_DEMANDED = 0.1
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
 # At 20 ms and 90 MB/s a GET of so much takes seven times as long to begin as to deliver, and 4,600 a second, which two
@@ -64,6 +67,8 @@ class Figures:
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int
     refused: int = _counted("fastfuse_refused_gets")
+    # Files that one GET fetched: these are checked, as far as they have checksums.
+    whole_files: int = _counted("fastfuse_verified_objects", "ok", "none")
     # Requests of the kernel to read.
     reads: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
@@ -123,24 +128,34 @@ class Figures:
         return (self.ahead + self.prefetched) / self.parts if self.parts else 0.0
 
     @property
+    def demanded_share(self) -> float:
+        """The share of what was read that was fetched only when a reader asked for it; guesses in vain are no part."""
+        return min(1.0, self.demanded * self.mean_get_bytes / max(1, self.served_bytes))
+
+    @property
     def hit_share(self) -> float:
         """The share of the reads that waited for nothing; the page cache's own are not known."""
         return self.hits / max(1, self.hits + self.misses)
 
     @property
     def mean_get_bytes(self) -> float:
-        """The mean of what a GET fetched: the mean size of the files that were read, if they are small."""
+        """The mean of what a GET fetched."""
         return self.fetched_bytes / max(1, self.gets - self.refused)
 
     @property
-    def mean_file_bytes(self) -> float:
-        """The mean size of the files, and at least what a GET fetched on average; 0 if the files are unknown.
+    def has_whole_gets(self) -> bool:
+        """Whether most GETs fetched a file each."""
+        return 2 * self.whole_files > self.gets - self.refused
 
-        A source of many small files and a few large ones may be read for the large ones.
+    @property
+    def mean_file_bytes(self) -> float:
+        """The mean size of the files that were read, as far as known; 0 if the files are unknown.
+
+        A source of many small files and a few large ones may be read for the large ones, or for the small ones.
         """
         if not self.files:
             return 0.0
-        return max(self.total_bytes / self.files, self.mean_get_bytes)
+        return self.mean_get_bytes if self.has_whole_gets else max(self.total_bytes / self.files, self.mean_get_bytes)
 
     @property
     def readers(self) -> float:
@@ -210,10 +225,6 @@ def _is_fetched_again(it: Figures) -> bool:
     return 0 < _TOO_MUCH * it.total_bytes <= min(it.served_bytes, it.fetched_bytes)
 
 
-def _fits_page_cache(it: Figures) -> bool:
-    return it.total_bytes <= _PAGE_CACHE_SHARE * it.memory_bytes
-
-
 def _read_again(it: Figures) -> str:
     return f"{format_size(it.served_bytes)} were read of {format_size(it.total_bytes)}: later epochs came from S3 again"
 
@@ -227,8 +238,9 @@ def _is_short_of_memory(it: Figures) -> bool:
 
 
 def _is_random(it: Figures) -> bool:
-    is_in_order = it.foreseen_share > _MOSTLY_DEMANDED and it.wasted_bytes < _MUCH_WASTE * max(it.served_bytes, 1)
-    return not is_in_order and it.mean_file_bytes > _SMALL_BYTES
+    is_demanded = it.foreseen_share <= _LITTLE_FORESEEN and not it.has_whole_gets
+    is_wasted = it.wasted_bytes >= _MUCH_WASTE * max(it.served_bytes, 1)
+    return (is_demanded or is_wasted) and it.mean_file_bytes > _SMALL_BYTES
 
 
 def _is_of_tier(it: Figures) -> bool:
@@ -302,17 +314,20 @@ RULES: Final = (
     Rule(
         "wrong hints",
         # Hosts that have a shard each may well announce all files.
-        lambda it: it.unknown_hints > it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
+        lambda it: it.unknown_hints > it.hints and it.demanded_share > _MUCH_DEMANDED,
         lambda it: (
             f"{it.unknown_hints:,} of {it.hints + it.unknown_hints:,} announced paths were no files of the mount, "
-            f"and most data was fetched when a reader asked for it"
+            f"and {it.demanded_share:.0%} of what was read was fetched when a reader asked for it"
         ),
         "announce paths below the mountpoint, or relative to it; the log names one that is none",
     ),
     Rule(
         "small files without hints",
-        lambda it: it.mean_file_bytes <= _SMALL_BYTES and not it.hints and it.foreseen_share <= _MOSTLY_DEMANDED,
-        lambda it: f"files of {format_size(int(it.mean_get_bytes))} were fetched when they were opened, one GET each",
+        lambda it: it.mean_file_bytes <= _SMALL_BYTES and not it.hints and it.demanded_share > _MUCH_DEMANDED,
+        lambda it: (
+            f"files of {format_size(int(it.mean_get_bytes))} were fetched one by one, "
+            f"{it.demanded_share:.0%} of them when they were opened"
+        ),
         "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
     ),
     Rule(
@@ -323,7 +338,7 @@ RULES: Final = (
     ),
     Rule(
         "page cache too small",
-        lambda it: _is_fetched_again(it) and not _fits_page_cache(it),
+        lambda it: _is_fetched_again(it) and it.total_bytes > _PAGE_CACHE_SHARE * it.memory_bytes,
         _read_again,
         "keep it on a local disk (--cache DIR), use a host with more memory than the data, or shard it over hosts",
     ),
