@@ -10,6 +10,7 @@ import random
 import sqlite3
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from heapq import heappop, heappush
 
 from fastfuse.cache.catalog import Extent, Index, create_in
@@ -25,8 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 class _Tier:
     """A tier of `capacity` ranges, as `cache.writer` and `cache.reader` use catalog and policy."""
 
-    def __init__(self, capacity: int) -> None:
-        connection = sqlite3.connect(":memory:", isolation_level=None)
+    def __init__(self, capacity: int, connection: sqlite3.Connection) -> None:
         create_in(connection)
         self._index, self._returns = Index(connection), Returns(1 << 16)
         self._limit_bytes = capacity * MIB
@@ -84,8 +84,9 @@ class _Tier:
 
 def tier(requests: Sequence[int], capacity: int = _CAPACITY) -> list[bool]:
     """Return which of `requests` the tier would have."""
-    simulated = _Tier(capacity)
-    return [simulated.get(name) for name in requests]
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        simulated = _Tier(capacity, connection)
+        return [simulated.get(name) for name in requests]
 
 
 def lru(requests: Sequence[int], capacity: int = _CAPACITY) -> list[bool]:

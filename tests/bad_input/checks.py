@@ -95,5 +95,5 @@ def as_nobody(command: list[str]) -> list[str]:
     It keeps one capability, to read files whatever their mode: the interpreter may lie in somebody's home directory.
     That gives no right to mount.
     """
-    keep = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    keep = ["--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search"]
     return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *keep, "--", *command]

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,19 +193,20 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
     store = CountingStore({"big": BIG})
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
     async with tier(store, settings, deadline_s=deadline_s) as reader:
-        claims = Claims(open_cache(settings).claims_fd)
-        assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
-        began_s = trio.current_time()
-        assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
-        assert waits_s <= trio.current_time() - began_s < waits_s + 0.1
-        store.hold = trio.sleep_forever
-        began_s = trio.current_time()
-        with pytest.raises(DeadlineError, match=f"'big' could not be read within {deadline_s} s") as caught:
-            await reader.get(ref, 0, MIB)
-        assert caught.value.hint == DeadlineError.TOO_SLOW_HINT
-        assert trio.current_time() - began_s == pytest.approx(deadline_s)
-        store.hold = trio.lowlevel.checkpoint
-        assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
+        with closing(open_cache(settings)) as cache:
+            claims = Claims(cache.claims_fd)
+            assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
+            began_s = trio.current_time()
+            assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
+            assert waits_s <= trio.current_time() - began_s < waits_s + 0.1
+            store.hold = trio.sleep_forever
+            began_s = trio.current_time()
+            with pytest.raises(DeadlineError, match=f"'big' could not be read within {deadline_s} s") as caught:
+                await reader.get(ref, 0, MIB)
+            assert caught.value.hint == DeadlineError.TOO_SLOW_HINT
+            assert trio.current_time() - began_s == pytest.approx(deadline_s)
+            store.hold = trio.lowlevel.checkpoint
+            assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
 
 
 HOLDER = """
@@ -255,6 +257,9 @@ async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
     async with tier(store, settings_of(tmp_path / "cache"), counters) as reader:
         await reader.get(store.ref("big"), 0, 2 * MIB)
     takes.set()
+    assert isinstance(reader, CachedReader)
+    await trio.to_thread.run_sync(reader._writer._thread.join)
+    reader._cache.close()
     assert f"the cache {tmp_path}/cache does not keep 2 MiB: its disk has not taken them in 0.01 s" in caplog.text
     assert counters.get("fastfuse_cache_failures", "disk") == 1
 

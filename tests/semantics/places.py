@@ -58,7 +58,7 @@ def gets(here: Place) -> list[RequestRecord]:
 
 def forget(path: Path) -> None:
     """Have the kernel drop what it holds of this mount that nobody uses; what it holds of others stays."""
-    subprocess.run(["mount", "-i", "-o", "remount,ro", path], check=True)
+    subprocess.run(["mount", "-i", "--options-mode=ignore", "-o", "remount,ro", path], check=True)
 
 
 def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:

@@ -110,5 +110,6 @@ def _dumped(dump: str) -> Iterator[tuple[str, ...]]:
     """Yield the name and the lines of each thread in a dump of `faulthandler`."""
     for block in filter(None, dump.split("\n\n")):
         first, *rest = block.splitlines()
-        name, space, words = first.partition(" (")
+        # Python 3.14 writes `Thread 0x7f52 [Thread-1 (pause] (most recent call first):`.
+        name, space, words = first.rpartition(" (")
         yield name, space + words, *rest
