@@ -109,6 +109,7 @@ HISTOGRAMS = (
 METRICS = (
     Counter("fastfuse_fetch_requests", "Ranged GETs finished, by outcome.", "outcome", OUTCOMES),
     Counter("fastfuse_fetched_bytes", "Bytes received from ranged GETs."),
+    Counter("fastfuse_whole_gets", "GETs that fetched all of an object."),
     Counter("fastfuse_fetched_parts", "Ranges that were fetched, by who asked for them.", "asker", ASKERS),
     Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
     Counter("fastfuse_refused_gets", "GETs answered with a server error (5xx), for which S3 does not charge."),

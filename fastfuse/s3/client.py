@@ -92,7 +92,7 @@ class S3Client:
             if isinstance(error, FastfuseError) and not isinstance(error, ReadError):
                 raise as_read_error(error, ref) from error
             raise
-        self._count("ok", end - start)
+        self._count("ok", end - start, is_whole=end - start == ref.size_bytes)
         self._saw_end(trio.current_time() - began_s)
         return data
 
@@ -110,7 +110,7 @@ class S3Client:
 
     def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None) -> None:
         """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""
-        self._count("ok", size_bytes)
+        self._count("ok", size_bytes, is_whole=is_checked is not None)
         self._rate.answered(trio.current_time())
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
@@ -361,9 +361,10 @@ class S3Client:
             self._throttled_by = failure.detail
             self._rate.throttled(trio.current_time())
 
-    def _count(self, outcome: str, fetched_bytes: int = 0) -> None:
+    def _count(self, outcome: str, fetched_bytes: int = 0, *, is_whole: bool = False) -> None:
         self._counters.count("fastfuse_fetch_requests", value=outcome)
         self._counters.count("fastfuse_fetched_bytes", fetched_bytes)
+        self._counters.count("fastfuse_whole_gets", is_whole)
 
 
 def _shown(bucket: str, key: str) -> str:

@@ -12,24 +12,29 @@ GB = 10**9
 # Eight readers of 100 shards of 1 GB that wait for nothing for an hour.
 WELL = Figures(
     elapsed_s=3600, in_use_s=3600, active_s=3000,
-    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, whole_files=0,
+    served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, whole_gets=0,
     reads=2_000_000,
     stalled_s=20, blocked_s=160,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0, unknown_hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
-    cache_size_bytes=0,
+    cache_size_bytes=0, kept_bytes=0,
     first_byte_p50_s=0.02, first_byte_p99_s=0.1, read_p50_s=0.0001, read_p99_s=0.005,
 )  # fmt: skip
 # The same, waiting half of the time.
 SLOW = replace(WELL, stalled_s=1800, blocked_s=8 * 1800)
 SMALL = replace(
     SLOW, files=1_000_000, total_bytes=39_000 * 1_000_000, served_bytes=30 * GB, fetched_bytes=30 * GB,
-    gets=900_000, whole_files=900_000, demanded=18_000, ahead=0, prefetched=882_000,
+    gets=900_000, whole_gets=900_000, demanded=18_000, ahead=0, prefetched=882_000,
+)  # fmt: skip
+# The local tier had half of them, which their readers read from there.
+HALF_KEPT = replace(
+    SMALL, gets=450_000, whole_gets=450_000, fetched_bytes=15 * GB, demanded=450_000, prefetched=450_000,
+    cache_size_bytes=200 * GB, kept_bytes=15 * GB,
 )  # fmt: skip
 SHUFFLED = replace(SMALL, demanded=900_000, prefetched=0)
 # A million small files, and a few shards, of which the shards were read.
-SHARDS = replace(SMALL, gets=5_000, whole_files=0, demanded=200, ahead=4_800, prefetched=0)
+SHARDS = replace(SMALL, gets=5_000, whole_gets=0, demanded=200, ahead=4_800, prefetched=0)
 FAULTS = {
     "not waiting": WELL,
     "reads failed": replace(SLOW, failed_reads=40_001),
@@ -96,7 +101,7 @@ def test_small_files_are_bound_by_requests_and_not_by_the_network(mode: str) -> 
     assert judge(SMALL, mode).text == "files of 32.6 KiB take a GET each, 250 a second on average"
     # Nobody knows which files were read where GETs have parts of files.
     for kib, name in ((256, "request limit"), (257, "network limit")):
-        large = replace(SMALL, total_bytes=(kib << 10) * SMALL.files, whole_files=450_000)
+        large = replace(SMALL, total_bytes=(kib << 10) * SMALL.files, whole_gets=450_000)
         assert judge(large, mode).name == name
     assert judge(replace(SMALL, files=0), mode).name == "network limit"  # unknown
 
@@ -117,12 +122,15 @@ FITTING = replace(
         # A host that reads a shard may announce the files of all, and finds its own fetched.
         (replace(SMALL, hints=100_000, unknown_hints=900_000), "request limit"),
         (SMALL, "request limit"),
+        (HALF_KEPT, "request limit"),
+        (replace(HALF_KEPT, hints=100_000, unknown_hints=900_000), "request limit"),
+        (replace(HALF_KEPT, demanded=900_000, prefetched=0), "small files without hints"),
         # Large files among many small ones are none of them.
         (SHARDS, "network limit"),
         (replace(SHARDS, demanded=5_000, ahead=0), "random reads"),
         # Files of 8 MB that one GET fetches each are not read here and there, unless most of them is dropped unread.
-        (replace(SHARDS, demanded=5_000, ahead=0, whole_files=5_000), "network limit"),
-        (replace(SHARDS, demanded=5_000, ahead=0, whole_files=5_000, wasted_bytes=20 * GB), "random reads"),
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000), "network limit"),
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, wasted_bytes=20 * GB), "random reads"),
         # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),

@@ -108,6 +108,7 @@ def wanted_after(rounds: int) -> dict[str, int]:
         'fetch_requests{outcome="denied"}': 1,
         'fetch_requests{outcome="changed"}': 1,
         "fetched_bytes": read_bytes,
+        "whole_gets": 3,
         'fetched_parts{asker="demanded"}': 5,  # two are all of a large file, for its first read
         'retries{cause="throttled"}': 1,
         "refused_gets": 1,

@@ -67,8 +67,10 @@ class Figures:
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int
     refused: int = _counted("fastfuse_refused_gets")
-    # Files that one GET fetched: these are checked, as far as they have checksums.
-    whole_files: int = _counted("fastfuse_verified_objects", "ok", "none")
+    # GETs that fetched all of a file.
+    whole_gets: int = _counted("fastfuse_whole_gets")
+    # What the local tier gave.
+    kept_bytes: int = _counted("fastfuse_cache_bytes", "served")
     # Requests of the kernel to read.
     reads: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
@@ -129,8 +131,12 @@ class Figures:
 
     @property
     def demanded_share(self) -> float:
-        """The share of what was read that was fetched only when a reader asked for it; guesses in vain are no part."""
-        return min(1.0, self.demanded * self.mean_get_bytes / max(1, self.served_bytes))
+        """The share of what was read that was fetched only when a reader asked for it; guesses in vain are no part.
+
+        What readers had from the local tier was demanded, and not fetched.
+        """
+        fetched_bytes = self.demanded * self.mean_get_bytes - self.kept_bytes
+        return min(1.0, max(0.0, fetched_bytes / max(1, self.served_bytes)))
 
     @property
     def hit_share(self) -> float:
@@ -145,7 +151,7 @@ class Figures:
     @property
     def has_whole_gets(self) -> bool:
         """Whether most GETs fetched a file each."""
-        return 2 * self.whole_files > self.gets - self.refused
+        return 2 * self.whole_gets > self.gets - self.refused
 
     @property
     def mean_file_bytes(self) -> float:

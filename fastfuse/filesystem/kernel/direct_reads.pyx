@@ -476,34 +476,39 @@ def served():
     READ_AHEAD: ``(inode, offset, size, process, bytes asked for, seconds since it began, seconds that it took, whether it
     waited, whether it is the first of its file)``.
 
-    The inode of a READ stays marked until the next is asked for: what is told of one before it may fetch files ahead.
+    All inodes of READs stay marked until the end: what is told of the first may fetch files ahead.
     """
-    cdef int at
+    cdef int at, count
     cdef Record *one
     cdef Body body
     cdef int64_t now_ns = direct_now_ns()
     if not record_count:
         return
-    for at in range(take_records(records, &record_count)):
-        one, body = &told_records[at], None
-        if one.copy != NULL:
-            body = Body()
-            body.data, body.size_bytes = one.copy, one.size_bytes
-        if one.kind == _READ:
-            yield _READ, (
-                one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9, one.took_ns * 1e-9,
-                one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed, one.object_id, body)
-        elif one.kind == _GOT_AHEAD:
-            end_get_ahead(one)
-            yield _GOT_AHEAD, (
-                one.inode, one.size_bytes, one.is_right != 0, one.status, one.took_ns * 1e-9, one.first_byte_ns * 1e-9,
-                one.is_checked != 0, one.seed, one.object_id, body)
-        else:
-            yield _READ_AHEAD, (
-                one.inode, one.offset, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
-                one.took_ns * 1e-9, one.has_waited != 0, one.is_first != 0)
-        if one.kind != _GOT_AHEAD:
-            marks[one.inode] &= ~_BY_THREAD
+    count = take_records(records, &record_count)
+    try:
+        for at in range(count):
+            one, body = &told_records[at], None
+            if one.copy != NULL:
+                body = Body()
+                body.data, body.size_bytes = one.copy, one.size_bytes
+            if one.kind == _READ:
+                yield _READ, (
+                    one.inode, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
+                    one.took_ns * 1e-9, one.first_byte_ns * 1e-9, one.is_checked != 0, one.segment, one.seed,
+                    one.object_id, body)
+            elif one.kind == _GOT_AHEAD:
+                end_get_ahead(one)
+                yield _GOT_AHEAD, (
+                    one.inode, one.size_bytes, one.is_right != 0, one.status, one.took_ns * 1e-9,
+                    one.first_byte_ns * 1e-9, one.is_checked != 0, one.seed, one.object_id, body)
+            else:
+                yield _READ_AHEAD, (
+                    one.inode, one.offset, one.size_bytes, one.pid, one.asked_bytes, (now_ns - one.began_ns) * 1e-9,
+                    one.took_ns * 1e-9, one.has_waited != 0, one.is_first != 0)
+    finally:
+        for at in range(count):
+            if told_records[at].kind != _GOT_AHEAD:
+                marks[told_records[at].inode] &= ~_BY_THREAD
 
 
 def returned():

@@ -199,6 +199,8 @@ class DirectFiles:
                 request = Request(number, inode, offset, size_bytes, process)
                 is_other = is_lost or status == direct_reads.MAY_BE_KEPT
                 if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
+                    if not offset:
+                        self._engine.began(process)
                     nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
 
     def _is_begun_again(self, request: Request, *, is_lost: bool) -> bool:
