@@ -558,8 +558,11 @@ def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: 
         log.rename(tmp_path / "log.1")
 
         def logs() -> set[str]:
-            pids = (mount.process.pid, *mount.children())
-            files = {os.readlink(file) for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir()}
+            files = set()
+            for pid in (mount.process.pid, *mount.children()):
+                for file in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                        files.add(os.readlink(file))
             return {file for file in files if file.startswith(str(log))}
 
         # Two children: the worker, and another endpoint.
