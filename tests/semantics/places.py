@@ -32,7 +32,7 @@ class Place:
 
     def wait_for_gets(self, fewest: int) -> None:
         """Wait until readers have had so many objects asked for."""
-        self.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= self.early_gets + fewest)
+        self.server.wait_until(lambda now: now.requests.get("GetObject", 0) >= self.early_gets + fewest, 60)
 
 
 @contextmanager
