@@ -53,13 +53,20 @@ def _nginx(place: Path) -> Iterator[tuple[int, int]]:
         port: int = free.getsockname()[1]
     config = place / "nginx.conf"
     config.write_text(_CONFIG.format(place=place, port=port, user=Path.home().owner()))
-    with subprocess.Popen(["nginx", "-c", str(config)], stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(["nginx", "-c", str(config)]) as process:
         try:
-            while socket.socket().connect_ex(("127.0.0.1", port)):
+            while not _listens(port):
+                if process.poll() is not None:
+                    raise RuntimeError("nginx has ended: see what it says above")
                 time.sleep(0.05)  # it tells nobody when it listens
             yield port, process.pid
         finally:
             process.terminate()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _empty_caches(bucket: Path, root: Path) -> None:

@@ -69,7 +69,7 @@ class Figures:
     refused: int = _counted("fastfuse_refused_gets")
     # GETs that fetched all of a file.
     whole_gets: int = _counted("fastfuse_whole_gets")
-    # What the local tier gave.
+    # Bytes that came from the local tier.
     kept_bytes: int = _counted("fastfuse_cache_bytes", "served")
     # Requests of the kernel to read.
     reads: int
@@ -150,7 +150,7 @@ class Figures:
 
     @property
     def has_whole_gets(self) -> bool:
-        """Whether most GETs fetched a file each."""
+        """True if most GETs fetched a file each."""
         return 2 * self.whole_gets > self.gets - self.refused
 
     @property
