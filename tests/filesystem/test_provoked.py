@@ -201,13 +201,21 @@ def beginning_first(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "read", "options"),
-    [(400, beginning_first, ()), (400, Path.read_bytes, ("--training",)), (100, Path.read_bytes, ("--training",))],
+    ("size_bytes", "files", "read", "options"),
+    [
+        (2 * PAGE, 400, beginning_first, ()),
+        (2 * PAGE, 400, Path.read_bytes, ("--training",)),
+        (2 * PAGE, 100, Path.read_bytes, ("--training",)),
+        (2 * MIB, 60, Path.read_bytes, ()),
+    ],
 )
-def test_small_files_of_a_shuffled_epoch(files: int, read: Callable[[Path], None], options: Sequence[str]) -> None:
+def test_small_files_of_a_shuffled_epoch(
+    size_bytes: int, files: int, read: Callable[[Path], None], options: Sequence[str]
+) -> None:
     """Guesses find most of them, or are in vain; and nobody reads the large files beside them."""
     names = [f"{number:03}" for number in range(400)]
-    objects = MemoryObjects({f"data/{name}": bytes(2 * PAGE) for name in names})
+    content = bytes(size_bytes)
+    objects = MemoryObjects({f"data/{name}": content for name in names})
     large = bytes(100 * MIB)
     for number in range(10):
         objects.put(f"data/large/{number}", large, etag='"large"')

@@ -128,8 +128,10 @@ FITTING = replace(
         # Large files among many small ones are none of them.
         (SHARDS, "network limit"),
         (replace(SHARDS, demanded=5_000, ahead=0), "random reads"),
-        # Files of 8 MB that one GET fetches each are not read here and there, unless most of them is dropped unread.
-        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000), "network limit"),
+        # Files of 6 MB that one GET fetches each are not read here and there, unless most of them is dropped unread.
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000), "small files without hints"),
+        (replace(SHARDS, demanded=500, prefetched=4_500, ahead=0, whole_gets=5_000), "network limit"),
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, hints=1), "network limit"),
         (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, wasted_bytes=20 * GB), "random reads"),
         # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),

@@ -249,6 +249,11 @@ def _is_random(it: Figures) -> bool:
     return (is_demanded or is_wasted) and it.mean_file_bytes > _SMALL_BYTES
 
 
+def _are_small(it: Figures) -> bool:
+    """Return True if one GET fetches a file: of several, the others come while a reader has the first."""
+    return it.mean_file_bytes <= _SMALL_BYTES or (it.has_whole_gets and not _is_random(it))
+
+
 def _is_of_tier(it: Figures) -> bool:
     return it.gets < _FEW <= it.parts and it.cache_size_bytes > 0
 
@@ -329,7 +334,7 @@ RULES: Final = (
     ),
     Rule(
         "small files without hints",
-        lambda it: it.mean_file_bytes <= _SMALL_BYTES and not it.hints and it.demanded_share > _MUCH_DEMANDED,
+        lambda it: _are_small(it) and not it.hints and it.demanded_share > _MUCH_DEMANDED,
         lambda it: (
             f"files of {format_size(int(it.mean_get_bytes))} were fetched one by one, "
             f"{it.demanded_share:.0%} of them when they were opened"
