@@ -117,12 +117,13 @@ def running(
     command: Script | str = (),
     base: Path | None = None,
     terminal: int | None = None,
+    stderr: int | None = None,
     ends_with: int | None = None,
 ) -> Iterator[Job]:
     """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped.
 
-    A command that is a text is a program in Python. With `ends_with` the job is over, with this exit code, as the block
-    begins.
+    It logs to `stderr`, to the terminal, or else to a file. A command that is a text is a program in Python. With
+    `ends_with` the job is over, with this exit code, as the block begins.
     """
     command = script(command) if isinstance(command, str) else command
     with tempfile.TemporaryDirectory(prefix="job-") as name:
@@ -134,7 +135,7 @@ def running(
         arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
         with (directory / "log").open("wb") as log, (directory / "output").open("wb") as output:
             process = Forked[bytes](
-                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log if terminal is None else terminal,
+                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=stderr or terminal or log,
                 preexec_fn=None if terminal is None else _take_terminal,
             )  # fmt: skip
         job = Job(process, place, directory)

@@ -277,3 +277,18 @@ def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None
         os.close(ours)
         assert job.wait() == 0
         assert_nothing_is_left(job)
+
+
+def test_a_log_that_nobody_reads_keeps_no_signal_from_the_command(run: Run) -> None:
+    reading_fd, writing_fd = os.pipe()
+    os.set_blocking(writing_fd, False)
+    with suppress(BlockingIOError):
+        while os.write(writing_fd, bytes(1 << 16)):
+            pass
+    os.set_blocking(writing_fd, True)
+    with run(CHANNELS, command=PATIENT, stderr=writing_fd) as job:
+        job.wait_for_output("ready")
+        assert job.stop() == 40 + signal.SIGTERM
+        assert_nothing_is_left(job)
+    os.close(reading_fd)
+    os.close(writing_fd)
