@@ -59,7 +59,7 @@ def run(settings: RunSettings) -> int:
 
 def _opening_lines(job: TrainingJob, channels: tuple[Channel, ...]) -> Iterator[str]:
     """Yield what this host prepares of the job, and what it does not do as SageMaker does."""
-    names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
+    names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels) or "this host gets none"
     yield f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}"
     yield from (str(field) for field in job.fields if field.handling is not Handling.DONE)
     if assumed := [channel for channel in channels if channel.is_mode_assumed]:
