@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError, RefusedError
+from fastfuse.errors import AccessError, OutputError, RefusedError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -544,6 +544,36 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     made._syncer.failure = AccessError("lost")  # type: ignore[union-attr,misc]
     made.listen()
     assert began_ns == [100, 101]
+
+
+def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[SimpleNamespace] = []
+
+    class Sending(SimpleNamespace):
+        def __init__(self, *_: object) -> None:
+            super().__init__(exit_code=None, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            made.append(self)
+
+        def _die(self) -> None:
+            self.exit_code, self.failure = -signal.SIGKILL, OutputError("the process was killed")
+
+    def take_signal(_: float) -> bool:
+        delivered.listen()
+        return False
+
+    monkeypatch.setattr(delivery, "Sender", Sending)
+    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
+    job = SimpleNamespace(synced=(synced,), output=None)
+    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
+    delivered.begin()
+    delivered.listen()
+    delivered.give_up()
+    delivered.listen()
+    assert len(made) == 1
+    assert caplog.messages == []
 
 
 def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(
