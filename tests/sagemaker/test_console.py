@@ -10,9 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.sagemaker.running import job_processes
 from fastfuse.sagemaker.running import phases as module
-from fastfuse.sagemaker.running.job_processes import LinePipe
+from fastfuse.sagemaker.running.job_processes import ChildProcess, LinePipe
 from fastfuse.sagemaker.running.phases import Phase, Phases
+from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_until
 
 
@@ -39,6 +42,17 @@ def test_lines_come_whole_and_the_last_need_not_end(announced: list[int]) -> Non
     silent = LinePipe()
     silent.close_writing()
     assert silent.close() == []
+
+
+def test_a_process_that_cannot_be_forked_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise NoRoomError("no room")
+
+    monkeypatch.setattr(job_processes, "fork_child", refuse)
+    before = open_descriptors()
+    with pytest.raises(NoRoomError):
+        ChildProcess(lambda: None)
+    assert open_descriptors() == before
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
 from fastfuse.filesystem.figures.recorder import Recorder
-from fastfuse.filesystem.processes.children import error_message, fork_child, heard, wait_child
+from fastfuse.filesystem.processes.children import NoRoomError, error_message, fork_child, heard, wait_child
 from fastfuse.filesystem.processes.privileges import as_nobody
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
@@ -68,9 +68,15 @@ class ChildProcess:
         # The last error that it has told, by the name of what it is about.
         self.errors: dict[str, FastfuseError] = {}
         self._told, self._log = LinePipe(), LinePipe()
-        self.pid = fork_child(lambda: self._work(work))
-        self._told.close_writing()
-        self._log.close_writing()
+        try:
+            self.pid = fork_child(lambda: self._work(work))
+        except NoRoomError:
+            self._told.close()
+            self._log.close()
+            raise
+        finally:
+            self._told.close_writing()
+            self._log.close_writing()
 
     def _work(self, work: Callable[[], int | None]) -> None:
         os.setpgid(0, 0)
