@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
+from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
 from fastfuse.filesystem.processes.children import ignore_unheeded
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
@@ -30,7 +31,7 @@ from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.endings import Outcome, Stop, failed
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
-from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
+from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended
@@ -78,6 +79,7 @@ class _Run:
             one.name: Counters(labels=mount_labels(settings.paths.channel(one.name), one.bucket))
             for one in settings.channels
         }
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, self._counters, fork_apart)
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
@@ -134,7 +136,8 @@ class _Run:
                 self._members = Members(settings, claimed)
                 exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
-            exits.enter_context(serving_metrics(settings.metrics_listen, self._counters))
+            exits.callback(self._endpoint.close)
+            self._endpoint.open()
             self._make_place()
             try:
                 outcome = self._run_in_place(program)
@@ -204,6 +207,7 @@ class _Run:
             [*guards.values()],
             stop_timeout_s=settings.stop_timeout_s,
             not_done=self._delivery.not_done(),
+            listener=self._endpoint.listener,
         )
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)
@@ -298,7 +302,7 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        while command.press_leftovers(settings.stop_timeout_s, self._delivery.pids):
+        while command.press_leftovers(settings.stop_timeout_s, [*self._delivery.pids, self._endpoint.pid]):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
         if broken:
@@ -351,6 +355,7 @@ class _Run:
         self._delivery.listen()
         if self._members is not None:
             self._members.look()
+        self._endpoint.look_after()
         # After a pause (Ctrl-Z, a frozen control group) CPython may return a siginfo that the kernel has not filled.
         if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
             return False
@@ -377,6 +382,7 @@ class _Run:
                     if channel.pid == pid:
                         channel.ended(exit_code, self._phases)
                 self._delivery.ended(pid, exit_code)
+                self._endpoint.child_ended(pid, exit_code)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
         found = (channel.failure for channel in self._channels if mode in {None, channel.channel.input_mode})
