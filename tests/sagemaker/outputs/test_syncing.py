@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -260,6 +260,18 @@ def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(
         sync.finish()
         assert sync.objects() == {"epoch-1/model": b"older", "state": b"newer"}
         assert sync.process.artifacts["checkpoints"]["Files"] == 1
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_no_listing_stays_in_memory(moto_server: S3Server, directory: Path, has_files: bool) -> None:
+    moto_server.client.put_object(Bucket=moto_server.bucket, Key=f"sync-{directory.parent.name}/a", Body=b"a")
+    if has_files:
+        (directory / "b").write_bytes(b"b")
+    with syncing(moto_server, directory) as sync:
+        for file in Path(f"/proc/{sync.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                assert not os.readlink(file).startswith("/memfd:fastfuse-index")
+        assert (directory / "a").exists() != has_files
 
 
 def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, tmp_path: Path) -> None:
