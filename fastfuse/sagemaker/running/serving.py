@@ -241,6 +241,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         if stream.failure is not None:
             tell(stream.failure)
 
+    assert task.guard is not None
     settings = PipeSettings(
         channel=channel,
         connection=task.settings.connection,
