@@ -239,6 +239,27 @@ class _Stderr(_Unblocked, logging.StreamHandler[TextIO]):
     pass
 
 
+class UnblockedStderr:
+    """Standard error as a stream: a line or drawing that nobody reads, or that cannot be written, is lost."""
+
+    def __init__(self) -> None:
+        self._handler = _Stderr()
+        self._handler.terminator = ""
+        # Of the handler's own line, which says how many were lost, the newline is not in the text.
+        self._handler.setFormatter(logging.Formatter("%(message)s%(end)s", defaults={"end": "\n"}))
+        self.encoding = self._handler.stream.encoding
+
+    def write(self, text: str) -> int:
+        self._handler.handle(logging.makeLogRecord({"msg": text, "end": ""}))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: `write` flushes."""
+
+    def isatty(self) -> bool:
+        return self._handler.stream.isatty()
+
+
 class _Syslog(_Unblocked, logging.handlers.SysLogHandler):
     def _output(self) -> object:
         return getattr(self, "socket", None)

@@ -48,6 +48,7 @@ from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download_channel
 from fastfuse.sagemaker.pipe.content import sequence_of
+from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream
 from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
 from tests.filesystem.waiting import wait_until
@@ -137,9 +138,11 @@ class Scene:
     async def stream(self) -> bytes:
         """Run the first epoch of a channel in mode Pipe, as its process does; raise the failure that it keeps."""
         channel = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri.parse("s3://bucket/"))
+        guard, begin_fd = Guard(), os.eventfd(1)
+        guard.hand_over()  # to nobody
         settings = PipeSettings(
             channel=channel, connection=self.connection, directory=self.directory, base=self.directory.parent,
-            part_size_bytes=MIB, memory_target_bytes=64 * MIB, counters=self.counters,
+            part_size_bytes=MIB, memory_target_bytes=64 * MIB, counters=self.counters, guard=guard, begin_fd=begin_fd,
         )  # fmt: skip
         has_ended = trio.Event()
 
@@ -156,6 +159,8 @@ class Scene:
             nursery.cancel_scope.cancel()
         await trio.to_thread.run_sync(reader.join)
         await stream.aclose()
+        guard.close()
+        os.close(begin_fd)
         if stream.failure is not None:
             raise stream.failure
         return read[0]

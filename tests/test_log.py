@@ -16,7 +16,7 @@ import pytest
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.filesystem.processes.privileges import become_nobody
-from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, command_text, configure, formatter
+from fastfuse.log import HumanFormatter, JsonFormatter, LogConfig, UnblockedStderr, command_text, configure, formatter
 
 SECRETS = [
     "GET https://b.s3.amazonaws.com/k?X-Amz-Credential=AKIDSECRET%2F2026&X-Amz-Signature=5ec7e7",
@@ -195,6 +195,20 @@ def test_lines_that_nobody_reads_are_lost_and_counted(tmp_path: Path) -> None:
             assert lost is not None
             assert 0 < int(lost[1]) < 1_000
             assert again.endswith(b"heard again")
+
+
+def test_a_text_that_nobody_reads_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading_fd, writing_fd = os.pipe()
+    with open(reading_fd, "rb"), open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        stream = UnblockedStderr()
+        for _ in range(1_000):
+            stream.write("x" * 200 + "\n")  # more than the pipe holds
+        heard_from(reading_fd)
+        stream.write("a bar\r")
+        told = rb"log lines were lost, as nobody read them in time: \d+\na bar\r"
+        assert re.fullmatch(told, heard_from(reading_fd))
+        monkeypatch.undo()
 
 
 def test_lines_that_a_full_disk_does_not_take_are_lost_and_counted(

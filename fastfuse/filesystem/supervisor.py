@@ -101,7 +101,7 @@ class Supervisor:
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
-        self._endpoint = MetricsEndpoint(settings.metrics_listen, self._counters, self._fork_endpoint)
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, self._order, settings.connection.deadline_s)
         self._control: ControlSocket | None = None

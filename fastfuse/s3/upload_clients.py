@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -20,13 +21,17 @@ class Clients:
     """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
 
     def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
+        """Open no client yet; `exits` closes those that are open in the end."""
         self._session = session
-        self._exits = exits
         self._region = region
         self._opening = trio.Lock()
+        # The class is made at run time.
         self._boto: Any = None
         # Those that the client signs with.
         self._credentials: Credentials | None = None
+        # They close the client of now, and the one before: its last requests may be under way.
+        self._exits = self._exits_before = AsyncExitStack()
+        exits.push_async_callback(self._close)
 
     async def current(self) -> tuple[Any, Credentials | None]:
         """Return a client that signs with the current credentials, and these."""
@@ -34,13 +39,21 @@ class Clients:
         credentials = None if source is None else await source.current()
         async with self._opening:
             if self._boto is None or credentials is not self._credentials:
-                self._boto, self._credentials = await self.make(self._open, credentials), credentials
+                exits = AsyncExitStack()
+                boto = await self.make(partial(self._open, exits), credentials)
+                self._boto, self._credentials = boto, credentials
+                last, self._exits_before, self._exits = self._exits_before, self._exits, exits
+                await last.aclose()
             return self._boto, credentials
 
-    async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - the class is made at run time
-        boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
+    async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_boto`
+        boto = await exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
         boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
         return boto
+
+    async def _close(self) -> None:
+        await self._exits_before.aclose()
+        await self._exits.aclose()
 
     async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
         """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""

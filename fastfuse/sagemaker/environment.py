@@ -60,13 +60,20 @@ def service_environment(inherited: Mapping[str, str], connection: ConnectionConf
 
 
 def count_gpus() -> int:
+    command = ["nvidia-smi", "--list-gpus"]
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True, timeout=_GPU_PATIENCE_S
-        )
-    except (OSError, subprocess.SubprocessError, UnicodeError):
+        tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
         return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+    try:
+        shown, _ = tool.communicate(timeout=_GPU_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        # Nothing waits for its end: a process that waits for the driver does not die either.
+        tool.kill()
+        return 0
+    except UnicodeError:
+        return 0
+    return 0 if tool.returncode else sum(line.startswith("GPU ") for line in shown.splitlines())
 
 
 def _toolkit_values(job: TrainingJob, cluster: Cluster, paths: JobPaths, machine: _Values) -> _Values:

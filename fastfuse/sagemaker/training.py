@@ -190,9 +190,7 @@ def adopt_orphans() -> None:
 class CommandProcess:
     """The command, from its start to its end."""
 
-    def __init__(
-        self, program: str, command: Sequence[str], environment: Mapping[str, str], names: HostNames | None = None
-    ) -> None:
+    def __init__(self, program: str, command: Sequence[str], environment: Mapping[str, str], names: HostNames) -> None:
         ignored = ignored_signals()
         # Children that the command did not start: channels, the guardian, and those of a shell that we replaced.
         self._others = frozenset(_children(os.getpid()))
@@ -280,10 +278,9 @@ def _become(
     command: Sequence[str],
     environment: dict[str, str],
     ignored: Iterable[int],
-    names: HostNames | None,
+    names: HostNames,
 ) -> None:
-    if names is not None:
-        names.enter(environment)
+    names.enter(environment)
     # If we are killed, its data are gone, but it may write a checkpoint.
     LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     for number in _PYTHONS_OWN:

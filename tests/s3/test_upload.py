@@ -38,6 +38,7 @@ from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
+from fastfuse.s3.upload_clients import Clients
 from fastfuse.s3.whole import read_into, read_small
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
@@ -139,6 +140,33 @@ async def test_credentials_that_replaced_refused_ones_sign_an_upload(
         await upload(client, fd, "bucket", "key")
     assert len(signed) == 1
     assert "Credential=SECOND/" in signed[0]
+
+
+async def test_of_the_clients_of_renewed_credentials_two_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests with the credentials of before may be under way."""
+    session = S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
+    create, opened_clients = session.aws.create_client, list[str]()
+
+    @asynccontextmanager
+    async def noted(*arguments: object, **options: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - made at run time
+        name = options["aws_access_key_id"]
+        opened_clients.append(name)
+        async with create(*arguments, **options) as client:
+            yield client
+        opened_clients.remove(name)
+
+    async def current() -> Credentials:
+        return keys
+
+    monkeypatch.setattr(session.aws, "create_client", noted)
+    monkeypatch.setattr(session.credentials, "current", current)
+    async with AsyncExitStack() as exits:
+        clients = Clients(session, exits, "us-east-1")
+        for names in (["A"], ["A", "B"], ["B", "C"], ["C", "D"]):
+            keys = Credentials(access_key=names[-1], secret_key="-")
+            assert await clients.current() == await clients.current()
+            assert opened_clients == names
+    assert opened_clients == []
 
 
 async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a run shows on standard error: its phases, and the lines that its processes write."""
 
+import io
 import os
 import select
 import signal
@@ -9,9 +10,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.sagemaker.running import job_processes
 from fastfuse.sagemaker.running import phases as module
-from fastfuse.sagemaker.running.job_processes import LinePipe
+from fastfuse.sagemaker.running.job_processes import ChildProcess, LinePipe
 from fastfuse.sagemaker.running.phases import Phase, Phases
+from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_until
 
 
@@ -40,12 +44,24 @@ def test_lines_come_whole_and_the_last_need_not_end(announced: list[int]) -> Non
     assert silent.close() == []
 
 
+def test_a_process_that_cannot_be_forked_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise NoRoomError("no room")
+
+    monkeypatch.setattr(job_processes, "fork_child", refuse)
+    before = open_descriptors()
+    with pytest.raises(NoRoomError):
+        ChildProcess(lambda: None)
+    assert open_descriptors() == before
+
+
 @contextmanager
 def stderr_on_terminal(monkeypatch: pytest.MonkeyPatch, kind: str) -> Iterator[int]:
     """Make standard error a terminal of this kind, of which the descriptor is the other end."""
     fd, stderr_fd = os.openpty()
     # Not in a fixture: between one and the test pytest sets its own stream.
-    with os.fdopen(stderr_fd, "w", buffering=1) as stderr, monkeypatch.context() as patch:
+    raw = os.fdopen(stderr_fd, "wb", buffering=0)  # nothing is left to be written after a hang-up
+    with io.TextIOWrapper(raw, write_through=True) as stderr, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
         patch.setenv("TERM", kind)
         yield fd
@@ -80,17 +96,31 @@ def test_without_a_terminal_a_download_is_told_seldom(capsys: pytest.CaptureFixt
 
 def test_on_a_terminal_that_cannot_redraw_a_download_is_told_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LINE_EVERY_S", 0)
-    phases = Phases(is_json=False)
     with stderr_on_terminal(monkeypatch, "dumb") as fd:
+        phases = Phases(is_json=False)
         phases.enter(Phase.DOWNLOADING, "x")
         phases.progress("train", 50, 100)
         read_until(fd, b" Downloading - train: 50 B of 100 B (50%)\r\n")
 
 
 def test_the_lines_of_channels_stay_as_they_are_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    phases = Phases(is_json=False)
     with stderr_on_terminal(monkeypatch, "xterm") as fd:
+        phases = Phases(is_json=False)
         phases.progress("train", 50, 100)
         phases.relay(b"key :dog:[bold]")
         phases.finish_bar()
         assert b"train " in read_until(fd, b"\x1b[2Kkey :dog:[bold]\r\n")
+
+
+def test_a_terminal_that_hangs_up_is_no_error_whether_a_bar_is_drawn_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stderr_on_terminal(monkeypatch, "xterm") as fd:
+        drawn, silent = Phases(is_json=False), Phases(is_json=False)
+        drawn.progress("train", 50, 100)
+        read_until(fd, b"train ")
+        with open(os.devnull) as nowhere:
+            os.dup2(nowhere.fileno(), fd)
+        monkeypatch.setattr(module, "can_redraw", lambda _: True)  # as it was found just before
+        drawn.progress("train", 60, 100)
+        for phases in (drawn, silent):
+            phases.relay(b"a line")
+            phases.enter(Phase.STOPPING, "x")

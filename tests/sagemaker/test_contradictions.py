@@ -92,7 +92,7 @@ def test_checkpoints_and_logs_have_the_places_of_the_api() -> None:
 
 
 def test_checkpoints_may_lie_anywhere_but_where_a_job_has_its_data() -> None:
-    [synced] = job_of(request(CheckpointConfig={"S3Uri": "s3://b", "LocalPath": "/tmp//c/"})).synced
+    [synced] = job_of(request(CheckpointConfig={"S3Uri": "s3://b", "LocalPath": "//tmp//c/"})).synced
     assert (synced.local_path, synced.place) == ("/tmp/c", S3Uri("b", ""))
     assert JobPaths(Path("/base")).of(synced.local_path) == Path("/tmp/c")
 
@@ -110,6 +110,9 @@ def test_nothing_of_a_job_that_sagemaker_ran_is_sent_or_replaced() -> None:
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/"}, "is no place for files that go to S3"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/opt/ml/input/x"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "/tmp/../opt"}, "is no place for files"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "//"}, "is no place for files that go to S3"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "//opt/ml"}, "is no place for files that go to S3"),
+        (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "//opt/ml/input/x"}, "is no place for files"),
         (("CheckpointConfig",), {"S3Uri": "s3://b", "LocalPath": "relative"}, "'relative' is no place for files"),
         (("TensorBoardOutputConfig",), {"S3OutputPath": "b"}, "is not an S3 URI"),
         (("OutputDataConfig", "S3OutputPath"), "/models", "is not an S3 URI"),

@@ -5,6 +5,7 @@ The toolkit runs in a process of its own, for it reads the environment when it i
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker import environment
 from fastfuse.sagemaker.description.channel import TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
@@ -71,6 +73,30 @@ def test_gpus_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scrip
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
     assert count_gpus() == count
+
+
+def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[subprocess.Popen[str]] = []
+
+    class Undying(subprocess.Popen[str]):
+        """A process in an uninterruptible sleep."""
+
+        def kill(self) -> None:
+            killed.append(self)
+
+        def wait(self, timeout: float | None = None) -> int:
+            assert timeout is not None
+            return super().wait(timeout)
+
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nkill -STOP $$\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", Undying)
+    monkeypatch.setattr(environment, "_GPU_PATIENCE_S", 0.1)
+    assert count_gpus() == 0
+    [process] = killed
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
 
 
 def test_the_region_and_the_endpoint_reach_a_script_that_has_none() -> None:

@@ -18,6 +18,8 @@ from fastfuse.sagemaker.training import CommandProcess, HostNames, parse_address
 
 HAS_NAMESPACES = subprocess.run(["unshare", "--user", "--mount", "true"], check=False).returncode == 0
 PAIR = Cluster(current_host="algo-1", hosts=("algo-1", "algo-2"))
+# Of a real host, which resolves without us.
+NO_NAMES = HostNames(Cluster(current_host="host", hosts=("host",)), {})
 NOBODY = 65534
 
 
@@ -119,7 +121,7 @@ def test_addresses_are_checked_and_names_looked_up() -> None:
 def test_only_what_the_command_left_running_is_told_to_end() -> None:
     """A shell that has started something may have become this process: ``tensorboard & exec fastfuse run ...``."""
     with subprocess.Popen(["sleep", "600"]) as earlier:
-        command = CommandProcess("/bin/true", ["true"], {})
+        command = CommandProcess("/bin/true", ["true"], {}, NO_NAMES)
         os.waitpid(command.pid, 0)
         assert not command.press_leftovers(600.0)
         with subprocess.Popen(["sleep", "600"]) as later:
@@ -131,7 +133,7 @@ def test_only_what_the_command_left_running_is_told_to_end() -> None:
 
 def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pytest.LogCaptureFixture) -> None:
     """A process that waits for a device would fill the log, and use a core."""
-    command = CommandProcess("/bin/sleep", ["sleep", "600"], {})
+    command = CommandProcess("/bin/sleep", ["sleep", "600"], {}, NO_NAMES)
     command.stop(signal.SIGTERM, 0.0, has_it=True)
     assert command.left_s == 0.0
     command.enforce()

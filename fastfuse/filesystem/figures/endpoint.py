@@ -1,6 +1,7 @@
 """Keep a process alive that answers /metrics and /healthz.
 
-It listens at one port for as long as the mount lives: what comes while no process lives is answered by the next one.
+It listens at one port for as long as the mount or the job lives: what comes while no process lives is answered by the
+next one.
 """
 
 import logging
@@ -8,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from math import inf
 
 from fastfuse.filesystem.processes.children import Fork, NoRoomError, how_it_ended, wait_child
@@ -21,15 +23,16 @@ _START_EVERY_S = 5.0
 
 
 class MetricsEndpoint:
-    """The metrics endpoint of a mount, if it has one."""
+    """The metrics endpoint of a mount or a job, if it has one."""
 
-    def __init__(self, address: tuple[str, int] | None, counters: Counters, fork: Fork) -> None:
+    def __init__(self, address: tuple[str, int] | None, channels: Mapping[str, Counters], fork: Fork) -> None:
+        """Prepare it. `channels` are a job's counters by channel; those of a mount are under an empty name."""
         self._address = address
-        self._counters = counters
+        self._channels = channels
         self._fork = fork
         self.listener: socket.socket | None = None
         # 0 while no process lives.
-        self._pid = 0
+        self.pid = 0
         self._started_s = -inf
 
     def open(self) -> None:
@@ -48,19 +51,19 @@ class MetricsEndpoint:
 
     def child_ended(self, pid: int, exit_code: int) -> None:
         """Note that the caller reaped the process `pid`."""
-        if pid == self._pid:
-            self._pid = 0
+        if pid == self.pid:
+            self.pid = 0
             _log.error("the metrics endpoint %s; it is started again", how_it_ended(exit_code))
 
     def renew(self) -> None:
         """End the process: the next one logs to the log file of now, which nobody may not open."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-        self._pid, self._started_s = 0, -inf
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        self.pid, self._started_s = 0, -inf
 
     def look_after(self) -> None:
         """Start another process if none lives; call it every second."""
-        if self.listener is None or self._pid or time.monotonic() < self._started_s + _START_EVERY_S:
+        if self.listener is None or self.pid or time.monotonic() < self._started_s + _START_EVERY_S:
             return
         try:
             self._start(self.listener)
@@ -71,12 +74,12 @@ class MetricsEndpoint:
         """End the process, and listen no more."""
         if self.listener is not None:
             self.listener.close()
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            wait_child(self._pid)
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            wait_child(self.pid)
 
     def _start(self, listener: socket.socket) -> None:
         from fastfuse.filesystem.figures.scrapes import serve_metrics
 
         self._started_s = time.monotonic()
-        self._pid = self._fork(as_nobody(lambda: serve_metrics(listener, {"": self._counters})))
+        self.pid = self._fork(as_nobody(lambda: serve_metrics(listener, self._channels)))

@@ -300,7 +300,8 @@ def _synced(request: _Fields) -> Iterator[SyncedDirectory]:
 
 
 def _local_path(config: str, text: str) -> str:
-    path = posixpath.normpath(text)
+    # Two slashes at the beginning, which normpath keeps, mean one to Linux.
+    path = posixpath.normpath(f"/{text.lstrip('/')}")
     is_full = text.startswith("/") and ".." not in text.split("/")
     if not is_full or path in _NOT_ALONE or f"{path}/".startswith(f"{_INPUT}/"):
         raise FieldError(

@@ -223,5 +223,6 @@ class DiskClaim:
 
 def disk_claims(count: int) -> list[DiskClaim]:
     """Return a claim for each of so many channels, all empty, to be inherited by the channels' processes."""
-    values = memoryview(mmap.mmap(-1, count * _FIELDS * _FIELD_BYTES)).cast("q")
+    # A host may get no channel, and no mapping is empty.
+    values = memoryview(mmap.mmap(-1, max(count, 1) * _FIELDS * _FIELD_BYTES)).cast("q")
     return [DiskClaim(values, place) for place in range(count)]

@@ -160,13 +160,16 @@ class _Directory:
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
             part_size_bytes=part_size_bytes,
         )
-        done = download_channel(snapshot_fd, self._connection, settings, report)
+        try:
+            done = download_channel(snapshot_fd, self._connection, settings, report)
+        finally:
+            os.close(snapshot_fd)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
         what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
         self._tell(name, said=f"{what} {prefix}")
 
     def _list(self) -> tuple[int, IndexReport]:
-        """Return a descriptor of the index of what S3 has, and its figures."""
+        """Return a descriptor of the index of what S3 has, which the caller closes, and its figures."""
         return run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(self._connection))
 
     def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
@@ -181,8 +184,10 @@ class _Directory:
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
             return 0
+        table = open_snapshot(snapshot_fd).table
+        os.close(snapshot_fd)
         missing = 0
-        for ref in open_snapshot(snapshot_fd).table.refs():
+        for ref in table.refs():
             path = ref.key.removeprefix(self.synced.place.path)
             if path not in kept:
                 missing += 1

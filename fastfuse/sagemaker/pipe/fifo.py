@@ -230,8 +230,6 @@ class Guard:
 
     def close(self) -> None:
         """Close every writing end, once nothing reads."""
-        if self._ours.fileno() >= 0:  # not handed over
-            self.update()
         for fd in self.held:
             os.close(fd)
         self.held.clear()

@@ -47,16 +47,16 @@ class PipeSettings:
     # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...; no symbolic link below `base` is followed.
     directory: Path
     base: Path
-    memory_target_bytes: int = 1 << 30
-    part_size_bytes: int = 8 << 20
+    memory_target_bytes: int
+    part_size_bytes: int
     # They count each GET.
     counters: Counters
+    # It keeps FIFOs open after the death of the process.
+    guard: Guard
+    # Prefetching waits until it is readable.
+    begin_fd: int
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
-    # It keeps FIFOs open after the death of the process.
-    guard: Guard | None = None
-    # Prefetching waits until it is readable, if it is given.
-    begin_fd: int | None = None
 
 
 def stream_channel(
@@ -202,7 +202,7 @@ class PipeStream:
             await trio.sleep_forever()
 
     async def _stream_epoch(self, engine: ReadEngine) -> None:
-        fifo, guard = self._fifos[0], self._settings.guard
+        fifo = self._fifos[0]
         self._lookahead = lookahead = Lookahead(engine, self._config)
         try:
             async with trio.open_nursery() as nursery:
@@ -223,12 +223,10 @@ class PipeStream:
         self._lookahead = None
         fifo.close()
         self._fifos.remove(fifo)
-        if guard is not None:
-            guard.let_go()
+        self._settings.guard.let_go()
 
     async def _look_ahead(self, lookahead: Lookahead) -> None:
-        if self._settings.begin_fd is not None:
-            await trio.lowlevel.wait_readable(self._settings.begin_fd)
+        await trio.lowlevel.wait_readable(self._settings.begin_fd)
         await lookahead.run(self._sequence.files(self.epoch))
 
     async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
@@ -255,8 +253,7 @@ class PipeStream:
         path = self._settings.directory / f"{self._settings.channel.name}_{epoch}"
         fifo = Fifo(path, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
-        if self._settings.guard is not None:
-            self._settings.guard.hold(fifo.fileno())
+        self._settings.guard.hold(fifo.fileno())
 
 
 def _unforeseen(error: Exception) -> FastfuseError:

@@ -137,8 +137,8 @@ class Delivery:
         # When this run began; once the checkpoints are in place, when they were: nothing of the job runs before that.
         self._began_ns = time.time_ns()
         self._are_back = False
-        # The command has ended; from then on a lost process has one more try.
-        self._is_delivering = False
+        # The command has ended, or the job did not start: `listen` replaces a lost process no more.
+        self._is_ending = False
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
 
@@ -211,7 +211,7 @@ class Delivery:
         if self._syncer is not None and self._syncer.is_ready and not self._are_back:
             self._are_back, self._began_ns = True, time.time_ns()
         self._was_ready = self._was_ready or self.is_ready
-        is_lost = self._was_ready and self.failure is not None and not self._is_delivering
+        is_lost = self._was_ready and self.failure is not None and not self._is_ending
         if is_lost and time.monotonic() >= self._again_at_s:
             self._begin_again()
 
@@ -237,7 +237,7 @@ class Delivery:
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
-        self._is_delivering = True
+        self._is_ending = True
         if self.failure is not None:
             self._begin_again()
         if self._syncer is not None:
@@ -267,6 +267,7 @@ class Delivery:
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start."""
+        self._is_ending = True
         for process in self._processes:
             process.kill()
             while process.exit_code is None:

@@ -37,9 +37,13 @@ class Guardian:
         guards: Sequence[Guard],
         *,
         stop_timeout_s: float,
-        not_done: str = "",
+        not_done: str,
+        listener: socket.socket | None,
     ) -> None:
-        """Fork it. `not_done` ends the error for a command that had begun: it says where what it has made lies."""
+        """Fork it. `not_done` ends the error for a command that had begun: it says where what it has made lies.
+
+        The guardian closes `listener`: the next run may want the address.
+        """
         # Every process forked from here on holds the writing end; none ever writes.
         reading_fd, self._writing_fd = os.pipe()
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,6 +54,8 @@ class Guardian:
             os.setsid()
             os.close(self._writing_fd)
             self._ours.close()
+            if listener is not None:
+                listener.close()
             command_fd = _watch(reading_fd, theirs, guards)
             sweep(channels, data_dir)
             kill_at_s = time.monotonic() + stop_timeout_s

@@ -1,4 +1,4 @@
-"""The child processes of a run as their parent sees them: one for each channel, side by side, and one for metrics.
+"""The child processes of a run as their parent sees them: one for each channel, side by side.
 
 A child says what it does in lines through one pipe, and logs through another, so that lines of two processes never
 mix. It has a process group of its own: the terminal's Ctrl-C is for the command, and a child goes on until the parent
@@ -10,14 +10,13 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
 from fastfuse.filesystem.figures.recorder import Recorder
-from fastfuse.filesystem.processes.children import error_message, fork_child, heard, wait_child
-from fastfuse.filesystem.processes.privileges import as_nobody
+from fastfuse.filesystem.processes.children import NoRoomError, error_message, fork_child, heard
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
@@ -58,6 +57,16 @@ class LinePipe:
         return [*last, self._begun] if self._begun else last
 
 
+def fork_apart(work: Callable[[], object]) -> int:
+    """Fork a child in a process group of its own, as `fork_child` does, and return its pid."""
+
+    def work_apart() -> None:
+        os.setpgid(0, 0)
+        work()
+
+    return fork_child(work_apart)
+
+
 class ChildProcess:
     """A child from its fork to its end; a subclass hears what it says beside its errors."""
 
@@ -68,12 +77,17 @@ class ChildProcess:
         # The last error that it has told, by the name of what it is about.
         self.errors: dict[str, FastfuseError] = {}
         self._told, self._log = LinePipe(), LinePipe()
-        self.pid = fork_child(lambda: self._work(work))
-        self._told.close_writing()
-        self._log.close_writing()
+        try:
+            self.pid = fork_apart(lambda: self._work(work))
+        except NoRoomError:
+            self._told.close()
+            self._log.close()
+            raise
+        finally:
+            self._told.close_writing()
+            self._log.close_writing()
 
     def _work(self, work: Callable[[], int | None]) -> None:
-        os.setpgid(0, 0)
         os.dup2(self._log.writing_fd, 2)
         try:
             exit_code = work()
@@ -216,37 +230,3 @@ def usage_lines(channels: Sequence[ChannelProcess]) -> Iterator[str]:
         yield f"{process.channel.name} ({process.channel.input_mode}): {usage}"
     if len(usages) > 1:
         yield f"all channels: {Usage(*map(sum, zip(*usages, strict=True)))}"
-
-
-_log = logging.getLogger(__name__)
-
-
-@contextmanager
-def serving_metrics(address: tuple[str, int] | None, channels: Mapping[str, Counters]) -> Iterator[None]:
-    """Serve the counters of each channel at `address`, if there is one, while the context lasts.
-
-    Enter it before a channel is opened: the process keeps a copy of every descriptor until it dies with this one.
-
-    Raises:
-        ConfigurationError: the address cannot be listened on.
-    """
-    if address is None:
-        yield
-        return
-    from fastfuse.filesystem.figures.scrapes import bind_metrics, endpoint_url, serve_metrics
-
-    with bind_metrics(*address) as listener:
-        _log.info("metrics are served at %s", endpoint_url(listener))
-
-        def serve() -> None:
-            os.setpgid(0, 0)  # the terminal's Ctrl-C is for the command
-            serve_metrics(listener, channels)
-
-        pid = fork_child(as_nobody(serve))
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):  # it died, and the run has reaped it
-            wait_child(pid)

@@ -3,20 +3,20 @@
 Names and UTC times are those of ``SecondaryStatusTransitions``
 (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
 
-On a terminal a bar is drawn; lines of the channels' processes pass through here so as not to break it. Nothing here
-starts a thread, because the caller forks.
+On a terminal a bar is drawn; lines of the channels' processes pass through here so as not to break it. A terminal that
+is gone, or that nobody reads, holds nothing up. Nothing here starts a thread, because the caller forks.
 """
 
 import logging
-import sys
 import time
-from contextlib import suppress
 from enum import StrEnum
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from fastfuse.log import UnblockedStderr
 from fastfuse.sizes import format_size
 from fastfuse.terminal import can_redraw
 
@@ -50,6 +50,8 @@ class Phases:
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
+        self._stderr = UnblockedStderr()
+        self._console = Console(file=cast(TextIO, self._stderr))
         # Each phase with its begin, in seconds since 1970.
         self.begins: list[tuple[str, float]] = []
         self._took_s: dict[Phase, float] = {}
@@ -90,7 +92,7 @@ class Phases:
 
     def progress(self, name: str, done_bytes: int, total_bytes: int) -> None:
         """Show how far a download or an upload is."""
-        if not self._is_json and can_redraw(Console(stderr=True)):
+        if not self._is_json and can_redraw(self._console):
             self._draw(name, done_bytes, total_bytes)
             return
         now_s = time.monotonic()
@@ -111,7 +113,7 @@ class Phases:
             columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
             self._bar = Progress(
                 *columns,
-                console=Console(stderr=True),
+                console=self._console,
                 transient=True,
                 auto_refresh=False,
                 redirect_stdout=False,
@@ -124,7 +126,6 @@ class Phases:
 
     def _write(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(line), soft_wrap=True)
         else:
-            with suppress(OSError):  # the terminal is gone; the job is not
-                sys.stderr.write(line + "\n")
+            self._stderr.write(line + "\n")

@@ -14,11 +14,11 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
+from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
 from fastfuse.filesystem.processes.children import ignore_unheeded
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
@@ -29,8 +29,9 @@ from fastfuse.sagemaker.files import claim_base_dir, note_run, put_aside, write_
 from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
+from fastfuse.sagemaker.running.endings import Outcome, Stop, failed
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
-from fastfuse.sagemaker.running.job_processes import ChannelProcess, serving_metrics, usage_lines
+from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended
@@ -59,34 +60,12 @@ def run(settings: RunSettings) -> int:
 
 def _opening_lines(job: TrainingJob, channels: tuple[Channel, ...]) -> Iterator[str]:
     """Yield what this host prepares of the job, and what it does not do as SageMaker does."""
-    names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels)
+    names = ", ".join(f"{channel.name} ({channel.input_mode})" for channel in channels) or "this host gets none"
     yield f"Preparing {len(channels)} channel{'s' * (len(channels) != 1)}: {names}"
     yield from (str(field) for field in job.fields if field.handling is not Handling.DONE)
     if assumed := [channel for channel in channels if channel.is_mode_assumed]:
         names = ", ".join(channel.name for channel in assumed)
         yield f"No InputMode is given for {names}: {assumed[0].input_mode} is taken"
-
-
-class _Outcome(NamedTuple):
-    """The way in which the run ended."""
-
-    phase: Phase
-    text: str
-    exit_code: int
-    # Raised in the end.
-    error: FastfuseError | None = None
-
-
-def _failed(error: FastfuseError) -> _Outcome:
-    return _Outcome(Phase.FAILED, str(error), error.exit_code, error)
-
-
-class _Stop(NamedTuple):
-    """The reason why the job has to end: a signal, or the clock."""
-
-    phase: Phase
-    text: str
-    number: signal.Signals = signal.SIGTERM
 
 
 class _Run:
@@ -100,6 +79,7 @@ class _Run:
             one.name: Counters(labels=mount_labels(settings.paths.channel(one.name), one.bucket))
             for one in settings.channels
         }
+        self._endpoint = MetricsEndpoint(settings.metrics_listen, self._counters, fork_apart)
         self._channels: list[ChannelProcess] = []
         self._command: CommandProcess | None = None
         self._guardian: Guardian | None = None
@@ -111,7 +91,7 @@ class _Run:
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
         # The first reason to stop.
-        self._stop: _Stop | None = None
+        self._stop: Stop | None = None
         # Channels that ended by themselves and were logged.
         self._lost: set[str] = set()
         runtime_s = settings.job.max_runtime_s
@@ -144,7 +124,7 @@ class _Run:
         for line in usage_lines(self._channels):
             self._phases.say(line)
 
-    def _run_and_take_down(self) -> _Outcome:
+    def _run_and_take_down(self) -> Outcome:
         settings = self._settings
         program = find_command(settings.command, settings.environment) if settings.command else ""
         claimed = claim_or_join(settings) if settings.is_shared else claim_base_dir(settings.paths)
@@ -156,17 +136,18 @@ class _Run:
                 self._members = Members(settings, claimed)
                 exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
-            exits.enter_context(serving_metrics(settings.metrics_listen, self._counters))
+            exits.callback(self._endpoint.close)
+            self._endpoint.open()
             self._make_place()
             try:
                 outcome = self._run_in_place(program)
             except FastfuseError as error:
-                self._record(_failed(error))
+                self._record(failed(error))
                 raise
             self._record(outcome)
             return outcome
 
-    def _run_as_member(self, owner: socket.socket, program: str) -> _Outcome:
+    def _run_as_member(self, owner: socket.socket, program: str) -> Outcome:
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         self._owner = owner
         raise_sigio(owner)
@@ -188,7 +169,7 @@ class _Run:
             self._phases.say(f"What the earlier run left is in {aside}")
         write_job_files(settings.job, settings.cluster, settings.paths)
 
-    def _record(self, outcome: _Outcome) -> None:
+    def _record(self, outcome: Outcome) -> None:
         """Write the record of the job, here and beside its outputs, and print why the script says it failed."""
         settings = self._settings
         is_script = outcome.exit_code != 0 and self._command is not None
@@ -213,7 +194,7 @@ class _Run:
         if self._was_ready:
             self._delivery.deliver_record(data)
 
-    def _run_in_place(self, program: str) -> _Outcome:
+    def _run_in_place(self, program: str) -> Outcome:
         settings = self._settings
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
@@ -226,23 +207,17 @@ class _Run:
             [*guards.values()],
             stop_timeout_s=settings.stop_timeout_s,
             not_done=self._delivery.not_done(),
+            listener=self._endpoint.listener,
         )
         # An event that the channels' processes inherit: all channels are ready.
         begin_fd = os.eventfd(0)
         try:
-            for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
-                task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
-                self._channels.append(ChannelProcess(task, self._counters[channel.name]))
-            self._delivery.begin()
-            self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
-            # Meanwhile, for a driver with many GPUs takes seconds to answer.
-            environment = self._environment() if settings.command else {}
             try:
-                outcome = self._run_to_the_end(program, environment, begin_fd)
+                outcome = self._run_to_the_end(program, guards, begin_fd)
             except Exception as error:  # noqa: BLE001 - logged
                 # A defect of ours, or a limit that was met meanwhile, must not cost the job its model.
                 _log.exception("the run failed")
-                outcome = _failed(FastfuseError(f"unforeseen: {error!r}", hint="report it with the lines above"))
+                outcome = failed(FastfuseError(f"unforeseen: {error!r}", hint="report it with the lines above"))
             return self._deliver(outcome) if self._was_ready else outcome
         finally:
             if not self._was_ready:
@@ -252,20 +227,32 @@ class _Run:
                 guard.close()
             os.close(begin_fd)
 
-    def _run_to_the_end(self, program: str, environment: dict[str, str], begin_fd: int) -> _Outcome:
+    def _run_to_the_end(self, program: str, guards: Mapping[str, Guard], begin_fd: int) -> Outcome:
         try:
+            environment = self._prepare(guards, begin_fd)
             stop = self._get_ready()
             if stop is not None:
-                return _Outcome(stop.phase, f"{stop.text} before everything was ready", 128 + stop.number)
+                return Outcome(stop.phase, f"{stop.text} before everything was ready", 128 + stop.number)
             self._was_ready = True
             os.eventfd_write(begin_fd, 1)
             if self._members is not None:
                 self._members.welcome()
             return self._train(program, environment) if self._settings.command else self._stay_up()
         except FastfuseError as error:
-            return _failed(error)
+            return failed(error)
         finally:
             self._take_down()
+
+    def _prepare(self, guards: Mapping[str, Guard], begin_fd: int) -> dict[str, str]:
+        """Begin to prepare the channels, and return the environment of the command."""
+        settings = self._settings
+        for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
+            task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
+            self._channels.append(ChannelProcess(task, self._counters[channel.name]))
+        self._delivery.begin()
+        self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
+        # Meanwhile, for a driver with many GPUs takes seconds to answer.
+        return self._environment() if settings.command else {}
 
     def _environment(self) -> dict[str, str]:
         """Return the environment of the command: our own and the job's."""
@@ -274,7 +261,7 @@ class _Run:
         made = script_environment(settings.job, settings.cluster, settings.paths, cpu_count=cpus, gpu_count=gpus)
         return {**settings.environment, **service_environment(settings.environment, settings.connection), **made}
 
-    def _get_ready(self) -> _Stop | None:
+    def _get_ready(self) -> Stop | None:
         """Wait until every channel can be read; return why not if we are told to stop first."""
         while not (self._delivery.is_ready and all(channel.is_ready for channel in self._channels)):
             self._take_signal(self._look_again_s)
@@ -285,11 +272,11 @@ class _Run:
                 return stop
         return None
 
-    def _reason_to_stop(self) -> _Stop | None:
+    def _reason_to_stop(self) -> Stop | None:
         """Return why the job has to end now, if it has to."""
         if self._stop is None and time.monotonic() >= self._end_at_s:
             text = f"after MaxRuntimeInSeconds, which is {self._settings.job.max_runtime_s}"
-            self._stop = _Stop(Phase.MAX_RUNTIME_EXCEEDED, text)
+            self._stop = Stop(Phase.MAX_RUNTIME_EXCEEDED, text)
         return self._stop
 
     @property
@@ -297,7 +284,7 @@ class _Run:
         """The longest wait for a signal: until the next look around, or until the job has to end."""
         return max(0.0, min(_LOOK_EVERY_S, self._end_at_s - time.monotonic()))
 
-    def _train(self, program: str, environment: dict[str, str]) -> _Outcome:
+    def _train(self, program: str, environment: dict[str, str]) -> Outcome:
         """Run the command from its start to its end; raise the failure of a stream, for which it was told to end."""
         settings = self._settings
         self._phases.enter(Phase.TRAINING, f"Running {settings.command[0]}")
@@ -315,15 +302,15 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        while command.press_leftovers(settings.stop_timeout_s, self._delivery.pids):
+        while command.press_leftovers(settings.stop_timeout_s, [*self._delivery.pids, self._endpoint.pid]):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
         if broken:
             raise broken[0]
         if self._stop is not None:
-            return _Outcome(self._stop.phase, f"{self._stop.text}: {command.describe_end()}", command.exit_code)
+            return Outcome(self._stop.phase, f"{self._stop.text}: {command.describe_end()}", command.exit_code)
         phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
-        return _Outcome(phase, command.describe_end(), command.exit_code)
+        return Outcome(phase, command.describe_end(), command.exit_code)
 
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
@@ -344,7 +331,7 @@ class _Run:
                 end_at_s = time.monotonic() + self._settings.stop_timeout_s
         self._members.close()
 
-    def _stay_up(self) -> _Outcome:
+    def _stay_up(self) -> Outcome:
         """Serve without a command until we are told to stop, or no channel serves any more; raise what failed then."""
         self._phases.enter(Phase.TRAINING, "All channels are ready; SIGTERM or Ctrl-C ends it")
         while self._reason_to_stop() is None and any(channel.exit_code is None for channel in self._channels):
@@ -353,8 +340,8 @@ class _Run:
         for failure in self._failures():
             raise failure
         if (stop := self._reason_to_stop()) is not None:
-            return _Outcome(stop.phase, stop.text, 0)
-        return _Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
+            return Outcome(stop.phase, stop.text, 0)
+        return Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
 
     def _take_signal(self, timeout_s: float) -> bool:
         """Wait for the next signal, do what it asks for, and take in what children say and how they end.
@@ -368,6 +355,7 @@ class _Run:
         self._delivery.listen()
         if self._members is not None:
             self._members.look()
+        self._endpoint.look_after()
         # After a pause (Ctrl-Z, a frozen control group) CPython may return a siginfo that the kernel has not filled.
         if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
             return False
@@ -377,7 +365,7 @@ class _Run:
             for channel in self._channels:
                 channel.refresh()
             return False
-        self._stop = self._stop or _Stop(Phase.STOPPED, f"by {number.name}", number)
+        self._stop = self._stop or Stop(Phase.STOPPED, f"by {number.name}", number)
         if self._command is not None:
             # A terminal, and its hangup, signal the whole process group; a plain signal reaches one process.
             has_it = is_lost or caught.si_code == _SI_KERNEL
@@ -394,6 +382,7 @@ class _Run:
                     if channel.pid == pid:
                         channel.ended(exit_code, self._phases)
                 self._delivery.ended(pid, exit_code)
+                self._endpoint.child_ended(pid, exit_code)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
         found = (channel.failure for channel in self._channels if mode in {None, channel.channel.input_mode})
@@ -431,7 +420,7 @@ class _Run:
                     channel.stop()
         sweep(self._settings.channels, self._settings.paths.data)
 
-    def _deliver(self, outcome: _Outcome) -> _Outcome:
+    def _deliver(self, outcome: Outcome) -> Outcome:
         """Send what the job has made to S3, however it ended; return an outcome with the error if that fails."""
         try:
             failures = self._delivery.deliver(outcome.phase.status)
@@ -445,4 +434,4 @@ class _Run:
             _log.error("%s", failure)
         # Whatever the command returned: the log has it.
         self._phases.say(f"{outcome.phase}: {outcome.text}")
-        return _failed(failures[0])
+        return failed(failures[0])

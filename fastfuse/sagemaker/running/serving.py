@@ -4,6 +4,7 @@ Counters are in memory that parent and child share.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -149,7 +150,7 @@ def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., Non
 
 
 def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
-    """Return a descriptor of the channel's index, and the number of its objects or files."""
+    """Return a descriptor of the channel's index, which the caller closes, and the number of its objects or files."""
     source, origin = task.channel.source, task.origin
     if isinstance(source, LocalDirectory):
         return index_files(source, task.place, origin)
@@ -199,6 +200,8 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         _note_waiting(counters, done.elapsed_s, is_waiting=True)
         recent.tell_summary()
     finally:
+        # Not only at the end: the disk may be waited for, and the index of many objects is large.
+        os.close(snapshot_fd)
         counters.set("fastfuse_waiting_reads", 0)
     if done.unknown_files:
         _log.warning(
@@ -238,6 +241,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         if stream.failure is not None:
             tell(stream.failure)
 
+    assert task.guard is not None
     settings = PipeSettings(
         channel=channel,
         connection=task.settings.connection,

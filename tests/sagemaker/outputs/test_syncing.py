@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError, RefusedError
+from fastfuse.errors import AccessError, OutputError, RefusedError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -260,6 +260,18 @@ def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(
         sync.finish()
         assert sync.objects() == {"epoch-1/model": b"older", "state": b"newer"}
         assert sync.process.artifacts["checkpoints"]["Files"] == 1
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_no_listing_stays_in_memory(moto_server: S3Server, directory: Path, has_files: bool) -> None:
+    moto_server.client.put_object(Bucket=moto_server.bucket, Key=f"sync-{directory.parent.name}/a", Body=b"a")
+    if has_files:
+        (directory / "b").write_bytes(b"b")
+    with syncing(moto_server, directory) as sync:
+        for file in Path(f"/proc/{sync.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                assert not os.readlink(file).startswith("/memfd:fastfuse-index")
+        assert (directory / "a").exists() != has_files
 
 
 def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, tmp_path: Path) -> None:
@@ -544,6 +556,36 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     made._syncer.failure = AccessError("lost")  # type: ignore[union-attr,misc]
     made.listen()
     assert began_ns == [100, 101]
+
+
+def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[SimpleNamespace] = []
+
+    class Sending(SimpleNamespace):
+        def __init__(self, *_: object) -> None:
+            super().__init__(exit_code=None, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            made.append(self)
+
+        def _die(self) -> None:
+            self.exit_code, self.failure = -signal.SIGKILL, OutputError("the process was killed")
+
+    def take_signal(_: float) -> bool:
+        delivered.listen()
+        return False
+
+    monkeypatch.setattr(delivery, "Sender", Sending)
+    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
+    job = SimpleNamespace(synced=(synced,), output=None)
+    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
+    delivered.begin()
+    delivered.listen()
+    delivered.give_up()
+    delivered.listen()
+    assert len(made) == 1
+    assert caplog.messages == []
 
 
 def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import pty
 import re
 import resource
 import signal
@@ -31,6 +32,7 @@ from bench.s3server import (
     Stall,
 )
 from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -425,6 +427,24 @@ def newest_children(job: Job) -> list[int]:
     """The children of the run, the one that was started last first (the kernel lists them by age)."""
     path = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
     return [*map(int, path.read_text().split())][::-1]
+
+
+def test_a_terminal_that_hangs_up_costs_neither_the_model_nor_the_mounts_their_end(server: LoopbackServer) -> None:
+    """A bar is drawn, which is erased before the next line."""
+    rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
+    ours, theirs = pty.openpty()
+    with running(server.endpoint_url, job_of(BUCKET), command=MAKE, terminal=theirs) as job:
+        os.close(theirs)
+        shown = b""
+        while b"model \xe2\x94" not in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown):
+            shown += os.read(ours, 65536)
+        wait_until(lambda: server.faults.hits(rule) == 1)
+        os.close(ours)
+        server.faults.clear()
+        assert job.wait() == 0
+        assert find_mount(job.data / "train") is None
+        assert record_of(job)["TrainingJobStatus"] == "Completed"
+    assert server.buckets[BUCKET].view().lookup(b"models/a-job/output/model.tar.gz") is not None
 
 
 def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:

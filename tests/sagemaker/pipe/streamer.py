@@ -15,6 +15,7 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
 
 
@@ -48,10 +49,11 @@ def main(
         attribute_names=origin.attribute_names,
         **fields,
     )
-    fifos = Path(directory)
+    fifos, guard = Path(directory), Guard()
+    guard.hand_over()  # to nobody
     pipe = PipeSettings(
         channel=channel, connection=connection, directory=fifos, base=fifos.parent, counters=Counters(),
-        part_size_bytes=part_size_bytes,
+        part_size_bytes=part_size_bytes, memory_target_bytes=1 << 30, guard=guard, begin_fd=os.eventfd(1),
     )  # fmt: skip
 
     def report(stream: PipeStream) -> None:

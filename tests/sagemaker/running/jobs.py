@@ -117,24 +117,28 @@ def running(
     command: Script | str = (),
     base: Path | None = None,
     terminal: int | None = None,
+    stderr: int | None = None,
+    change: str = "",
     ends_with: int | None = None,
 ) -> Iterator[Job]:
     """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped.
 
-    A command that is a text is a program in Python. With `ends_with` the job is over, with this exit code, as the block
-    begins.
+    It logs to `stderr`, to the terminal, or else to a file. A command that is a text is a program in Python. Lines of
+    Python in `change` run before the job. With `ends_with` the job is over, with this exit code, as the block begins.
     """
     command = script(command) if isinstance(command, str) else command
     with tempfile.TemporaryDirectory(prefix="job-") as name:
         directory = Path(name)
         (directory / "job.json").write_text(json.dumps(description))
         place = base or directory / "ml"
-        arguments = [sys.executable, "-m", "fastfuse", "run", "--job", str(directory / "job.json")]
+        start = ("-c", f"{change}\nimport sys\nfrom fastfuse.cli.main import main\nsys.exit(main())")
+        arguments = [sys.executable, *(start if change else ("-m", "fastfuse"))]
+        arguments += ["run", "--job", str(directory / "job.json")]
         arguments += ["--base-dir", str(place), "--endpoint-url", endpoint_url, "--region", "us-east-1"]
         arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
         with (directory / "log").open("wb") as log, (directory / "output").open("wb") as output:
             process = Forked[bytes](
-                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=log if terminal is None else terminal,
+                arguments, env=ENVIRONMENT, stdin=terminal, stdout=output, stderr=stderr or terminal or log,
                 preexec_fn=None if terminal is None else _take_terminal,
             )  # fmt: skip
         job = Job(process, place, directory)

@@ -197,3 +197,21 @@ def test_a_script_that_removes_everything_keeps_no_later_run_away(run: Run, tmp_
         with run([channel("data", mode, "data/")], base=tmp_path / "base", command=command, ends_with=0):
             pass
     assert len([*(tmp_path / "base/runs").rglob("weights")]) == 1
+
+
+def test_an_error_while_channels_are_prepared_leaves_neither_a_mount_nor_a_fifo(run: Run) -> None:
+    """The system has no room for another process, or there is a defect."""
+    change = """
+from fastfuse.sagemaker.running.run import _Run
+def fail(run):
+    while not all(channel.is_ready for channel in run._channels):
+        run._take_signal(1)
+    raise RuntimeError("no room")
+_Run._environment = fail
+"""
+    channels = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "data/")]
+    with run(channels, change=change, command="print('never')", ends_with=1) as job:
+        assert "unforeseen: RuntimeError('no room')" in job.log
+        assert "Stopping - Taking down mounted, piped" in job.log
+        assert find_mount(job.data / "mounted") is None
+        assert not [path for path in job.data.iterdir() if path.is_fifo()]

@@ -239,6 +239,22 @@ open(os.path.join(BASE, "model/weights"), "w").close()
     assert left == sorted(["input/data", *kept, *kept])
 
 
+def test_the_index_of_a_download_is_closed_before_the_disk_is_waited_for(run: Run) -> None:
+    change = """
+import gc, os
+from fastfuse.sagemaker.running import serving
+def tell(*_):
+    gc.collect()
+    for fd in os.listdir("/proc/self/fd"):
+        if os.path.islink(f"/proc/self/fd/{fd}"):
+            os.write(2, f"open: {os.readlink(f'/proc/self/fd/{fd}')}\\n".encode())
+serving.settle_channel = tell
+"""
+    with run([channel("train", "File", "train/")], change=change, command="''", ends_with=0) as job:
+        assert "open: pipe:" in job.log
+        assert "open: /memfd:fastfuse-index" not in job.log
+
+
 def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer, run: Run) -> None:
     server.faults.add(FaultRule(action=Limit(8 << 20), operation="GetObject"))
     ours, theirs = pty.openpty()

@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.index.sources.reports import Row, csv_file, manifest
 from tests.mounting import run_fastfuse
+from tests.sagemaker.jobs import ABSENT, request, source, with_field
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 
 OBJECTS = {"train/a": b"a" * 5000, "test/x": b"x" * 300, "eval/y": b"y" * 200}
@@ -44,6 +45,21 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
             assert job.stop() == 0
         listed = [record.query["prefix"] for record in server.requests[before:] if record.operation == "ListObjectsV2"]
         assert listed == ["test/"]
+
+
+def test_a_host_whose_instance_group_gets_no_channel_runs_its_command() -> None:
+    groups = [{"InstanceGroupName": name, "InstanceType": "local", "InstanceCount": 1} for name in ("data", "train")]
+    place = {"S3DataType": "S3Prefix", "S3Uri": f"s3://{BUCKET}/train/", "InstanceGroupNames": ["data"]}
+    train = source("train", InputMode="FastFile", DataSource={"S3DataSource": place})
+    job_file = with_field(request(train), ("OutputDataConfig",), ABSENT)
+    job_file["ResourceConfig"] = {"InstanceGroups": groups}
+    command = "import os; print(os.environ['SM_CHANNELS'])"
+    with (
+        LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server,
+        running(server.endpoint_url, job_file, "--host", "2/2", command=command, ends_with=0) as job,
+    ):
+        assert job.output == "[]\n"
+        assert "Preparing 0 channels: this host gets none" in job.log
 
 
 def test_an_address_that_is_taken_is_refused_before_anything_is_prepared() -> None:

@@ -5,6 +5,8 @@ import pty
 import re
 import signal
 import sys
+import urllib.error
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -189,15 +191,17 @@ def test_after_kill_9_a_reader_never_sees_its_epoch_end(run: Run, is_below_a_she
 
 
 def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: Run) -> None:
-    with run(CHANNELS) as job:
+    with run(CHANNELS, "--metrics-listen", "0") as job:
         job.wait_for_log("All channels are ready")
-        guardian, *others = _children(job.process.pid)
-        processes = [os.pidfd_open(pid) for pid in others]
+        _, guardian, *_ = _children(job.process.pid)
+        processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid) if pid != guardian]
         with (job.data / "piped_0").open("rb", buffering=0) as file:
             assert file.read(1)
             job.process.kill()
             for process in processes:
                 wait_for_end(process)
+            with pytest.raises(urllib.error.URLError, match="refused"):  # the next run may have the address
+                metrics_of(job)
             wait_until(lambda: "an end that will not come" in job.log)
             os.set_blocking(file.fileno(), False)
             # What was in the FIFO, and then nothing yet, which is not the end.
@@ -262,6 +266,26 @@ def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(run
         assert_nothing_is_left(job)
 
 
+def test_a_metrics_endpoint_that_is_killed_is_started_again_and_is_none_of_the_commands(run: Run) -> None:
+    change = "from fastfuse.filesystem.figures import endpoint; endpoint._START_EVERY_S = 0.0"
+    with run(CHANNELS, "--metrics-listen", "0", command=PATIENT, change=change) as job:
+        job.wait_for_output("ready")
+        endpoint, *_ = _children(job.process.pid)
+        os.kill(endpoint, signal.SIGKILL)
+        assert b'channel="mounted"' in metrics_of(job)
+        assert job.log.count("the metrics endpoint was killed by signal 9; it is started again") == 1
+        assert job.stop() == 40 + signal.SIGTERM
+        assert "which the command left running" not in job.log
+
+
+def metrics_of(job: Job) -> bytes:
+    address = re.search(r"metrics are served at (\S+)", job.log)
+    assert address, job.log
+    with urllib.request.urlopen(address[1], timeout=60) as reply:
+        answer: bytes = reply.read()
+    return answer
+
+
 def _children(pid: int) -> list[int]:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
@@ -277,3 +301,18 @@ def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None
         os.close(ours)
         assert job.wait() == 0
         assert_nothing_is_left(job)
+
+
+def test_a_log_that_nobody_reads_keeps_no_signal_from_the_command(run: Run) -> None:
+    reading_fd, writing_fd = os.pipe()
+    os.set_blocking(writing_fd, False)
+    with suppress(BlockingIOError):
+        while os.write(writing_fd, bytes(1 << 16)):
+            pass
+    os.set_blocking(writing_fd, True)
+    with run(CHANNELS, command=PATIENT, stderr=writing_fd) as job:
+        job.wait_for_output("ready")
+        assert job.stop() == 40 + signal.SIGTERM
+        assert_nothing_is_left(job)
+    os.close(reading_fd)
+    os.close(writing_fd)
