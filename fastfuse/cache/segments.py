@@ -96,6 +96,10 @@ class Segments:
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 raise DamagedError("its bytes are not those that were written")
 
+    def probe(self, number: int) -> None:
+        """Read the begin of a segment from the disk."""
+        self._read_block(self._file(number), 0, 1)
+
     @contextmanager
     def locked(self, number: int) -> Iterator[bool]:
         """Keep others from filling a segment meanwhile; yield False if one fills it now. The block may `remove` it.

@@ -164,7 +164,7 @@ def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetc
             os.mkfifo(segment, 0o666)  # whoever opens it waits
         with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
             assert all_right(mount)
-            assert mount.log.count("is not used for 30 s: it does not answer within") == 1
+            assert mount.log.count("is not used for 30 s: its disk has not answered within") == 1
             with ExitStack() as opened:
                 for segment in segments:
                     opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
