@@ -78,15 +78,15 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         return
     path = settings.directory
     try:
-        if not path.exists():
+        with suppress(FileExistsError):
             path.mkdir(0o700)
-            os.chown(path, owner_uid, -1)
         directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigurationError(
             f"--cache {str(path)!r} cannot be used: {error.strerror}", hint="name a directory, or one to be made"
         ) from error
     try:
+        fcntl.flock(directory_fd, fcntl.LOCK_EX)  # another mount may be making the same files
         _check(path, directory_fd, owner_uid)
         _make_index(path, directory_fd)
         _make_filter(directory_fd, settings.size_bytes)

@@ -93,6 +93,36 @@ def test_no_link_in_it_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second does not see that the first has just made it, and comes while the first makes the index."""
+    settings, first = settings_of(tmp_path / "cache"), threading.get_ident()
+    steps, others = list[str](), list[Future[None]]()
+    take, make, waits = fcntl.flock, directory.create, threading.Event()
+
+    def flock(fd: int, how: int) -> None:
+        if threading.get_ident() != first:
+            waits.set()
+        take(fd, how)
+
+    def create(path: str) -> int:
+        if threading.get_ident() == first:
+            others.append(executor.submit(prepare, settings, os.geteuid()))
+            assert waits.wait(30)
+        steps.append("first" if threading.get_ident() == first else "second")
+        return make(path)
+
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(directory, "create", create)
+    with ThreadPoolExecutor(1) as executor:
+        prepare(settings, os.geteuid())
+        others[0].result()
+    assert steps == ["first", "second"]
+    assert not caplog.messages
+
+
 def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(0o700)
     prepare(settings_of(tmp_path / "cache"), NOBODY)
