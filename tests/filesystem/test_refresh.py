@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fastfuse.errors import FastfuseError, SourceError
 from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
-from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, is_over_within, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
 from fastfuse.index.origin import IndexOrigin
@@ -20,6 +21,7 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.descriptors import open_descriptors
+from tests.filesystem.waiting import PATIENCE_S
 
 # No table: none of the children here looks at it.
 SNAPSHOT_FD = 0
@@ -109,6 +111,61 @@ def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_c
     assert here.outcome(SNAPSHOT_FD) == "failed"
     assert b"the lister was killed by signal 9" in asked.recv(4096)
     assert asked.recv(4096) == b""
+
+
+class Listers:
+    """Forks processes that fail as they begin to list, and waits for their end."""
+
+    def __init__(self, error: FastfuseError, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(_: int) -> None:
+            raise error
+
+        self._pid = 0
+        self.refresher = refresher(self._fork)
+        monkeypatch.setattr(self.refresher, "_list", fail)
+
+    def _fork(self, work: Callable[[], object]) -> int:
+        self._pid = fork_child(work)
+        return self._pid
+
+    def end(self) -> bool:
+        """Return whether it ended by itself."""
+        has_ended = is_over_within(self._pid, PATIENCE_S)
+        os.kill(self._pid, signal.SIGKILL)
+        self.refresher.child_ended(self._pid, wait_child(self._pid))
+        return has_ended
+
+
+@pytest.mark.parametrize("character", ["x", "\U0001f4be"])
+def test_a_lister_whose_error_is_long_ends_and_what_it_says_is_cut(
+    character: str, client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listers = Listers(SourceError(100_000 * character, hint=100_000 * character), monkeypatch)
+    listers.refresher.want(SNAPSHOT_FD, client[0])
+    assert listers.end()
+    assert listers.refresher.new_table() is None
+    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
+    told = json.loads(client[1].recv(1 << 16))["error"]
+    assert (told["kinds"][0], set(told["message"])) == ("SourceError", {character})
+
+
+def test_a_lister_that_is_killed_while_it_answers_has_failed(
+    client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def write_some(fd: int, data: bytes) -> None:
+        write(fd, data[:10])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    listers = Listers(SourceError("no such bucket"), monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write_some)
+        listers.refresher.want(SNAPSHOT_FD, client[0])
+    listers.end()
+    assert listers.refresher.new_table() is None
+    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
+    assert "the lister was killed by signal 9" in json.loads(client[1].recv(4096))["error"]["message"]
 
 
 def test_a_child_closes_the_ways_to_who_waits(children: Children, client: tuple[socket.socket, socket.socket]) -> None:
