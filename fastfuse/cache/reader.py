@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 from typing import NamedTuple
 
 import trio
@@ -19,6 +18,7 @@ from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered
+from fastfuse.cache.identity import identity, identity_begin
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import FLUSH_S, queue_bytes
@@ -74,18 +74,6 @@ class _Asked(NamedTuple):
     end: int
     # The range takes so long to come back; None if that is not known.
     return_bytes: int | None = None
-
-
-def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
-    """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
-    text = f"{ref.key}\0{ref.etag}\0{ref.size_bytes}".encode("utf-8", "surrogateescape")
-    digest = sha256(_identity_begin(endpoint_url, ref.bucket) + text).digest()
-    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:16])
-
-
-def _identity_begin(endpoint_url: str, bucket: str, key_prefix: str = "") -> bytes:
-    """Return the begin of what `identity` hashes, for all keys that begin with `key_prefix`."""
-    return f"{endpoint_url}\0{bucket}\0{key_prefix}".encode("utf-8", "surrogateescape")
 
 
 def cached(
@@ -244,7 +232,7 @@ class CachedReader:
 
     def identity_begin(self, bucket: str, key_prefix: str) -> bytes:
         """Return what `identity` hashes before the rest of a key."""
-        return _identity_begin(self._endpoint_url, bucket, key_prefix)
+        return identity_begin(self._endpoint_url, bucket, key_prefix)
 
     @property
     def is_used(self) -> bool:
@@ -281,9 +269,19 @@ class CachedReader:
         """The descriptors of the directory of the segments, of the claims, and of the filter."""
         return self._cache.directory_fd, self._cache.claims_fd, self._cache.filter_fd
 
-    def takes_more(self) -> bool:
-        """Return whether a range that is asked for now, for the first time, would be kept."""
-        return self._writer.takes(self._writer.ask(0, 0))
+    def has_place(self) -> bool:
+        """Return whether a range that is asked for now, for the first time, is worth its place."""
+        return self._writer.has_place(self._writer.ask(0, 0))
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether the tier is written to now: it is not for a while after its disk, or its index, has failed."""
+        return self.is_used and not self._writer.is_paused
+
+    @property
+    def written_bytes(self) -> int:
+        """The bytes that were written to the tier until now."""
+        return self._counters.get("fastfuse_cache_bytes", "written")
 
     @property
     def queued_bytes(self) -> int:

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastfuse.cache import directory
+from fastfuse.cache import catalog, directory
 from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
@@ -99,7 +99,7 @@ def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
     """The second does not see that the first has just made it, and comes while the first makes the index."""
     settings, first = settings_of(tmp_path / "cache"), threading.get_ident()
     steps, others = list[str](), list[Future[None]]()
-    take, make, waits = fcntl.flock, directory.create, threading.Event()
+    take, make, waits = fcntl.flock, catalog.create, threading.Event()
 
     def flock(fd: int, how: int) -> None:
         if threading.get_ident() != first:
@@ -115,7 +115,7 @@ def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
 
     monkeypatch.setattr(Path, "exists", lambda _: False)
     monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(directory, "create", create)
+    monkeypatch.setattr("fastfuse.cache.directory.create", create)
     with ThreadPoolExecutor(1) as executor:
         prepare(settings, os.geteuid())
         others[0].result()

@@ -19,7 +19,8 @@ from fastfuse.cache.catalog import Extent
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.hanging_disk import OFF_S
-from fastfuse.cache.reader import CachedReader, identity
+from fastfuse.cache.identity import identity
+from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import DamagedError, Filling, Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
