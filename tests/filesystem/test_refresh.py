@@ -15,13 +15,16 @@ from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
 from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, is_over_within, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
+from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import PATIENCE_S
+from tests.index.indexes import index_bytes, index_of, memory_file
 
 # No table: none of the children here looks at it.
 SNAPSHOT_FD = 0
@@ -198,6 +201,36 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
     assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
+
+
+def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads and writes 2 GiB at most in one call."""
+    before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
+    write, read = os.pwrite, os.pread
+    here = refresher(fork_child)
+    here._new_fd = os.memfd_create("new")
+    reading_fd, writing_fd = os.pipe()
+    with memory_file(index_bytes(before)) as old_fd, os.fdopen(reading_fd, "rb") as sent:
+
+        def list_now(fd: int) -> IndexReport:
+            save_snapshot(now, fd)
+            return IndexReport(1, 1, 1, 1.0, 1)
+
+        monkeypatch.setattr(here, "_list", list_now)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", lambda fd, data, offset: write(fd, data[:7], offset))
+            patched.setattr(os, "pread", lambda fd, size_bytes, offset: read(fd, min(size_bytes, 7), offset))
+            here._make(old_fd)
+            with os.fdopen(writing_fd, "wb"):
+                here.send_notices(writing_fd)
+            exit_code = wait_child(here._pid)
+            here.child_ended(here._pid, exit_code)
+        notices = sent.read()
+    names = [f"\0{n}\0".encode() for n in range(20)]
+    assert (exit_code, here._owed_bytes()) == (0, len(notices))
+    assert all(notices.count(name) == 1 for name in names)
+    here.close()
+    here.close_files()
 
 
 def test_notices_of_directories_come_before_those_of_names_and_again_after_them() -> None:
