@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from fastfuse.cache import catalog, directory
-from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache.directory import prepare
 from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
 from fastfuse.cli.options import cache
@@ -152,61 +152,13 @@ def test_a_filter_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.Monk
         assert not may_have_object(made.fileno(), object_id - 1)
 
 
-def test_a_filter_of_another_size_is_made_anew_once_nobody_uses_it(tmp_path: Path) -> None:
-    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
-    prepare(small, os.geteuid())
-    with closing(sqlite3.connect(small.directory / "index.db")) as index, index:
-        index.execute("INSERT INTO extents VALUES (7, 0, 1, 1, 0, x'', 0)")
-    path = small.directory / "filter"
-    assert path.stat().st_size == 4 << 10
-    cache = open_cache(small)
-    prepare(large, os.geteuid())
-    assert path.stat().st_size == 4 << 10
-    cache.close()
-    prepare(large, os.geteuid())
-    assert path.stat().st_size == 32 << 20
-    with path.open("rb") as made:
-        assert may_have_object(made.fileno(), 7)
-        assert not may_have_object(made.fileno(), 8)
-
-
-@pytest.mark.parametrize("waits_for", ["claims", "filter"])
-def test_who_opens_while_another_mount_makes_the_filter_anew_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
-) -> None:
-    """That one looks just then whether somebody uses the directory; or its filter is empty."""
-    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
-    prepare(small, os.geteuid())
-    maker, is_asked, opened = threading.get_ident(), threading.Event(), list[Future[int]]()
-    take, allocate = fcntl.flock, os.posix_fallocate
-
-    def filter_bytes() -> int:
-        with closing(open_cache(small)) as cache:
-            return os.fstat(cache.filter_fd).st_size
-
-    def begin() -> None:
-        opened.append(others.submit(filter_bytes))
-        opened[0].add_done_callback(lambda _: is_asked.set())
-        is_asked.wait()
-
-    def flock(fd: int, how: int) -> None:
-        is_it, is_makers = Path(f"/proc/self/fd/{fd}").readlink().name == waits_for, threading.get_ident() == maker
-        if is_it and not is_makers and not how & fcntl.LOCK_NB:
-            is_asked.set()
-        take(fd, how)
-        if is_it and is_makers and waits_for == "claims":
-            begin()
-
-    def posix_fallocate(*where: int) -> None:
-        if waits_for == "filter":
-            begin()
-        allocate(*where)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    with ThreadPoolExecutor(1) as others:
-        prepare(large, os.geteuid())
-        assert opened[0].result() == 32 << 20
+def test_a_filter_that_is_there_stays_whatever_size_is_asked_for(tmp_path: Path) -> None:
+    """As by `fastfuse cache status`, which knows nothing of the size that a mount was given."""
+    prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    path = tmp_path / "cache" / "filter"
+    path.write_bytes(bytes([1]) + path.read_bytes()[1:])
+    prepare(settings_of(tmp_path / "cache", size_bytes=1 << 40), os.geteuid())
+    assert path.read_bytes() == bytes([1]) + bytes((4 << 10) - 1)
 
 
 def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
