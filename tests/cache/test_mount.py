@@ -266,7 +266,7 @@ from fastfuse.cache import segments
 from fastfuse.cache.writer import Writer
 from fastfuse.filesystem.serving import worker
 worker.BEAT_EVERY_S = 0.05
-close, write_all, takes = Writer.close, segments._write_all, threading.Event()
+close, write_all, takes = Writer.close, segments.write_all, threading.Event()
 def close_slowly(self, patience_s):
     def take_after(beats):
         while self._counters.get("fastfuse_worker_beats") < beats:
@@ -275,7 +275,7 @@ def close_slowly(self, patience_s):
     threading.Thread(target=take_after, args=[self._counters.get("fastfuse_worker_beats") + 10], daemon=True).start()
     return close(self, patience_s)
 Writer.close = close_slowly
-segments._write_all = lambda *what: (takes.wait(), write_all(*what))
+segments.write_all = lambda *what: (takes.wait(), write_all(*what))
 """
 
 
