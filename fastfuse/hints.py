@@ -289,13 +289,16 @@ class _Sender:
                     self._send_again()
 
     def finish(self) -> None:
-        """Say that this was the whole order, and wait until it is taken."""
+        """Say that this was the whole order, and wait until it is taken.
+
+        If a worker dies before that, the next one gets the last paths again, in the place of what it kept of the order.
+        """
         for _ in range(_ATTEMPTS):
             with suppress(OSError):
                 self._connected().shutdown(socket.SHUT_WR)
                 if self._connected().recv(1) == TAKEN:
                     return
-            self._connect_again()
+            self._send_again()
         raise self._no_answer()
 
     def _send_quietly(self) -> None:

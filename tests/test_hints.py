@@ -472,12 +472,17 @@ class TestHandOver:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 
-    def test_a_worker_that_dies_at_the_end_is_followed_by_another(self, mountpoint: Path, listener: Listener) -> None:
-        thread = threading.Thread(target=hand_over, args=(["a"], mountpoint))
+    def test_the_order_of_a_worker_that_dies_at_its_end_is_sent_to_the_next(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        thread = threading.Thread(target=hand_over, args=(["a", "b"], mountpoint))
         thread.start()
+        for _ in range(2):
+            with listener.accept() as connection:
+                assert received(connection, 2) == [b"a", b"b"]
+                assert is_at_its_end(connection)
         with listener.accept() as connection:
-            received(connection, 1)
-        with listener.accept() as connection:
+            assert received(connection, 2) == [b"a", b"b"]
             assert is_at_its_end(connection)
             connection.send(TAKEN)
         thread.join(PATIENCE_S)

@@ -78,15 +78,15 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         return
     path = settings.directory
     try:
-        if not path.exists():
+        with suppress(FileExistsError):
             path.mkdir(0o700)
-            os.chown(path, owner_uid, -1)
         directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigurationError(
             f"--cache {str(path)!r} cannot be used: {error.strerror}", hint="name a directory, or one to be made"
         ) from error
     try:
+        fcntl.flock(directory_fd, fcntl.LOCK_EX)  # another mount may be making the same files
         _check(path, directory_fd, owner_uid)
         _make_index(path, directory_fd)
         _make_filter(directory_fd, settings.size_bytes)
@@ -107,12 +107,10 @@ def open_cache(settings: CacheSettings) -> OpenCache:
         opened.callback(os.close, directory_fd)
         claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, claims_fd)
-        # Whoever clears a damaged index, or looks whether somebody uses the directory, takes it alone for a moment.
+        # Whoever clears a damaged index takes it alone for a moment.
         fcntl.flock(claims_fd, fcntl.LOCK_SH)
         filter_fd = os.open(_FILTER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, filter_fd)
-        fcntl.flock(filter_fd, fcntl.LOCK_SH)  # whoever makes it anew has seen nobody before this one
-        fcntl.flock(filter_fd, fcntl.LOCK_UN)
         os.posix_fadvise(filter_fd, 0, 0, os.POSIX_FADV_WILLNEED)  # nobody who asks it waits for the disk
         reading = connect(_index_path(directory_fd))
         opened.callback(reading.close)
@@ -188,19 +186,13 @@ def _make(name: str, directory_fd: int) -> int:
 
 
 def _make_filter(directory_fd: int, limit_bytes: int) -> None:
-    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits.
-
-    One of another size, which suits another limit, is made anew if no process uses the directory.
-    """
+    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits."""
     wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
     wanted_bytes = 1 << wanted_bytes.bit_length() - 1
     fd = _make(_FILTER, directory_fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # nobody takes it for whole before it is
-        there_bytes = os.fstat(fd).st_size
-        if there_bytes == wanted_bytes or (there_bytes and _is_in_use(directory_fd)):
+        if os.fstat(fd).st_size:
             return
-        os.ftruncate(fd, 0)
         os.posix_fallocate(fd, 0, wanted_bytes)
         with closing(connect(_index_path(directory_fd))) as connection:
             objects = Index(connection).objects()
@@ -211,17 +203,6 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
         raise
     finally:
         os.close(fd)
-
-
-def _is_in_use(directory_fd: int) -> bool:
-    fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
 
 
 def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:

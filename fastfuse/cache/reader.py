@@ -9,7 +9,7 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
-from hashlib import sha256
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -17,6 +17,8 @@ import trio
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered
+from fastfuse.cache.identity import identity, identity_begin
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import FLUSH_S, queue_bytes
@@ -29,7 +31,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.threads import NoThreadError, in_thread
+from fastfuse.s3.threads import NoThreadError
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -40,8 +42,6 @@ _LOOK_S, _MAX_LOOK_S = 0.001, 0.02
 # short deadline left for S3: a small read may wait for the disk twice as long.
 _PATIENCE_S = 10.0
 _PATIENCE_DIVISOR = 6
-# After that, or after an error of the index, the tier is left alone for so long.
-_OFF_S = 30.0
 # Spreads the ranges of an object over 64 bits (2^64 divided by the golden ratio).
 _ODD = 0x9E3779B97F4A7C15
 # Each takes a few hundred bytes.
@@ -74,18 +74,6 @@ class _Asked(NamedTuple):
     end: int
     # The range takes so long to come back; None if that is not known.
     return_bytes: int | None = None
-
-
-def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
-    """Return 63 bits that name this version of an object, and 64 others that its digests begin with."""
-    text = f"{ref.key}\0{ref.etag}\0{ref.size_bytes}".encode("utf-8", "surrogateescape")
-    digest = sha256(_identity_begin(endpoint_url, ref.bucket) + text).digest()
-    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:16])
-
-
-def _identity_begin(endpoint_url: str, bucket: str, key_prefix: str = "") -> bytes:
-    """Return the begin of what `identity` hashes, for all keys that begin with `key_prefix`."""
-    return f"{endpoint_url}\0{bucket}\0{key_prefix}".encode("utf-8", "surrogateescape")
 
 
 def cached(
@@ -135,7 +123,7 @@ class CachedReader:
         self._endpoint_url = endpoint_url
         self._where = f"the cache {cache.settings.directory}"
         self._deadline_s = deadline_s
-        self._patience_s = min(_PATIENCE_S, deadline_s / _PATIENCE_DIVISOR)
+        self._disk = Disk(min(_PATIENCE_S, deadline_s / _PATIENCE_DIVISOR))
         self._index = Index(cache.reading)
         self._segments = Segments(cache.directory_fd)
         self._claims = Claims(cache.claims_fd)
@@ -145,7 +133,6 @@ class CachedReader:
         self._damaged: set[Extent] = set()
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
-        self._off_until_s = 0.0
         self._is_closed = False
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
@@ -191,7 +178,7 @@ class CachedReader:
 
         try:
             # Look with the claim, as nobody puts the range there meanwhile. An error of the index turns the tier off.
-            if not self._find(asked.object_id, start, end) and not self._is_off():
+            if not self._find(asked.object_id, start, end) and not self._disk.is_off:
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
                 asked = asked._replace(return_bytes=self._ask(asked.seed, start, end))
@@ -213,7 +200,7 @@ class CachedReader:
             if data is not None:
                 return data
             # The disk that did not answer is not asked again.
-            extents = [] if self._is_off() else self._find(object_id, start, end)
+            extents = [] if self._disk.is_off else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
             return await self._fetch(asked, extents)
         message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
@@ -245,12 +232,12 @@ class CachedReader:
 
     def identity_begin(self, bucket: str, key_prefix: str) -> bytes:
         """Return what `identity` hashes before the rest of a key."""
-        return _identity_begin(self._endpoint_url, bucket, key_prefix)
+        return identity_begin(self._endpoint_url, bucket, key_prefix)
 
     @property
     def is_used(self) -> bool:
         """Return whether the tier is used now: it is not if its disk, or its index, has just failed."""
-        return not self._writer.is_gone and not self._is_off()
+        return not self._writer.is_gone and not self._disk.is_off
 
     def keep(self, object_id: int, seed: int, data: Buffer) -> None:
         """Have a small object kept that a thread has claimed and got, if it is worth its room; or give up the claim."""
@@ -266,18 +253,35 @@ class CachedReader:
         self._writer.hit(segment, size_bytes)
         self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
 
-    def hangs(self, waited_s: float) -> None:
-        """Leave the tier alone, because its disk did not give an object for so long."""
-        self._leave_alone("disk", f"it does not answer within {waited_s:g} s")
+    def hangs(self, segment: int, waited_s: float) -> None:
+        """Leave the tier alone, because its disk has not given an object in this segment for so long."""
+        if not self._disk.is_off:
+            trio.lowlevel.spawn_system_task(self._probe, segment)
+        self._leave_alone("disk", unanswered(waited_s))
+
+    async def _probe(self, segment: int) -> None:
+        """Keep the tier off until its disk gives something of this segment, or says that it cannot."""
+        with suppress(DamagedError, OSError, trio.TooSlowError):
+            await self._disk.ask(partial(self._segments.probe, segment))
 
     @property
     def files(self) -> tuple[int, int, int]:
         """The descriptors of the directory of the segments, of the claims, and of the filter."""
         return self._cache.directory_fd, self._cache.claims_fd, self._cache.filter_fd
 
-    def takes_more(self) -> bool:
-        """Return whether a range that is asked for now, for the first time, would be kept."""
-        return self._writer.takes(self._writer.ask(0, 0))
+    def has_place(self) -> bool:
+        """Return whether a range that is asked for now, for the first time, is worth its place."""
+        return self._writer.has_place(self._writer.ask(0, 0))
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether the tier is written to now: it is not for a while after its disk, or its index, has failed."""
+        return self.is_used and not self._writer.is_paused
+
+    @property
+    def written_bytes(self) -> int:
+        """The bytes that were written to the tier until now."""
+        return self._counters.get("fastfuse_cache_bytes", "written")
 
     @property
     def queued_bytes(self) -> int:
@@ -300,14 +304,14 @@ class CachedReader:
         ref, object_id, _, start, end, return_bytes = asked
         keeps = self._writer.takes(return_bytes)
         fetched: dict[int, memoryview] = {}
-        look_s, waits_until_s = _LOOK_S, trio.current_time() + self._patience_s
+        look_s, waits_until_s = _LOOK_S, trio.current_time() + self._disk.patience_s
 
         def missing() -> list[tuple[int, int]]:
             return gaps([*extents, *((at, at + len(data)) for at, data in fetched.items())], start, end)
 
         while wanted := missing():
             gap = asked._replace(start=wanted[0][0], end=wanted[0][1])
-            keeps = keeps and not self._is_off()
+            keeps = keeps and not self._disk.is_off
             if keeps and not self._claim(gap):
                 if trio.current_time() < waits_until_s:
                     await trio.sleep(look_s)
@@ -373,6 +377,8 @@ class CachedReader:
     async def _read(self, asked: _Asked, extents: list[Extent], fetched: dict[int, memoryview]) -> memoryview | None:
         """Return a range of which all is kept or was `fetched`; None if what is kept cannot be read after all."""
         _, object_id, seed, start, end, _ = asked
+        if extents and self._disk.is_off:  # since they were found
+            return None
         wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
         failed: list[tuple[Extent, Exception]] = []
 
@@ -386,10 +392,9 @@ class CachedReader:
                     break
 
         try:
-            with trio.fail_after(self._patience_s):
-                await in_thread(read)
+            await self._disk.ask(read)
         except (trio.TooSlowError, NoThreadError) as error:
-            self._leave_alone("disk", str(error) or f"it does not answer within {self._patience_s:g} s")
+            self._leave_alone("disk", str(error) or unanswered(self._disk.patience_s))
             return None
         if failed:
             self._lose(object_id, *failed[0])
@@ -416,9 +421,6 @@ class CachedReader:
         else:
             self._leave_alone("disk", str(error))
 
-    def _is_off(self) -> bool:
-        return trio.current_time() < self._off_until_s
-
     def _forget(self, asked: _Asked) -> None:
         """Have everything forgotten that is kept of an object that has not the service's checksum.
 
@@ -434,9 +436,9 @@ class CachedReader:
         self._tell("corrupt", f"{self._where}: what it keeps of {asked.ref.key!r} is forgotten: its checksum is wrong")
 
     def _leave_alone(self, kind: str, why: str) -> None:
-        self._off_until_s = trio.current_time() + _OFF_S
+        self._disk.leave_alone()
         self.forgets()
-        self._tell(kind, f"{self._where} is not used for {_OFF_S:g} s: {why}")
+        self._tell(kind, f"{self._where} is not used for {OFF_S:g} s: {why}")
 
     def _tell(self, kind: str, line: str) -> None:
         """Count a failure, and log one of each kind every 30 s."""

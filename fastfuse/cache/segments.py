@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
+from fastfuse.s3.whole import write_all
 
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
@@ -95,6 +96,10 @@ class Segments:
                 into[first - start : last - start] = block[first - at : last - at]
             if _digest(block, seed, number) != extent.digests[8 * number : 8 * number + 8]:
                 raise DamagedError("its bytes are not those that were written")
+
+    def probe(self, number: int) -> None:
+        """Read the begin of a segment from the disk."""
+        self._read_block(self._file(number), 0, 1)
 
     @contextmanager
     def locked(self, number: int) -> Iterator[bool]:
@@ -196,14 +201,14 @@ class Filling:
         if offset != self._staged_from + self._staged_bytes:
             self.flush()
         done = 0 if self._staged_bytes else _aligned_bytes(offset, data)
-        _write_all(self._fd, offset, data[:done])
+        write_all(self._fd, data[:done], offset)
         self._put_on_stage(offset + done, data[done:])
 
     def flush(self) -> None:
         """Write what is staged, and zeros up to a multiple of the alignment. The next range has to come behind them."""
         end = aligned(self._staged_bytes)
         self._stage[self._staged_bytes : end] = bytes(end - self._staged_bytes)
-        _write_all(self._fd, self._staged_from, self._stage[:end])
+        write_all(self._fd, self._stage[:end], self._staged_from)
         self._staged_bytes = 0
 
     def _put_on_stage(self, offset: int, data: memoryview) -> None:
@@ -272,12 +277,6 @@ def _read_all(fd: int, offset: int, into: memoryview) -> None:
         if not count:
             raise DamagedError("its segment is too short")
         into, offset = into[count:], offset + count
-
-
-def _write_all(fd: int, offset: int, data: memoryview) -> None:
-    while data:
-        count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
 
 
 def _open_direct(directory_fd: int, name: str, flags: int) -> int:

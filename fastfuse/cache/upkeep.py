@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index
 from fastfuse.cache.directory import OpenCache
+from fastfuse.cache.identity import identity
 from fastfuse.cache.pieces import gaps
-from fastfuse.cache.reader import identity
 from fastfuse.cache.segments import DamagedError, Segments, evict
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError

@@ -28,8 +28,10 @@ _MOST_FAILURES = 100
 _TURN_RANGES = 100
 # As often as a line is worth drawing again.
 _TELL_EVERY_S = 0.1
-# The disk is looked at as often while too much waits for it.
+# The disk is looked at as often while it is waited for. It is given up once it was waited for so long and has taken
+# nothing: twice as long as one that has not answered is left alone (`hanging_disk.OFF_S`).
 _LOOK_S = 0.005
+_MOST_WAIT_S = 60.0
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class WarmState:
     requests: int = 0
     damaged: int = 0
     has_no_room: bool = False
+    # The disk has taken nothing for too long.
+    is_given_up: bool = False
     missing_bytes: int = 0
     # The URI and the reason.
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -112,7 +116,8 @@ class Warming:
     state: WarmState = field(default_factory=WarmState)
 
     def __post_init__(self) -> None:
-        self._begins_s = 0.0
+        self._begins_s = self._waited_s = 0.0
+        self._written_bytes = 0
         self._room = Room(most_gets=self.most_gets, most_fetches=self.most_gets, memory_bytes=self.memory_bytes // 2)
 
     async def run(self, refs: Callable[[], Iterable[ObjectRef]]) -> None:
@@ -127,6 +132,8 @@ class Warming:
         async with trio.open_nursery() as nursery:
             for number, (ref, start, end) in enumerate(_ranges(refs())):
                 await _turn(number)
+                if len(state.failures) >= _MOST_FAILURES:
+                    break
                 is_there = self.reader.keeps(ref, start, end)
                 if is_there and not self.checks:
                     continue
@@ -137,14 +144,14 @@ class Warming:
                 await self._enter(end - start)
                 if not is_there:
                     needed_bytes += end - start
-                    state.has_no_room = needed_bytes > self.limit_bytes or not self.reader.takes_more()
-                if state.has_no_room or len(state.failures) >= _MOST_FAILURES:
+                    state.has_no_room = needed_bytes > self.limit_bytes or not self.reader.has_place()
+                if state.has_no_room or state.is_given_up:
                     break
                 nursery.start_soon(self._fetch, ref, start, end, is_there)
-        await self._queue_within(0)
+        await self._wait_for_disk(0)
         await self._count_missing(refs())
         # The last ranges may have found the tier full.
-        state.has_no_room |= state.missing_bytes > 0 and not self.reader.takes_more()
+        state.has_no_room |= state.missing_bytes > 0 and not self.reader.has_place()
 
     async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:
         """Count what is not kept, and have the rest stay while this runs; return the bytes of the rest."""
@@ -157,17 +164,26 @@ class Warming:
         return there_bytes
 
     async def _enter(self, size_bytes: int) -> None:
-        """Wait until network, disk and limit have room for a fetch of so many bytes."""
+        """Wait until network, disk and limit have room for a fetch of so many bytes, or the disk is given up."""
         await self._room.enter(size_bytes)
-        await self._queue_within(self.memory_bytes // 2)
+        await self._wait_for_disk(self.memory_bytes // 2)
         if self.bytes_per_s is not None:
             self._begins_s = max(self._begins_s, trio.current_time())
             await trio.sleep_until(self._begins_s)
             self._begins_s += size_bytes / self.bytes_per_s
 
-    async def _queue_within(self, size_bytes: int) -> None:
-        while self.reader.queued_bytes > size_bytes:  # noqa: ASYNC110 - a thread that knows no loop writes them
-            await trio.sleep(_LOOK_S)
+    async def _wait_for_disk(self, queued_bytes: int) -> None:
+        """Wait until the disk takes what is fetched, and no more than `queued_bytes` wait for it; or give it up."""
+        reader, looked_s = self.reader, trio.current_time()
+        while reader.queued_bytes > queued_bytes or not reader.is_written:
+            await trio.sleep(_LOOK_S)  # a thread that knows no loop writes
+            if reader.written_bytes > self._written_bytes:
+                self._written_bytes, self._waited_s = reader.written_bytes, 0.0
+            self._waited_s += trio.current_time() - looked_s
+            looked_s = trio.current_time()
+            if self._waited_s >= _MOST_WAIT_S:
+                self.state.is_given_up = True
+                return
 
     async def _fetch(self, ref: ObjectRef, start: int, end: int, is_there: bool) -> None:
         began_s = trio.current_time()

@@ -141,11 +141,17 @@ class Writer:
 
     def takes(self, return_bytes: int | None) -> bool:
         """Return whether a range with this return is worth keeping, and may be written now."""
-        victim_bytes = self._victim_bytes
-        if self.is_gone or (self._paused_until_s and time.monotonic() < self._paused_until_s):
-            return False
-        limit_bytes = self._cache.settings.size_bytes
+        return not self.is_gone and not self.is_paused and self.has_place(return_bytes)
+
+    def has_place(self, return_bytes: int | None) -> bool:
+        """Return whether there is room for a range with this return, or something that it is worth more than."""
+        victim_bytes, limit_bytes = self._victim_bytes, self._cache.settings.size_bytes
         return victim_bytes is None or is_worth_it(return_bytes, victim_bytes, self._returns.long_bytes, limit_bytes)
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether nothing is written for a while, after a failure."""
+        return self._paused_until_s > 0 and time.monotonic() < self._paused_until_s
 
     @property
     def queued_bytes(self) -> int:
@@ -248,7 +254,7 @@ class Writer:
 
     def _put(self, ranges: list[Range], size_bytes: int) -> None:
         written: list[tuple[int, Extent]] = []
-        if time.monotonic() < self._paused_until_s or not self._guarded(lambda: self._write(ranges, written)):
+        if self.is_paused or not self._guarded(lambda: self._write(ranges, written)):
             written.clear()
         kept_bytes = sum(extent.end - extent.start for _, extent in written)
         self._count("written", kept_bytes)

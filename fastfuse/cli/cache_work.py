@@ -155,9 +155,15 @@ def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
         reasons.append(f"{len(state.failures) - _MAX_NAMED:,} more failed")
     if state.has_no_room:
         reasons.append(f"the cache, of {format_size(cache.size_bytes)}, takes no more")
+    if state.is_given_up:
+        reasons.append(f"the disk of {cache.directory} takes nothing")
     if not reasons:
         reasons.append("the disk did not take it, or others took its place")
-    hint = "give more --cache-size, warm a --shard of it, or see 'fastfuse cache status'" if state.has_no_room else ""
+    hint = ""
+    if state.has_no_room:
+        hint = "give more --cache-size, warm a --shard of it, or see 'fastfuse cache status'"
+    elif state.is_given_up or not state.failures:
+        hint = "see what the log says of the disk; the same command goes on"
     return FastfuseError(f"{format_size(state.missing_bytes)} are not kept: {'; '.join(reasons)}", hint=hint)
 
 

@@ -9,6 +9,7 @@ dies, another one sends them all again; what five did not live to send is sent w
 
 import json
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
-from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, heard, how_it_ended
+from fastfuse.filesystem.processes.children import Fork, answer_on, answered, ask_child, error_message, how_it_ended
 from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.processes.privileges import as_nobody, keep_memory_private
 from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
@@ -31,6 +32,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.routes import read_files
+from fastfuse.s3.whole import write_all
 
 _log = logging.getLogger(__name__)
 
@@ -143,9 +145,7 @@ class Refresher:
             message = pipe.read()
         self._answer_fd = -1
         try:
-            if not message:
-                raise ServiceError(f"the lister {how_it_ended(self._exit_code)}")
-            answer = heard(message)
+            answer = answered(message, "the lister", self._exit_code)
         except FastfuseError as error:
             self._error = error
             return None
@@ -157,9 +157,7 @@ class Refresher:
         """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
         self._exit_code = 0
         try:
-            self._pid = self._fork(
-                as_nobody(lambda: send_notices(session_fd, os.pread(self._owed_fd, self._owed_bytes(), 0)))
-            )
+            self._pid = self._fork(as_nobody(lambda: self._send(session_fd)))
         except FastfuseError as error:
             self._error = _untold(error)
 
@@ -251,6 +249,11 @@ class Refresher:
     def _owed_bytes(self) -> int:
         return os.fstat(self._owed_fd).st_size
 
+    def _send(self, session_fd: int) -> None:
+        if size_bytes := self._owed_bytes():
+            with mmap.mmap(self._owed_fd, size_bytes, prot=mmap.PROT_READ) as notices:  # one read returns 2 GiB at most
+                send_notices(session_fd, notices)
+
     def _make(self, old_fd: int) -> dict[str, object]:
         """List, and save the new table and the notices of its changes; call it in a process of its own."""
         started_s = time.monotonic()
@@ -259,7 +262,7 @@ class Refresher:
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), self._new_fd)
-        os.pwrite(self._owed_fd, pack_notices(changes), self._owed_bytes())
+        write_all(self._owed_fd, pack_notices(changes), self._owed_bytes())
         report = RefreshReport(
             added=changes.added,
             removed=changes.removed,

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 _SWAP_S = 10.0
 # A worker that is told to end counts what it did last.
 _COUNTS_WITHIN_S = 0.5
+# A killed process frees gigabytes in a second. One that waits for a disk that hangs stays.
+_DIES_WITHIN_S = 10.0
 
 
 class WorkerProcess:
@@ -136,14 +138,19 @@ class WorkerProcess:
             os.kill(self.pid, signal.SIGKILL)
 
     def close(self, within_s: float = 0.0) -> None:
-        """Have the worker, if one lives, end; kill it if that takes longer than `within_s` and a moment."""
+        """Have the worker, if one lives, end; kill it if that takes longer than `within_s` and a moment.
+
+        One that does not die of it, because a disk holds it, is left to init.
+        """
         if self.tables is not None:
             self.tables.close()
         if self.pid:
             is_over_within(self.pid, within_s + _COUNTS_WITHIN_S)
         self.kill()
-        if self.pid:
+        if self.pid and is_over_within(self.pid, _DIES_WITHIN_S):
             wait_child(self.pid)
+        elif self.pid:
+            _log.warning("worker %d was killed and does not end: a disk that hangs may hold it", self.pid)
 
     def _comes(self, fd: int, *, within_s: float = float("inf")) -> bool:
         """Wait until `fd` is readable; return False if the worker hung before, or that time is over."""

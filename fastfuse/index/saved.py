@@ -354,7 +354,7 @@ class SharedIndex:
 
         None means that the index is young enough.
         """
-        pause_s, refused = FIRST_PAUSE_S, ""
+        pause_s, refused, has_told = FIRST_PAUSE_S, "", False
         async with self._objects(self.session) as (index, claim):
             while not self._is_young(await index.state()):
                 held = await claim.state()
@@ -364,7 +364,7 @@ class SharedIndex:
                     try:
                         etag = await claim.put(_nonce(), replaces=replaces)
                     except WriteConflictError as error:
-                        if replaces == refused:  # no host can have claimed the same claim twice
+                        if replaces == refused:  # and no host has held the claim meanwhile
                             if claim.has_bare_etags:
                                 raise refused_condition() from error
                             claim.has_bare_etags = True
@@ -372,8 +372,11 @@ class SharedIndex:
                         _log.debug("another host has claimed the listing of %s at the same time", self.source)
                     else:
                         return await self._check_turn(index, claim, etag)
-                elif pause_s == FIRST_PAUSE_S:
-                    _log.info("waiting for the listing of %s that another host makes", self.source)
+                else:
+                    refused = ""  # every release has the same ETag
+                    if not has_told:
+                        has_told = True
+                        _log.info("waiting for the listing of %s that another host makes", self.source)
                 await trio.sleep(random.uniform(pause_s / 2, pause_s))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return None

@@ -13,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from fastfuse.cache import directory
-from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache import catalog, directory
+from fastfuse.cache.directory import prepare
 from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
 from fastfuse.cli.options import cache
@@ -93,6 +93,36 @@ def test_no_link_in_it_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second does not see that the first has just made it, and comes while the first makes the index."""
+    settings, first = settings_of(tmp_path / "cache"), threading.get_ident()
+    steps, others = list[str](), list[Future[None]]()
+    take, make, waits = fcntl.flock, catalog.create, threading.Event()
+
+    def flock(fd: int, how: int) -> None:
+        if threading.get_ident() != first:
+            waits.set()
+        take(fd, how)
+
+    def create(path: str) -> int:
+        if threading.get_ident() == first:
+            others.append(executor.submit(prepare, settings, os.geteuid()))
+            assert waits.wait(30)
+        steps.append("first" if threading.get_ident() == first else "second")
+        return make(path)
+
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr("fastfuse.cache.directory.create", create)
+    with ThreadPoolExecutor(1) as executor:
+        prepare(settings, os.geteuid())
+        others[0].result()
+    assert steps == ["first", "second"]
+    assert not caplog.messages
+
+
 def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(0o700)
     prepare(settings_of(tmp_path / "cache"), NOBODY)
@@ -122,61 +152,13 @@ def test_a_filter_is_made_whole_or_anew(tmp_path: Path, monkeypatch: pytest.Monk
         assert not may_have_object(made.fileno(), object_id - 1)
 
 
-def test_a_filter_of_another_size_is_made_anew_once_nobody_uses_it(tmp_path: Path) -> None:
-    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
-    prepare(small, os.geteuid())
-    with closing(sqlite3.connect(small.directory / "index.db")) as index, index:
-        index.execute("INSERT INTO extents VALUES (7, 0, 1, 1, 0, x'', 0)")
-    path = small.directory / "filter"
-    assert path.stat().st_size == 4 << 10
-    cache = open_cache(small)
-    prepare(large, os.geteuid())
-    assert path.stat().st_size == 4 << 10
-    cache.close()
-    prepare(large, os.geteuid())
-    assert path.stat().st_size == 32 << 20
-    with path.open("rb") as made:
-        assert may_have_object(made.fileno(), 7)
-        assert not may_have_object(made.fileno(), 8)
-
-
-@pytest.mark.parametrize("waits_for", ["claims", "filter"])
-def test_who_opens_while_another_mount_makes_the_filter_anew_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_for: str
-) -> None:
-    """That one looks just then whether somebody uses the directory; or its filter is empty."""
-    small, large = settings_of(tmp_path / "cache"), settings_of(tmp_path / "cache", size_bytes=1 << 40)
-    prepare(small, os.geteuid())
-    maker, is_asked, opened = threading.get_ident(), threading.Event(), list[Future[int]]()
-    take, allocate = fcntl.flock, os.posix_fallocate
-
-    def filter_bytes() -> int:
-        with closing(open_cache(small)) as cache:
-            return os.fstat(cache.filter_fd).st_size
-
-    def begin() -> None:
-        opened.append(others.submit(filter_bytes))
-        opened[0].add_done_callback(lambda _: is_asked.set())
-        is_asked.wait()
-
-    def flock(fd: int, how: int) -> None:
-        is_it, is_makers = Path(f"/proc/self/fd/{fd}").readlink().name == waits_for, threading.get_ident() == maker
-        if is_it and not is_makers and not how & fcntl.LOCK_NB:
-            is_asked.set()
-        take(fd, how)
-        if is_it and is_makers and waits_for == "claims":
-            begin()
-
-    def posix_fallocate(*where: int) -> None:
-        if waits_for == "filter":
-            begin()
-        allocate(*where)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
-    with ThreadPoolExecutor(1) as others:
-        prepare(large, os.geteuid())
-        assert opened[0].result() == 32 << 20
+def test_a_filter_that_is_there_stays_whatever_size_is_asked_for(tmp_path: Path) -> None:
+    """As by `fastfuse cache status`, which knows nothing of the size that a mount was given."""
+    prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    path = tmp_path / "cache" / "filter"
+    path.write_bytes(bytes([1]) + path.read_bytes()[1:])
+    prepare(settings_of(tmp_path / "cache", size_bytes=1 << 40), os.geteuid())
+    assert path.read_bytes() == bytes([1]) + bytes((4 << 10) - 1)
 
 
 def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetc
             os.mkfifo(segment, 0o666)  # whoever opens it waits
         with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
             assert all_right(mount)
-            assert mount.log.count("is not used for 30 s: it does not answer within") == 1
+            assert mount.log.count("is not used for 30 s: its disk has not answered within") == 1
             with ExitStack() as opened:
                 for segment in segments:
                     opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
@@ -266,7 +266,7 @@ from fastfuse.cache import segments
 from fastfuse.cache.writer import Writer
 from fastfuse.filesystem.serving import worker
 worker.BEAT_EVERY_S = 0.05
-close, write_all, takes = Writer.close, segments._write_all, threading.Event()
+close, write_all, takes = Writer.close, segments.write_all, threading.Event()
 def close_slowly(self, patience_s):
     def take_after(beats):
         while self._counters.get("fastfuse_worker_beats") < beats:
@@ -275,7 +275,7 @@ def close_slowly(self, patience_s):
     threading.Thread(target=take_after, args=[self._counters.get("fastfuse_worker_beats") + 10], daemon=True).start()
     return close(self, patience_s)
 Writer.close = close_slowly
-segments._write_all = lambda *what: (takes.wait(), write_all(*what))
+segments.write_all = lambda *what: (takes.wait(), write_all(*what))
 """
 
 

@@ -1,5 +1,6 @@
 """Tiers serve what is kept, fetch what is missing, and share it on their node."""
 
+import math
 import os
 import subprocess
 import sys
@@ -14,12 +15,16 @@ import trio.testing
 
 from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
+from fastfuse.cache.catalog import Extent
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
-from fastfuse.cache.reader import CachedReader, identity
-from fastfuse.cache.segments import Filling, Segments
+from fastfuse.cache.hanging_disk import OFF_S
+from fastfuse.cache.identity import identity
+from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.segments import DamagedError, Filling, Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
 from fastfuse.metrics import Counters
+from fastfuse.s3.base import RangeReader
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
 
 BIG = content("big", 3 * MIB + 12_345)
@@ -69,6 +74,82 @@ async def test_a_disk_that_does_not_answer_is_left_alone(
         is_over.set()
     assert len(store.fetched) == 3
     assert counters.get("fastfuse_cache_failures", "disk") == 1
+
+
+async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and_is_used_again_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    data = {f"{n}": content(f"{n}", 39_000) for n in range(8)}
+    store, asked, answers = CountingStore(data), list[int](), threading.Event()
+    refs = [store.ref(key) for key in data]
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        for ref in refs:
+            await reader.get(ref, 0, ref.size_bytes)
+    store.fetched.clear()
+    read = Segments.read
+
+    def hang(segments: Segments, extent: Extent, seed: int, start: int, end: int, into: memoryview) -> None:
+        asked.append(start)
+        answers.wait()
+        read(segments, extent, seed, start, end, into)
+
+    async def read_all(reader: RangeReader) -> None:
+        async with trio.open_nursery() as nursery:
+            for ref in refs:
+                nursery.start_soon(reader.get, ref, 0, ref.size_bytes)
+
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        assert isinstance(reader, CachedReader)
+        monkeypatch.setattr(Segments, "read", hang)
+        mock_clock.autojump_threshold = 0
+        for _ in range(3):
+            await read_all(reader)
+            await trio.sleep(OFF_S + 1)
+        assert len(store.fetched) == 24
+        mock_clock.autojump_threshold = math.inf
+        answers.set()
+        while not reader.is_used:
+            await trio.lowlevel.checkpoint()
+        await read_all(reader)
+        assert (len(asked), len(store.fetched)) == (2 * len(refs), 24)
+
+
+async def test_a_disk_that_hangs_for_threads_without_the_interpreter_is_off_until_one_read_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    store, asked, answers = CountingStore({"a": content("a", 39_000)}), list[int](), threading.Event()
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        assert isinstance(reader, CachedReader)
+        await reader.get(store.ref("a"), 0, 39_000)
+
+        def hang(_: Segments, number: int) -> None:
+            asked.append(number)
+            answers.wait()
+
+        monkeypatch.setattr(Segments, "probe", hang)
+        mock_clock.autojump_threshold = 0
+        for _ in range(3):
+            reader.hangs(7, 10.0)
+            await trio.sleep(OFF_S + 1)
+            assert not reader.is_used
+        mock_clock.autojump_threshold = math.inf
+        answers.set()
+        while not reader.is_used:
+            await trio.lowlevel.checkpoint()
+        assert asked == [7]
+
+
+def test_a_probe_reads_a_segment_and_fails_where_there_is_none(tmp_path: Path) -> None:
+    directory_fd = os.open(tmp_path, os.O_RDONLY)
+    segments = Segments(directory_fd)
+    (tmp_path / "7.segment").write_bytes(bytes(4096))
+    (tmp_path / "8.segment").touch()
+    segments.probe(7)
+    with pytest.raises(DamagedError):
+        segments.probe(8)
+    with pytest.raises(FileNotFoundError):
+        segments.probe(9)
+    os.close(directory_fd)
 
 
 @pytest.mark.parametrize(

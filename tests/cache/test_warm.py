@@ -1,21 +1,27 @@
 """What a warm-up fetches, keeps, evicts and says; and what `fastfuse cache` does with the result."""
 
+import errno
 import json
 import os
 import random
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.cache import upkeep
+from fastfuse.cache import upkeep, writer
+from fastfuse.cache import warm as warm_module
 from fastfuse.cache.directory import open_cache, prepare
 from fastfuse.cache.reader import CachedReader
+from fastfuse.cache.segments import Filling
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import Warming, WarmState
+from fastfuse.cli.cache_work import _incomplete
 from fastfuse.errors import ObjectChangedError
 from fastfuse.objects import ObjectRef
 from tests.cache.node import MIB, CountingStore, content, settings_of, tier
@@ -34,13 +40,20 @@ def refs_in(store: CountingStore, numbers: Sequence[int]) -> list[ObjectRef]:
 
 
 async def warmed(
-    store: CountingStore, settings: CacheSettings, refs: Sequence[ObjectRef], *, checks: bool = False
+    store: CountingStore,
+    settings: CacheSettings,
+    refs: Sequence[ObjectRef],
+    *,
+    checks: bool = False,
+    memory_bytes: int = 256 * MIB,
 ) -> WarmState:
     """Warm up in a tier of its own, as a command does; what is fetched is noted anew."""
     store.fetched.clear()
     async with tier(store, settings, takes_places=True) as reader:
         assert isinstance(reader, CachedReader)
-        warming = Warming(reader=reader, most_gets=2, checks=checks, limit_bytes=settings.size_bytes)
+        warming = Warming(
+            reader=reader, most_gets=2, checks=checks, limit_bytes=settings.size_bytes, memory_bytes=memory_bytes
+        )
         await warming.run(lambda: refs)
         return warming.state
 
@@ -89,6 +102,66 @@ async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Pa
     assert (state.missing_bytes, state.fetched_bytes) == (2000, 1000)
     with pytest.raises(ObjectChangedError):
         await store.get(gone, 0, 1)
+
+
+async def test_objects_without_an_etag_end_it_as_others_that_cannot_be_kept_do(tmp_path: Path) -> None:
+    store, settings = store_of(1000), settings_of(tmp_path / "cache")
+    (ref,) = refs_in(store, [0])
+    state = await warmed(store, settings, [*[replace(ref, etag="")] * 300, ref])
+    assert (len(state.failures), store.fetched) == (100, [])
+
+
+async def test_an_error_of_the_disk_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails before the fifth object is asked for. A second run fetches what it did not take."""
+    monkeypatch.setattr(writer, "_PAUSE_S", 0.05)
+    store, settings = store_of(*[2 * MIB] * 5), settings_of(tmp_path / "cache")
+    refs, failures = refs_in(store, range(5)), list[OSError]()
+    put = Filling.put
+
+    def fail_once(filling: Filling, offset: int, data: memoryview) -> None:
+        if not failures:
+            failures.append(OSError(errno.EIO, "the disk fails"))
+            raise failures[0]
+        put(filling, offset, data)
+
+    async def wait_for_failure() -> None:
+        while len(store.fetched) >= 3 and not failures:  # noqa: ASYNC110 - the thread that writes knows no loop
+            await trio.sleep(0.001)
+
+    store.hold = wait_for_failure
+    monkeypatch.setattr(Filling, "put", fail_once)
+    state = await warmed(store, settings, refs)
+    assert (state.has_no_room, state.is_given_up, len(store.fetched)) == (False, False, 5)
+    assert 0 < state.missing_bytes <= 8 * MIB
+    state = await warmed(store, settings, refs)
+    assert (state.missing_bytes, 0 < len(store.fetched) <= 4) == (0, True)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_disk_that_takes_nothing_is_given_up_and_not_taken_for_a_full_one(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_module, "_MOST_WAIT_S", 0.2)
+    store, settings, is_over = store_of(*[2 * MIB] * 20), settings_of(tmp_path / "cache"), threading.Event()
+    close = CachedReader.aclose
+
+    async def answer_and_close(reader: CachedReader) -> None:
+        is_over.set()
+        await close(reader)
+
+    def fail(*_: object) -> None:
+        if hangs:
+            is_over.wait()
+        raise OSError(errno.EIO, "the disk fails")
+
+    monkeypatch.setattr(Filling, "put", fail)
+    monkeypatch.setattr(CachedReader, "aclose", answer_and_close)
+    state = await warmed(store, settings, refs_in(store, range(20)), memory_bytes=8 * MIB)
+    assert (state.has_no_room, state.is_given_up, state.missing_bytes) == (False, True, 40 * MIB)
+    assert len(store.fetched) < 20
+    error = _incomplete(state, settings)
+    assert str(error) == f"40 MiB are not kept: the disk of {settings.directory} takes nothing"
+    assert "log" in error.hint
 
 
 async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor_of_what_is_pinned(

@@ -202,6 +202,19 @@ async def test_an_order_that_was_taken_whole_goes_on_with_the_next_worker() -> N
             assert worker.orders[0].withdrawn.is_set()
 
 
+async def test_an_order_whose_sender_did_not_hear_that_it_was_taken_is_announced_once_when_it_comes_again() -> None:
+    """The worker died between its note and its word, so the next one has the order twice."""
+    standing = StandingOrder()
+    async with working("a", "b", standing=standing) as worker:
+        await hand_over(worker, b"b\0a\0")
+    async with working("a", "b", standing=standing) as worker:
+        await until(lambda: worker.counted() == (2, 0))
+        order = await hand_over(worker, b"b\0a\0")
+        assert [one.withdrawn.is_set() for one in worker.orders] == [True, False]
+        assert standing.inodes() == order.inodes
+        assert worker.names(order) == ["b", "a"]
+
+
 async def test_an_order_that_was_not_taken_whole_ends_with_the_worker() -> None:
     standing = StandingOrder()
     async with working("a", standing=standing) as worker, await worker.served() as client:

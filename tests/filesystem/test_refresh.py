@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from fastfuse.errors import FastfuseError, SourceError
 from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
-from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, wait_child
+from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, is_over_within, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
+from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.snapshot import save_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.descriptors import open_descriptors
+from tests.filesystem.waiting import PATIENCE_S
+from tests.index.indexes import index_bytes, index_of, memory_file
 
 # No table: none of the children here looks at it.
 SNAPSHOT_FD = 0
@@ -111,6 +116,61 @@ def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_c
     assert asked.recv(4096) == b""
 
 
+class Listers:
+    """Forks processes that fail as they begin to list, and waits for their end."""
+
+    def __init__(self, error: FastfuseError, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(_: int) -> None:
+            raise error
+
+        self._pid = 0
+        self.refresher = refresher(self._fork)
+        monkeypatch.setattr(self.refresher, "_list", fail)
+
+    def _fork(self, work: Callable[[], object]) -> int:
+        self._pid = fork_child(work)
+        return self._pid
+
+    def end(self) -> bool:
+        """Return whether it ended by itself."""
+        has_ended = is_over_within(self._pid, PATIENCE_S)
+        os.kill(self._pid, signal.SIGKILL)
+        self.refresher.child_ended(self._pid, wait_child(self._pid))
+        return has_ended
+
+
+@pytest.mark.parametrize("character", ["x", "\U0001f4be"])
+def test_a_lister_whose_error_is_long_ends_and_what_it_says_is_cut(
+    character: str, client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listers = Listers(SourceError(100_000 * character, hint=100_000 * character), monkeypatch)
+    listers.refresher.want(SNAPSHOT_FD, client[0])
+    assert listers.end()
+    assert listers.refresher.new_table() is None
+    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
+    told = json.loads(client[1].recv(1 << 16))["error"]
+    assert (told["kinds"][0], set(told["message"])) == ("SourceError", {character})
+
+
+def test_a_lister_that_is_killed_while_it_answers_has_failed(
+    client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def write_some(fd: int, data: bytes) -> None:
+        write(fd, data[:10])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    listers = Listers(SourceError("no such bucket"), monkeypatch)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", write_some)
+        listers.refresher.want(SNAPSHOT_FD, client[0])
+    listers.end()
+    assert listers.refresher.new_table() is None
+    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
+    assert "the lister was killed by signal 9" in json.loads(client[1].recv(4096))["error"]["message"]
+
+
 def test_a_child_closes_the_ways_to_who_waits(children: Children, client: tuple[socket.socket, socket.socket]) -> None:
     asking_fd, before = client[0].fileno(), open_descriptors()
     here = refresher(children.fork)
@@ -141,6 +201,36 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
     assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
+
+
+def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux reads and writes 2 GiB at most in one call."""
+    before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
+    write, read = os.pwrite, os.pread
+    here = refresher(fork_child)
+    here._new_fd = os.memfd_create("new")
+    reading_fd, writing_fd = os.pipe()
+    with memory_file(index_bytes(before)) as old_fd, os.fdopen(reading_fd, "rb") as sent:
+
+        def list_now(fd: int) -> IndexReport:
+            save_snapshot(now, fd)
+            return IndexReport(1, 1, 1, 1.0, 1)
+
+        monkeypatch.setattr(here, "_list", list_now)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", lambda fd, data, offset: write(fd, data[:7], offset))
+            patched.setattr(os, "pread", lambda fd, size_bytes, offset: read(fd, min(size_bytes, 7), offset))
+            here._make(old_fd)
+            with os.fdopen(writing_fd, "wb"):
+                here.send_notices(writing_fd)
+            exit_code = wait_child(here._pid)
+            here.child_ended(here._pid, exit_code)
+        notices = sent.read()
+    names = [f"\0{n}\0".encode() for n in range(20)]
+    assert (exit_code, here._owed_bytes()) == (0, len(notices))
+    assert all(notices.count(name) == 1 for name in names)
+    here.close()
+    here.close_files()
 
 
 def test_notices_of_directories_come_before_those_of_names_and_again_after_them() -> None:

@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from fastfuse.errors import ServiceError
+from fastfuse.filesystem import worker_process
 from fastfuse.filesystem.figures.status import Board
 from fastfuse.filesystem.processes import health
 from fastfuse.filesystem.processes.children import fork_child, wait_child
@@ -114,6 +115,20 @@ def test_one_that_hangs_up_when_a_table_comes_is_killed_and_left_to_be_reaped(
         place.worker.take_table(table.fileno())
     assert [record.getMessage() for record in caplog.records] == ["the worker does not take the new table"]
     assert place.worker.has_exited(place.pids[0], wait_child(place.pids[0]))
+
+
+def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_takes(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one in a call to a disk that hangs. Here nobody sends the signal, so it stays until the end of the test."""
+    place.start(serve_and_stop)
+    with monkeypatch.context() as patched:
+        patched.setattr(worker_process, "_DIES_WITHIN_S", 0.01)
+        patched.setattr(os, "kill", lambda *_: None)
+        place.worker.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"worker {place.pids[0]} was killed and does not end: a disk that hangs may hold it"
+    ]
 
 
 async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(

@@ -3,11 +3,12 @@
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
+from types import SimpleNamespace
 from typing import Literal
 
 import pytest
@@ -27,7 +28,7 @@ from fastfuse.metrics import Counters
 from fastfuse.s3 import upload as upload_module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.upload import NO_OBJECT, ObjectWriter
+from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter
 from tests.index.indexes import memory_file
 from tests.servers import S3Server
 
@@ -273,6 +274,62 @@ def test_hosts_share_a_listing_where_etags_have_no_quotes(
         assert opened(server.endpoint_url) > first
         assert lists(server) > before
         assert is_released(server)
+
+
+class Claims:
+    """Stands in for the index, which never comes, and the claim: what is seen of that, and every put of it refused."""
+
+    def __init__(self, *seen: ObjectState) -> None:
+        self._seen = list(seen)
+        self.has_bare_etags = False
+        self.puts = 0
+
+    @asynccontextmanager
+    async def objects(self, *_: object) -> AsyncIterator[tuple[object, object]]:
+        yield SimpleNamespace(state=self._none), self
+
+    async def _none(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def state(self) -> ObjectState:
+        await trio.lowlevel.checkpoint()
+        if not self._seen:
+            raise EmptySourceError("all is seen")
+        return self._seen.pop(0)
+
+    async def put(self, _: bytes, *, replaces: str) -> str:
+        self.puts += 1
+        raise WriteConflictError(f"{replaces} has changed")
+
+
+RELEASED, HELD = ObjectState('"released"', 0, 1.0, {}), ObjectState('"held"', 32, 1.0, {})
+
+
+@pytest.mark.parametrize(
+    ("seen", "has_bare_etags", "is_told"),
+    [
+        ([RELEASED, HELD, RELEASED, HELD, RELEASED, HELD], False, True),
+        ([RELEASED, RELEASED], True, False),
+        ([HELD, HELD], False, True),
+    ],
+    ids=["others have claimed it each time", "nobody has claimed it", "another host lists"],
+)
+async def test_a_host_that_loses_every_claim_waits_and_distrusts_the_service_only_where_nobody_has_won(
+    seen: list[ObjectState],
+    has_bare_etags: bool,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    claims = Claims(*seen)
+    monkeypatch.setattr(shared_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(SharedIndex, "_objects", claims.objects)
+    shared = SharedIndex(PLACE, SOURCE, S3Session(ConnectionConfig()), {""}, 3600)
+    with pytest.raises(EmptySourceError):
+        await shared._wait_for_turn()
+    assert (claims.has_bare_etags, claims.puts) == (has_bare_etags, seen.count(RELEASED))
+    assert caplog.messages == ["waiting for the listing of s3://data/set/ that another host makes"] * is_told
 
 
 def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) -> None:

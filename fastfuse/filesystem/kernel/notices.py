@@ -5,6 +5,7 @@ the supervisor may therefore write it: a process of its own does.
 """
 
 import errno
+import mmap
 import os
 import struct
 
@@ -33,7 +34,7 @@ def pack_notices(changes: Changes) -> bytes:
     return b"".join((*directories, *names, *directories))
 
 
-def send_notices(fd: int, notices: bytes) -> None:
+def send_notices(fd: int, notices: bytes | mmap.mmap) -> None:
     """Write each of `notices` to the connection `fd`. One that the kernel refuses is skipped.
 
     Raises:
@@ -43,7 +44,7 @@ def send_notices(fd: int, notices: bytes) -> None:
     while start < len(notices):
         length, _, _ = OUT_HEADER.unpack_from(notices, start)
         try:
-            os.write(fd, memoryview(notices)[start : start + length])
+            os.write(fd, notices[start : start + length])
         except OSError as error:
             # ENOTDIR, ENOTEMPTY, EBUSY: a name in use keeps what it had; the next lookup asks the worker.
             if error.errno in {errno.ENODEV, errno.EBADF, errno.ECONNABORTED}:

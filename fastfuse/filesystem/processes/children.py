@@ -19,6 +19,9 @@ Fork = Callable[[Callable[[], object]], int]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
+# The most of a message, and of a hint, that is sent. Both, escaped as JSON, fit into a pipe (64 KiB) that nobody reads.
+_MOST_CHARACTERS = 2000
+
 # Each ends a process by default, and means nothing to ours. Slurm sends the first two to every process of a job, as a
 # warning to the training script. SIGIO means something to a process that asks for it, and blocks it.
 UNHEEDED: frozenset[int] = frozenset(
@@ -135,10 +138,20 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
         if child:  # interrupted
             os.kill(child, signal.SIGKILL)
             wait_child(child)
-    if not answer:
+    return answered(answer, who, exit_code)
+
+
+def answered(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
+    """Return what a process that has ended wrote by `answer_on`, or raise the error that it wrote.
+
+    Raises:
+        ServiceError: the process, `who` in the message, did not live to write all of it.
+    """
+    try:
+        return heard(message)
+    except ValueError as error:
         hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
-        raise ServiceError(f"{who} {how_it_ended(exit_code)}", hint=hint)
-    return heard(answer)
+        raise ServiceError(f"{who} {how_it_ended(exit_code)}", hint=hint) from error
 
 
 def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
@@ -150,9 +163,10 @@ def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
 
 
 def error_message(error: FastfuseError) -> bytes:
-    """Return `error` as bytes that `heard` raises again on the other side of a pipe or socket."""
+    """Return `error` as bytes that `heard` raises again on the other side of a pipe or socket. A long one is cut."""
     kinds = [kind.__name__ for kind in type(error).__mro__]
-    return json.dumps({"error": {"kinds": kinds, "message": str(error), "hint": error.hint}}).encode()
+    message, hint = (text[:_MOST_CHARACTERS] for text in (str(error), error.hint))
+    return json.dumps({"error": {"kinds": kinds, "message": message, "hint": hint}}).encode()
 
 
 def heard(message: bytes) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class DirectFiles:
             self._end_parts()
             for number, inode, offset, size_bytes, process, status, segment in direct_reads.returned():
                 if status == direct_reads.STALLED and self._tier is not None:
-                    self._tier.hangs(_patience_s(self._client))
+                    self._tier.hangs(segment, _patience_s(self._client))
                 elif status >= 0 and not segment:
                     self._client.count_left(status, self._source[0], self._key(inode))
                 # Others have kept it meanwhile; or it is not kept any more where that was remembered.
