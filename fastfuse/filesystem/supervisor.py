@@ -301,7 +301,6 @@ class Supervisor:
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
         count_table(self._counters, *new)
-        self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 
     def _drain(self) -> None:
