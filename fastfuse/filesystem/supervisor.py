@@ -137,8 +137,7 @@ class Supervisor:
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
                 count_table(self._counters, self._snapshot_fd, report)
-                assert self._session is not None
-                self._recent.begin(self._session.device)
+                self._recent.begin()
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
@@ -179,6 +178,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
+        self._recent.device = self._session.device
         self._place.raise_readahead(self._session.device)
         try:
             self._control = ControlSocket(self._session.device)

@@ -456,6 +456,29 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         assert mount.stop() == 0
 
 
+def test_the_kernels_readahead_is_that_of_the_mount_that_was_made_again(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = """
+    from fastfuse.filesystem.figures import status
+    status.readahead_kib = lambda device: int(device.partition(":")[2])
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+
+        def told() -> int:
+            return int(ask_status(entry_of(mount.path))["counters"]["fastfuse_kernel_readahead_bytes"]) >> 10
+
+        before = os.minor(os.stat(mount.path).st_dev)
+        assert told() == before
+        held = os.open(mount.path / "a", os.O_RDONLY)  # so that the next mount has another number
+        abort_and_wait(mount)
+        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
+            os.close(held)
+        assert before != os.minor(os.stat(mount.path).st_dev) == told()
+        assert mount.stop() == 0
+
+
 @pytest.fixture
 def stalled_list(server: LoopbackServer) -> Iterator[None]:
     rule = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
