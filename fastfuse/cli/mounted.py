@@ -11,7 +11,7 @@ import typer
 
 from fastfuse import log
 from fastfuse.cli.messages import say
-from fastfuse.cli.options import option
+from fastfuse.cli.options import MOST_ID, option
 from fastfuse.errors import ConfigurationError, FastfuseError, MountError
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def fuse_helper(
     mountpoint: Annotated[Path, typer.Argument(help="Where to mount: an empty directory.", **_PLACE)],
     *,
     path: Annotated[Path, option("--socket PATH", "Where to listen. It is made for this user alone.")],
-    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0)],
+    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0, max=MOST_ID)],
 ) -> int:  # fmt: skip
     """Mount for a process that may not mount.
 
