@@ -138,7 +138,9 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
     try:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="backslashreplace", check=False
+        )
     except OSError as error:
         hint = "see whether this program's Python is still there, and whether the machine has room for a process"
         raise MountError(f"fastfuse cannot be started: {error}", hint=hint) from error

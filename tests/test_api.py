@@ -89,6 +89,15 @@ def test_a_mount_that_could_not_be_taken_away_can_be_later(
     assert not mnt.path.exists()
 
 
+def test_a_refusal_that_is_not_utf8_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nprintf 'fastfuse: error: no \\377\\n' >&2; exit 5\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(errors.MountError, match=r"^no \\xff$"):
+        fastfuse.mount("s3://bucket/train/")
+
+
 def test_a_directory_in_which_somebody_has_put_a_file_stays(options: dict[str, Any]) -> None:
     mnt = fastfuse.mount("s3://bucket/train/", **options)
     subprocess.run(["umount", mnt.path], check=True)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -250,10 +251,12 @@ def report(
     text = json.dumps(found) if as_json else _page(record)
     written = output or Path("-" if as_json else "fastfuse-report.html")
     if str(written) == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as the page says of itself
         say(text)
         return 0
     try:
-        written.write_text(text)
+        written.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"--output {written} cannot be written: {error.strerror}", hint="name a file in a directory that exists"
