@@ -58,17 +58,18 @@ class Mount:
         """Take the mount away; files that are still open can be read to their end. Idempotent.
 
         Raises:
-            MountError: it may not be unmounted. One that is gone already is none of that.
+            MountError: it may not be unmounted, and can be tried again. One that is gone already is none of that.
         """
         if not self._is_mounted or os.getpid() != self._owner_pid:
             return
-        self._is_mounted = False
-        atexit.unregister(self.unmount)
         done = _run("unmount", "--lazy", str(self.path))
         if done.returncode and os.path.ismount(self.path):
             raise _error_of(done)
+        self._is_mounted = False
+        atexit.unregister(self.unmount)
         if self._is_temporary:
-            self.path.rmdir()
+            with suppress(OSError):  # somebody else may have put something there
+                self.path.rmdir()
 
 
 def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Option) -> Mount:
@@ -136,7 +137,13 @@ def _words(name: str, value: Option) -> list[str]:
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="backslashreplace", check=False
+        )
+    except OSError as error:
+        hint = "see whether this program's Python is still there, and whether the machine has room for a process"
+        raise MountError(f"fastfuse cannot be started: {error}", hint=hint) from error
 
 
 def _error_of(done: subprocess.CompletedProcess[str]) -> FastfuseError:

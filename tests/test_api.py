@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,40 @@ def test_a_named_directory_stays(options: dict[str, Any], tmp_path: Path) -> Non
     mnt.unmount()
     assert [*mnt.path.iterdir()] == []
     assert repr(mnt) == f"<former mount of s3://bucket/train/ at {tmp_path / 'data'}>"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [("/nonexistent", "cannot be started: .*No such file"), ("false", "ended with exit code 1")]
+)
+def test_a_mount_that_could_not_be_taken_away_can_be_later(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    mnt = fastfuse.mount("s3://bucket/train/", **options)
+    with monkeypatch.context() as changed:
+        changed.setattr(sys, "executable", program)
+        with pytest.raises(errors.FastfuseError, match=said):
+            mnt.unmount()
+    assert contents(mnt.path) == OBJECTS
+    mnt.unmount()
+    assert not mnt.path.exists()
+
+
+def test_a_refusal_that_is_not_utf8_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nprintf 'fastfuse: error: no \\377\\n' >&2; exit 5\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(errors.MountError, match=r"^no \\xff$"):
+        fastfuse.mount("s3://bucket/train/")
+
+
+def test_a_directory_in_which_somebody_has_put_a_file_stays(options: dict[str, Any]) -> None:
+    mnt = fastfuse.mount("s3://bucket/train/", **options)
+    subprocess.run(["umount", mnt.path], check=True)
+    (mnt.path / "note").touch()
+    mnt.unmount()
+    assert os.listdir(mnt) == ["note"]
+    shutil.rmtree(mnt)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
+from fastfuse.cli.status_command import of_this_version
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.processes.children import ask_child
 from fastfuse.filesystem.processes.key_finder import give_up_rights
@@ -63,20 +64,22 @@ def plan_of_mount(mountpoint: Path, cache: CacheSettings | None) -> Plan:
 
     Raises:
         ConfigurationError: it has no cache, or another one than `cache`.
-        MountError: there is no mount of this user's, or it does not answer.
+        MountError: there is no mount of this user's, it does not answer, or it is of another version.
     """
     entry = entry_of(mountpoint)
     status = ask_status(entry)
     kept = status.get("cache")
     if not kept:
         raise ConfigurationError(f"the mount at {mountpoint} has no cache", hint="mount it with --cache DIR")
-    settings = CacheSettings(**kept | {"directory": Path(kept["directory"])})
+    with of_this_version(mountpoint, status):
+        settings = CacheSettings(**kept | {"directory": Path(kept["directory"])})
+        connection = ConnectionConfig(**status["connection"])
     if cache is not None and cache.directory != settings.directory:
         raise ConfigurationError(
             f"--cache {str(cache.directory)!r} is not that of the mount at {mountpoint}, {str(settings.directory)!r}",
             hint="leave it out",
         )
-    return Plan(str(mountpoint), take_index(entry), ConnectionConfig(**status["connection"]), settings)
+    return Plan(str(mountpoint), take_index(entry), connection, settings)
 
 
 def refs_of(table: InodeTable, rows: Sequence[int] | None = None) -> Iterator[ObjectRef]:

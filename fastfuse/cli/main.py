@@ -89,7 +89,11 @@ app.command(cls=Command, epilog=cli_run.EPILOG, context_settings={"allow_intersp
 def _serve(settings: MountSettings, ready: Callable[[int], None] | None) -> int:
     with startup.loading():
         from fastfuse.filesystem import supervisor
-    return supervisor.run(settings, ready=ready)
+    try:
+        return supervisor.run(settings, ready=ready)
+    except BrokenPipeError as error:
+        # typer takes it for the end of whoever reads our output, and exits without a word.
+        raise RuntimeError(f"a pipe of the mount broke: {error}") from error
 
 
 def _serve_in_background(settings: MountSettings, logs: LogConfig) -> int:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +12,7 @@ import typer
 
 from fastfuse import log
 from fastfuse.cli.messages import say
-from fastfuse.cli.options import option
+from fastfuse.cli.options import MOST_ID, option
 from fastfuse.errors import ConfigurationError, FastfuseError, MountError
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def fuse_helper(
     mountpoint: Annotated[Path, typer.Argument(help="Where to mount: an empty directory.", **_PLACE)],
     *,
     path: Annotated[Path, option("--socket PATH", "Where to listen. It is made for this user alone.")],
-    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0)],
+    uid: Annotated[int, option("--user ID", "Who may have it mount; becomes the owner.", min=0, max=MOST_ID)],
 ) -> int:  # fmt: skip
     """Mount for a process that may not mount.
 
@@ -250,10 +251,12 @@ def report(
     text = json.dumps(found) if as_json else _page(record)
     written = output or Path("-" if as_json else "fastfuse-report.html")
     if str(written) == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as the page says of itself
         say(text)
         return 0
     try:
-        written.write_text(text)
+        written.write_text(text, "utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"--output {written} cannot be written: {error.strerror}", hint="name a file in a directory that exists"

@@ -29,7 +29,8 @@ VIEW_PANEL = "What the mount shows"
 _CONNECTION = "Connection"
 _LOGS = "Logs"
 _READ_DEADLINE_S = ConnectionConfig().deadline_s
-_MOST_ID: Final = 2**32 - 2
+# The one above means "unchanged".
+MOST_ID: Final = 2**32 - 2
 
 _AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 _ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -111,9 +112,9 @@ MetricsListen = Annotated[str | None, setting("--metrics-listen [HOST:]PORT", No
     "Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
     "and logs it.")]
 Uid = Annotated[int | None, setting("--uid ID", VIEW_PANEL,
-    "Owner of the mounted files; left out, you.", min=0, max=_MOST_ID)]
+    "Owner of the mounted files; left out, you.", min=0, max=MOST_ID)]
 Gid = Annotated[int | None, setting("--gid ID", VIEW_PANEL,
-    "Group of the mounted files; left out, yours.", min=0, max=_MOST_ID)]
+    "Group of the mounted files; left out, yours.", min=0, max=MOST_ID)]
 # fmt: on
 
 

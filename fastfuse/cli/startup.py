@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
 
@@ -76,8 +76,9 @@ class Startup:
 
     def _end(self, text: str) -> None:
         if not self._pipe.closed:
-            self._pipe.write(text)
-            self._pipe.close()
+            # A parent that was killed reads no more. The child serves all the same.
+            with suppress(OSError), self._pipe:
+                self._pipe.write(text)
 
 
 class _Relay(logging.StreamHandler):  # type: ignore[type-arg]
@@ -126,7 +127,9 @@ def fork() -> Startup:
 
 def _wait(child: int, reader: int) -> NoReturn:
     # A signal that ends the parent has to end the child, too, which has left the process group.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, signal.default_int_handler)
     # Reading the pipe alone would not do: a process that the child left behind may hold its other end open.
     child_fd = os.pidfd_open(child)
     try:
@@ -134,7 +137,8 @@ def _wait(child: int, reader: int) -> NoReturn:
             readable, _, _ = select.select([reader, child_fd], [], [])
             data = os.read(reader, _READ_BYTES) if reader in readable else b""
             text, ready, _ = data.partition(_READY)
-            os.write(sys.stderr.fileno(), text)
+            with suppress(OSError):  # the terminal, or what read the pipe, may be gone
+                os.write(sys.stderr.fileno(), text)
             if ready:
                 sys.exit(0)
             if not data:

@@ -3,8 +3,9 @@
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -103,9 +104,25 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
     Raises:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
     """
-    found = ask_status(entry_of(mountpoint))["summary"]
-    say(json.dumps(found) if as_json else "\n".join(summary_lines(found)))
+    found = ask_status(entry_of(mountpoint))
+    with of_this_version(mountpoint, found):
+        text = json.dumps(found["summary"]) if as_json else "\n".join(summary_lines(found["summary"]))
+    say(text)
     return 0
+
+
+@contextmanager
+def of_this_version(mountpoint: Path, found: Mapping[str, Any]) -> Iterator[None]:
+    """Raise `MountError` if the status `found` of a mount lacks what is read from it: it is of another version."""
+    try:
+        yield
+    except (KeyError, TypeError) as error:
+        if found.get("version") == VERSION:
+            raise
+        raise MountError(
+            f"the mount at {mountpoint} is of version {found.get('version')}, and this program is {VERSION}",
+            hint="mount again",
+        ) from error
 
 
 def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -> dict[str, Any]:
@@ -128,7 +145,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         # The reason repeats the mountpoint.
         yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return
-    counters, rates = one["counters"], one["rates"]
+    # A mount of another version may not count everything.
+    counters, rates = (defaultdict(int, one[name]) for name in ("counters", "rates"))
     yield f"  state     {one['state']}, mounted for {format_duration(now - one['mounted_at'])}, process {one['pid']}"
     if one["version"] != VERSION:
         yield f"  version   {plain(one['version'])}, and this program is {VERSION}: mount again to change that"
@@ -178,9 +196,9 @@ def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float
         f"{grown(before, now, 'fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
         f"{grown(before, now, 'fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
         f"{grown(before, now, 'fastfuse_fetch_requests') / elapsed_s:,.0f}",
-        f"{now['fastfuse_waiting_reads']:,.0f}",
+        f"{now.get('fastfuse_waiting_reads', 0):,.0f}",
         percent(grown(before, now, "fastfuse_stalled_seconds") / elapsed_s),
-        f"{now['fastfuse_pool_bytes'] / MIB:,.0f}",
+        f"{now.get('fastfuse_pool_bytes', 0) / MIB:,.0f}",
         f"{grown(before, now, 'fastfuse_retries'):,.0f}",
         f"{grown(before, now, 'fastfuse_errors'):,.0f}",
     )

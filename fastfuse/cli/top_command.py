@@ -111,7 +111,7 @@ class Screen:
         retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
         yield _line(
             f"fetched   {look.fetched / 1e6:10,.1f} MB/s  {look.gets:,.0f} GETs/s, {running} running, "
-            f"{retries:,.0f} retries; {counters['fastfuse_waiting_reads']:,.0f} reads wait"
+            f"{retries:,.0f} retries; {counters.get('fastfuse_waiting_reads', 0):,.0f} reads wait"
         )
 
     def _memory(self) -> Text:
@@ -119,7 +119,7 @@ class Screen:
         memory = self.look.work.get("memory", {})
         uses = [f"{format_size(size)} {use}" for use, size in memory.items()]
         # The counter is a second old.
-        held = sum(memory.values()) if memory else status["counters"]["fastfuse_pool_bytes"]
+        held = sum(memory.values()) if memory else status["counters"].get("fastfuse_pool_bytes", 0)
         text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
         return _line(f"{text}: {', '.join(uses)}" if uses else text)
 

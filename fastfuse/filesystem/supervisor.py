@@ -1,8 +1,8 @@
 """Own one mount from its listing to its end: list, mount, keep a worker alive, and take everything down in order.
 
 This process must not die. It is small and single-threaded because it forks for as long as it lives: no thread, no S3
-client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time with
-``sigtimedwait``, so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
+client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time
+(`processes.signals`), so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
 
 States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
 `draining`; the supervisor gives up only if they die without an answered request in between (`health`).
@@ -37,6 +37,7 @@ from fastfuse.filesystem.processes.children import NoRoomError, error_message, f
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import KeyFinder
 from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
+from fastfuse.filesystem.processes.signals import next_signal
 from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.worker import WorkerTask, run_worker
@@ -136,8 +137,7 @@ class Supervisor:
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
                 count_table(self._counters, self._snapshot_fd, report)
-                assert self._session is not None
-                self._recent.begin(self._session.device)
+                self._recent.begin()
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
@@ -178,6 +178,7 @@ class Supervisor:
             allow_other=settings.allow_other,
             options=settings.mount_options,
         )
+        self._recent.device = self._session.device
         self._place.raise_readahead(self._session.device)
         try:
             self._control = ControlSocket(self._session.device)
@@ -258,7 +259,7 @@ class Supervisor:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
             self._notifier.is_alive()
-            caught = signal.sigtimedwait(_SIGNALS, BEAT_EVERY_S)
+            caught = next_signal(_SIGNALS, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
             if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 self._drain()
@@ -301,7 +302,6 @@ class Supervisor:
         os.close(self._snapshot_fd)
         self._snapshot_fd = new.snapshot_fd
         count_table(self._counters, *new)
-        self._in_hand.forget()
         self._worker.take_table(new.snapshot_fd)
 
     def _drain(self) -> None:
@@ -314,7 +314,7 @@ class Supervisor:
         self._notifier.stopping()
         owed, reads, quiet_looks = self._session.owed, 0, 0
         while quiet_looks < _QUIET_LOOKS and time.monotonic() < self._stops_at_s:
-            caught = signal.sigtimedwait(_SIGNALS, _LOOK_EVERY_S)
+            caught = next_signal(_SIGNALS, _LOOK_EVERY_S)
             if caught is not None and caught.si_signo in _STOPPING:
                 break
             # Other children end, too: those of a refresh.
@@ -406,7 +406,7 @@ class Supervisor:
             self._notifier.is_alive()
             self._answer_requests()
             # The empty set makes it a pause that misses no signal.
-            signal.sigtimedwait((), min(left_s, _LOOK_EVERY_S))
+            next_signal((), min(left_s, _LOOK_EVERY_S))
 
     def _mount_again(self) -> None:
         _log.warning("mounting %s again: files that are open now fail, opened again they work", self._place.mountpoint)

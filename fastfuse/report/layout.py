@@ -86,7 +86,7 @@ def page(record: Record) -> str:
     title, state = job.name or record.mountpoint or "job", job.status or record.state
     start = min(channel.at[0] for channel in record.channels)
     end = max(channel.at[-1] for channel in record.channels)
-    style = files("fastfuse.report").joinpath("style.css").read_text()
+    style = files("fastfuse.report").joinpath("style.css").read_text("utf-8")
     body = [
         f"<header><h1>{escape(title)}</h1>",
         f"<p>{_moment(start)} to {_moment(end)} UTC ({format_duration(end - start)}), "

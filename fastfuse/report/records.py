@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.figures.recorder import HISTORY_NAME
@@ -21,6 +21,14 @@ _Moment = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 _Number = Annotated[int, Field(ge=0, lt=1 << 62)]
 
 
+def _utf8(text: object) -> object:
+    """Return text without bytes that are not UTF-8, which a path and a key may have: each is written out."""
+    return text.encode("utf-8", "backslashreplace").decode() if isinstance(text, str) else text
+
+
+_Text = Annotated[str, BeforeValidator(_utf8)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=False)
 
@@ -28,9 +36,9 @@ class _Part(BaseModel):
 class ChannelRecord(_Part):
     """The samples that `filesystem.figures.recorder` kept of a channel; a mount is one without a name and a mode."""
 
-    name: str = ""
-    mode: str = ""
-    source: str
+    name: _Text = ""
+    mode: _Text = ""
+    source: _Text
     at: list[_Moment] = Field(min_length=1)
     numbers: dict[str, _Number | list[_Number]]
 
@@ -38,19 +46,19 @@ class ChannelRecord(_Part):
 class Job(_Part):
     """The part of a job's record that a report shows."""
 
-    name: str | None = Field(default=None, alias="TrainingJobName")
-    status: str = Field(default="", alias="SecondaryStatus")
-    failure: str = Field(default="", alias="FailureReason")
+    name: _Text | None = Field(default=None, alias="TrainingJobName")
+    status: _Text = Field(default="", alias="SecondaryStatus")
+    failure: _Text = Field(default="", alias="FailureReason")
 
 
 class Record(_Part):
     """A record: of a job, or of a mount."""
 
-    version: str = ""
-    mountpoint: str = ""
-    state: str = ""
-    errors: list[tuple[_Moment, str]] = []
-    phases: list[tuple[str, _Moment]] = []
+    version: _Text = ""
+    mountpoint: _Text = ""
+    state: _Text = ""
+    errors: list[tuple[_Moment, _Text]] = []
+    phases: list[tuple[_Text, _Moment]] = []
     job: Job | None = None
     channels: list[ChannelRecord] = Field(min_length=1)
 

@@ -220,6 +220,7 @@ class TestRefusals:
             ("mount s3:///p", "'s3:///p' names no bucket"),
             ("mount s3://b --region nonsense", "--region 'nonsense' is not the name of an AWS region"),
             ("mount s3://b --uid=-1", "Invalid value for '--uid'"),
+            ("fuse-helper m --socket /nonexistent/s --user 4294967295", "Invalid value for '--user'"),
             ("mount s3://b --max-connections 0", "Invalid value for '--max-connections'"),
             ("mount s3://b --max-connections 1025", "Invalid value for '--max-connections'"),
             ("mount s3://b --memory-target 1MiB", "--memory-target 1MiB is 1 MiB, less than the minimum"),

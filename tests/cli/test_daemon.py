@@ -22,8 +22,10 @@ import fastfuse.filesystem
 from fastfuse.errors import AccessError
 
 def await_release():
-    with open(sys.argv[1]) as fifo:
-        fifo.read()
+    fifo = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK)  # to open it takes no other end
+    os.set_blocking(fifo, True)
+    os.read(fifo, 1)
+    os.close(fifo)
 
 def run(settings, *, ready):
     logger = logging.getLogger("fastfuse.filesystem")
@@ -194,7 +196,7 @@ def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: D
     assert failed.stderr == f"fastfuse: error: the daemon was {how} before the mount was ready\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
     command = daemon.command("logger.info('%d', os.getpid()); await_release(); return 0")
     with Forked[str]([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
@@ -206,6 +208,52 @@ def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal
         finally:
             parent.kill()
     wait_for_exit(child)
+
+
+def test_a_hangup_that_the_caller_ignores_ends_neither_the_wait_nor_the_child(daemon: Daemon) -> None:
+    command = daemon.command("logger.info('%d', os.getpid()); await_release(); ready(-1); return 0")
+    words = [*command, "--log-file", str(daemon.log_file)]
+    with subprocess.Popen(["nohup", *words], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stderr is not None
+            lines = iter(parent.stderr.readline, "")
+            child = int(next(line for line in lines if "INFO" in line).split()[-1])
+            parent.send_signal(signal.SIGHUP)
+            daemon.release()
+            assert parent.wait(WAIT_S) == 0
+        finally:
+            parent.kill()
+    wait_for_exit(child)
+
+
+@pytest.mark.parametrize("reader", ["parent", "stderr"])
+def test_a_mount_serves_though_what_waits_for_it_is_gone(daemon: Daemon, reader: str) -> None:
+    command = daemon.command("""
+logger.info("%d", os.getpid())
+await_release()
+logger.info("listed")
+ready(-1)
+logger.info("served")
+return 0
+""")
+    with Forked[str]([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
+        assert parent.stderr is not None
+        child = int(parent.stderr.readline().split()[-1])
+        if reader == "parent":
+            parent.kill()
+            parent.wait(WAIT_S)
+        parent.stderr.close()
+        daemon.release()
+        assert parent.wait(WAIT_S) == (0 if reader == "stderr" else -signal.SIGKILL)
+    wait_for_exit(child)
+    assert [line.split()[3] for line in daemon.log_file.read_text().splitlines()[1:]] == ["listed", "served"]
+
+
+def test_a_broken_pipe_of_the_mount_is_shown_as_the_bug_that_it_is(daemon: Daemon) -> None:
+    failed = daemon.start("raise BrokenPipeError(32, 'Broken pipe')")
+    assert failed.returncode == 1
+    assert "this is a bug in fastfuse: a pipe of the mount broke: [Errno 32] Broken pipe" in failed.stderr
+    assert "Traceback" in daemon.log_file.read_text()
 
 
 def test_a_mistaken_command_line_is_refused_before_anything_is_forked(daemon: Daemon) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Delay
-from fastfuse.cli import status_command
+from fastfuse.cli import cache_work, status_command
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry
 from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of
@@ -96,6 +96,32 @@ def test_a_mount_of_another_version_is_told(idle: Mount, monkeypatch: pytest.Mon
     monkeypatch.setattr(status_command, "VERSION", "99")
     told = f"  version   {VERSION}, and this program is 99: mount again to change that"
     assert told in [*status_command._lines(status_of(idle), 0.0)]
+
+
+def test_a_counter_that_a_mount_of_another_version_lacks_is_0(idle: Mount) -> None:
+    found = status_of(idle)
+    told = "\n".join(status_command._lines(found | {"counters": {}, "rates": {}}, 0.0))
+    assert "  objects   0, listed" in told
+    assert "  rates     0.0 MB/s read" in told
+    assert "  0%  " in status_command._row({}, {}, 1.0)
+
+
+def test_a_mount_of_another_version_whose_answer_lacks_a_value_is_told(
+    idle: Mount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = status_of(idle) | {"version": "0.0", "cache": {"directory": "/cache"}, "summary": {}}
+    for module in (status_command, cache_work):
+        monkeypatch.setattr(module, "ask_status", lambda _: found)
+    said = f"the mount at {idle.path} is of version 0.0, and this program is {VERSION}"
+    with pytest.raises(MountError, match=said) as raised:
+        status_command.summary(idle.path, as_json=False)
+    assert raised.value.hint == "mount again"
+    with pytest.raises(MountError, match=said):
+        cache_work.plan_of_mount(idle.path, None)
+    # In an answer of this version, it is a bug.
+    found["version"] = VERSION
+    with pytest.raises(TypeError):
+        cache_work.plan_of_mount(idle.path, None)
 
 
 def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server: LoopbackServer) -> None:

@@ -55,6 +55,13 @@ def test_the_table_of_alerts_is_complete() -> None:
     assert named == [rule["alert"] for rule in alerts()]
 
 
+@pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
+def test_an_alert_names_the_commands_that_the_table_does(rule: dict[str, Any]) -> None:
+    (to_do,) = re.findall(rf"^\| `{rule['alert']}` \| [^|]+ \| ([^|]+) \|", OPERATIONS.read_text(), re.MULTILINE)
+    command = re.compile(r"fastfuse [a-z]+(?: --[a-z]+)?")
+    assert command.findall(rule["annotations"]["description"]) == command.findall(to_do)
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="takes promtool (make alerts)")
 def test_prometheus_takes_the_rules_and_each_alert_fires(tmp_path: Path) -> None:
     for file in (RULES, Path(__file__).with_name("alerts_test.yml")):

@@ -72,18 +72,6 @@ def test_kills_from_outside_are_held_against_no_read_and_suspects_stay_what_they
     assert hand.worker_died(was_killed=False) == suspect
 
 
-def test_a_new_table_forgets_everything() -> None:
-    hand, read = ReadsInHand(), Read(2, 0, 10)
-    begin(hand, read)
-    hand.worker_died(was_killed=False)
-    hand.poisoned.append(read)
-    hand.forget()
-    next_worker(hand)
-    assert not hand.is_poisoned(read)
-    begin(hand, read)
-    assert hand.worker_died(was_killed=False) is None
-
-
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.tuples(READS, st.booleans()), max_size=6, unique_by=lambda one: one[0]), max_size=6))
 def test_no_read_is_poisoned_that_was_not_begun_unanswered_by_two_workers(lives: list[list[tuple[Read, bool]]]) -> None:

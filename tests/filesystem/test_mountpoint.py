@@ -521,6 +521,14 @@ def test_a_complaint_is_told(
 
 
 @pytest.mark.fuse
+def test_a_complaint_that_is_not_utf8_is_told(place: Path, as_user: Callable[[str], Path]) -> None:
+    with fuse_mount(place):
+        as_user(r"printf 'fusermount3: failed to unmount /\377\n' >&2; exit 1")
+        with pytest.raises(MountError, match=rf"{place} cannot be unmounted: failed to unmount /\\xff"):
+            unmount(place)
+
+
+@pytest.mark.fuse
 def test_a_fusermount3_for_which_there_is_no_process_is_an_error_that_can_be_told(
     place: Path, as_user: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
 def test_seconds_are_active_in_which_the_kernel_asks(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)
-    recent.begin("")
+    recent.begin()
     for asked in (0, 5, 0, 1, 0):
         counters.count("fastfuse_requests", asked)
         clock[0] += 1.0
@@ -71,7 +71,7 @@ def test_a_mount_is_in_use_while_it_is_read_and_in_pauses_of_half_a_minute(
 ) -> None:
     counters = Counters()
     recent = Recent(counters)
-    recent.begin("")
+    recent.begin()
     for second in seconds:
         counters.count("fastfuse_blocked_seconds", 500_000 * (second == "r"))
         counters.count("fastfuse_stalled_seconds", 500_000 * (second == "r"))
@@ -86,7 +86,7 @@ def test_a_mount_is_in_use_while_it_is_read_and_in_pauses_of_half_a_minute(
 
 def test_limits_that_have_changed_since_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     recent = Recent(Counters())
-    recent.begin("")
+    recent.begin()
     monkeypatch.setattr(status, "usable_cpus", lambda: 0.5)
     monkeypatch.setattr(status, "available_memory_bytes", count(7).__next__)
     summary = recent.summary()

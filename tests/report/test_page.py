@@ -3,6 +3,8 @@
 import html.parser
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +13,7 @@ import pytest
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.report.layout import page
 from fastfuse.report.records import read_record
-from tests.mounting import mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
 from tests.report.records import HOSTILE, job, mount
 
 
@@ -135,6 +137,19 @@ def test_a_mount_is_reported_and_its_record_makes_the_same_page_later(tmp_path: 
     for found in (Page(written.read_text()), Page(later.stdout)):
         assert found.of("h1") == [str(mount.path)]
         assert found.figures()["Read"] == found.figures()["Files of the source"].partition(", ")[2] == "488.3 KiB"
+
+
+def test_a_page_is_utf8_in_every_locale_and_of_every_path(tmp_path: Path) -> None:
+    kept, written = tmp_path / "record.json", tmp_path / "page.html"
+    kept.write_text(json.dumps(mount() | {"mountpoint": "/mnt/\u00e9\udcff"}))
+    # Without its UTF-8 mode, Python takes this locale for ASCII.
+    command = [sys.executable, "-X", "utf8=0", "-m", "fastfuse", "report", str(kept), "-o"]
+    environment = {**ENVIRONMENT, "LC_ALL": "C"}
+    for place in (str(written), "-"):
+        done = subprocess.run([*command, place], env=environment, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        data = done.stdout if place == "-" else written.read_bytes()
+        assert Page(data.decode()).of("h1") == ["/mnt/\u00e9\\udcff"]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, Limit, Stall
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests.filesystem.waiting import wait_until
-from tests.mounting import Mount
+from tests.mounting import Mount, run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, forget, place
 from tests.semantics.test_metrics import Scrape
 
@@ -239,3 +240,9 @@ def test_a_read_that_kills_workers_fails_and_the_mount_goes_on() -> None:
         assert "failed with EIO after 0.0 s: 'poison' is not read: workers died of it." in here.mount.log
         # The part of the file that it asked for stays unread; nothing else does.
         assert (here.path / "good").read_bytes() == data["good"]
+        # The file keeps its inode at a refresh, and so its read is refused by the next worker, too.
+        assert run_fastfuse("refresh", str(here.path)).returncode == 0
+        os.kill(ask_status(entry_of(here.path))["worker_pid"], signal.SIGKILL)
+        with pytest.raises(OSError, match="Input/output"):
+            (here.path / "poison").read_bytes()
+        assert here.server.faults.hits(rule) == 2

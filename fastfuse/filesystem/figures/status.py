@@ -43,7 +43,9 @@ class Recent:
 
     def __init__(self, counters: Counters, mode: str = "") -> None:
         """`mode` is the input mode of a channel that is not mounted."""
-        self._mode, self._device = mode, ""
+        self._mode = mode
+        # The bdi of the mount; "" if there is none.
+        self.device = ""
         self.counters = counters
         self._looks: deque[tuple[float, tuple[int, ...]]] = deque(maxlen=64)
         self._recorder = Recorder(counters)
@@ -53,13 +55,12 @@ class Recent:
         self._looked_s, self._counted = 0.0, self._numbers()
         self._read_s = -inf
 
-    def begin(self, device: str) -> None:
-        """Note that the mount with the bdi `device` serves from now on; "" if it is no mount."""
+    def begin(self) -> None:
+        """Note that what is counted serves from now on."""
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
         self._note_limits()
         self._recorder.look(self._mounted_s, self.mounted_at)
-        self._device = device
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
@@ -83,8 +84,8 @@ class Recent:
         """Note what others may have changed since."""
         self.counters.set("fastfuse_cpu_limit", int(usable_cpus() * 1000))
         self.counters.set("fastfuse_memory_limit_bytes", available_memory_bytes())
-        if self._device:
-            self.counters.set("fastfuse_kernel_readahead_bytes", readahead_kib(self._device) << 10)
+        if self.device:
+            self.counters.set("fastfuse_kernel_readahead_bytes", readahead_kib(self.device) << 10)
 
     def look(self) -> None:
         """Note what the counters are now; call it about once a second."""

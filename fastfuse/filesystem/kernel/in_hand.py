@@ -2,7 +2,8 @@
 
 After a death the next worker begins with all that the dead one had in hand (`replies`). It takes these suspects one by
 one, so at another death the only one in hand is the culprit. If several were, because the service was slow, the next
-worker takes more time for each. A suspect that is answered is none any more.
+worker takes more time for each. A suspect that is answered is none any more. A refresh changes none of this: inode
+numbers are never used again.
 """
 
 import mmap
@@ -110,13 +111,6 @@ class ReadsInHand:
             at = _NUMBERS * slot
             self._unproven[at], self._unproven[at + 1], self._unproven[at + 2] = read
         return poisoned
-
-    def forget(self) -> None:
-        """Forget all of earlier workers: inodes may have another meaning in a new table."""
-        self.poisoned.clear()
-        self.suspects.clear()
-        for slot in range(_SLOTS):
-            self._unproven[_NUMBERS * slot] = 0
 
 
 def _reads(numbers: memoryview) -> Iterator[tuple[int, Read]]:

@@ -306,7 +306,7 @@ def _unmount_as_user(path: Path, *, lazy: bool) -> None:
         raise MountError("fusermount3 is not installed", hint="install the package fuse3, or unmount as root")
     command: list[str | Path] = [tool, "-u", *(["-z"] if lazy else []), "--", path]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)
     except OSError as error:
         raise _unmount_error(path, f"fusermount3 cannot be run: {error.strerror}", is_busy=False) from error
     if done.returncode != 0:

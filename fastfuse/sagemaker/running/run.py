@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
 from fastfuse.filesystem.processes.children import ignore_unheeded
+from fastfuse.filesystem.processes.signals import next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
@@ -348,7 +349,7 @@ class _Run:
 
         Return whether the signal tells us to stop.
         """
-        caught = signal.sigtimedwait(self._signals, timeout_s)
+        caught = next_signal(self._signals, timeout_s)
         self._reap()
         for channel in self._channels:
             channel.listen(self._phases)
@@ -356,7 +357,6 @@ class _Run:
         if self._members is not None:
             self._members.look()
         self._endpoint.look_after()
-        # After a pause (Ctrl-Z, a frozen control group) CPython may return a siginfo that the kernel has not filled.
         if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)

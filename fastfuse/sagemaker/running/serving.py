@@ -178,7 +178,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     snapshot_fd, _ = _index(task, counters)
     _tell_listing(task, snapshot_fd, counters, tell)
     recent = Recent(counters, "File")
-    recent.begin("")
+    recent.begin()
 
     def report(progress: DownloadReport) -> None:
         counters.set("fastfuse_fetched_parts", progress.requests, "prefetched")
@@ -229,7 +229,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         if shard is not None:
             what += f", dealt out to {shard.count} hosts anew in each epoch,"
         tell(ready=f"{file_count:,} {what} through {task.place}_0")
-        recent.begin("")
+        recent.begin()
 
     def report(stream: PipeStream) -> None:
         if are_local:
