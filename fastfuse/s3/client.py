@@ -189,6 +189,9 @@ class S3Client:
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, ref, start, end)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
+        if self._rate.is_limited:
+            told = f"the service throttles ({self._throttled_by})"
+            raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
         message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
@@ -216,18 +219,11 @@ class S3Client:
         route, credentials = await self.prepare(ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
-                await self._wait_for_turn(ref)
+                async with self._turn:
+                    await trio.sleep_until(self._rate.turn_s(trio.current_time()))
             reply = await self._exchange(route, credentials, ref, start, end)
             assert reply is not None
             return reply
-
-    async def _wait_for_turn(self, ref: ObjectRef) -> None:
-        ahead = self._turn.statistics().tasks_waiting
-        if trio.current_time() + self._rate.wait_s(ahead) >= trio.current_effective_deadline():
-            told = f"the service throttles ({self._throttled_by})"
-            raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
-        async with self._turn:
-            await trio.sleep_until(self._rate.turn_s(trio.current_time()))
 
     async def _exchange(
         self,
