@@ -40,6 +40,7 @@ from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
+from fastfuse.s3.whole import read_all
 
 _log = logging.getLogger(__name__)
 
@@ -420,8 +421,9 @@ async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
 
 async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:
     """Yield what the file `fd` holds, in parts of an upload."""
-    for start in range(0, os.fstat(fd).st_size, part_bytes):
-        yield os.pread(fd, part_bytes, start)
+    size_bytes = os.fstat(fd).st_size
+    for start in range(0, size_bytes, part_bytes):
+        yield read_all(fd, min(part_bytes, size_bytes - start), start)
 
 
 async def md5_of(body: bytes) -> bytes:

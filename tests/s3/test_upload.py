@@ -27,7 +27,7 @@ from bench.s3server import (
     WrongLength,
 )
 from bench.s3server.faults import Action
-from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError, UploadGoneError
+from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
 from fastfuse.s3.aws import S3Session
@@ -63,6 +63,32 @@ async def test_what_was_written_is_listed_and_read(
         os.ftruncate(fd, 0)
         await read_into(client, ref, fd)
     assert os.pread(fd, size_bytes + 1, 0) == data
+
+
+@pytest.mark.parametrize("is_one_put", [False, True])
+async def test_a_file_that_the_kernel_gives_in_pieces_is_uploaded_whole(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch, *, is_one_put: bool
+) -> None:
+    """One call of Linux reads 2 GiB at most."""
+    pread, data = os.pread, os.urandom(1000)
+    os.write(fd, data)
+    monkeypatch.setattr("os.pread", lambda fd, size_bytes, at: pread(fd, min(size_bytes, 300), at))
+    key = f"pieces-{is_one_put}"
+    async with writing(moto_server.endpoint_url, key) as (_, writer):
+        writer.has_bare_etags = is_one_put
+        await writer.write(fd, replaces=module.NO_OBJECT if is_one_put else "")
+    assert moto_server.client.get_object(Bucket="bucket", Key=key)["Body"].read() == data
+
+
+async def test_a_file_that_becomes_shorter_while_it_is_uploaded_is_no_object(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.write(fd, bytes(1000))
+    monkeypatch.setattr("os.pread", lambda *_: b"")
+    async with writing(moto_server.endpoint_url, "shorter") as (_, writer):
+        with pytest.raises(DiskError, match="shorter"):
+            await writer.write(fd)
+    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="shorter")
 
 
 async def test_an_upload_that_fails_leaves_nothing_behind(
