@@ -196,7 +196,7 @@ class S3Client:
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
     async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
-        """Return a range over an idle connection; None where there is none or the server has closed it.
+        """Return a range over an idle connection; None where none is open any more.
 
         Raises:
             RetryableError, ReadError: it failed, perhaps for good.
@@ -239,12 +239,11 @@ class S3Client:
         request = route.get_request(credentials, ref, start, end)
         began_s = trio.current_time()
         try:
-            if is_new:
-                connection, head = await self._routes.ask(route, request, self._read_watch)
-            elif (idle := route.fresh_connection()) and (answer := await idle.ask(request, self._read_watch)):
-                connection, head = idle, answer
-            else:
+            ask = partial(self._routes.ask, route) if is_new else route.ask_idle
+            answer = await ask(request, self._read_watch)
+            if answer is None:
                 return None
+            connection, head = answer
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):

@@ -84,13 +84,31 @@ class Route:
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
 
-    def fresh_connection(self) -> Connection | None:
+    def _fresh_connection(self) -> Connection | None:
         """Return an idle connection that is still open and silent; None if there is none."""
         while self.idle:
             connection = self.idle.pop()
             if connection.is_fresh():
                 return connection
             connection.close()
+        return None
+
+    async def ask_idle(
+        self, request: bytes, watch: StallWatch, *, has_body: bool = True
+    ) -> tuple[Connection, ReplyHead] | None:
+        """Send `request` over an idle connection, as `Routes.ask`; return None where the server has closed them all.
+
+        A stall closes the others, too: a firewall that drops one idle connection silently has dropped them all.
+        """
+        while connection := self._fresh_connection():
+            try:
+                head = await connection.ask(request, watch, has_body=has_body)
+            except TimeoutError:
+                while self.idle:
+                    self.idle.pop().close()
+                raise
+            if head is not None:
+                return connection, head
         return None
 
 
@@ -221,19 +239,17 @@ class Routes:
             NotConnectedError: there is no connection.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
-        is_new = False
-        while not is_new:
-            connection = route.fresh_connection()
-            if connection is None:
-                is_new = True
-                try:
-                    connection = await self.connect(route)
-                except OSError as error:
-                    raise NotConnectedError(error) from error
-            head = await connection.ask(request, watch, has_body=has_body)
-            if head is not None:
-                return connection, head
-        raise NoReplyError("the connection was closed without an answer")
+        answer = await route.ask_idle(request, watch, has_body=has_body)
+        if answer is not None:
+            return answer
+        try:
+            connection = await self.connect(route)
+        except OSError as error:
+            raise NotConnectedError(error) from error
+        head = await connection.ask(request, watch, has_body=has_body)
+        if head is None:
+            raise NoReplyError("the connection was closed without an answer")
+        return connection, head
 
     def put_back(self, route: Route, connection: Connection) -> None:
         """Keep `connection` for another request if its reply has come to its end; close it otherwise."""
