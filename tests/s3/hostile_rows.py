@@ -519,6 +519,7 @@ _CHUNKS = [
     _chunked("ended in one", lambda body: _chunks(body)[: len(body) // 2], make=_ended),
     _chunked("silent in one", lambda body: _chunks(body)[: len(body) // 2]),
     _chunked("ended in the trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
+    Row("chunks: dripping", _drip(lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n"), EIO),
     _chunk_flood("of one byte", lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
     _chunk_flood("of 64 KiB", lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
     _chunk_flood("trailers", lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
