@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,7 @@ from fastfuse.errors import (
     first_of,
 )
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.checks import parse_date
 from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import retry_if_passing
@@ -140,7 +140,9 @@ class ObjectWriter:
             reply = await self._request("head_object")
         except MissingObjectError:
             return None
-        date = parsedate_to_datetime(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
+        date = parse_date(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
+        if date is None:
+            raise self._bad_reply("a date that makes no sense")
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         etag, size_bytes = self._field(reply, "ETag"), self._field(reply, "ContentLength")
         return ObjectState(etag, size_bytes, age_s, reply.get("Metadata", {}))

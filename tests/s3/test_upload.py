@@ -347,6 +347,33 @@ async def test_an_upload_that_ends_without_an_etag_is_known_by_those_of_its_part
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
 
 
+@pytest.mark.parametrize(
+    "date", ["yesterday", "Sat, 99 Nov 2026 08:00:00 GMT", "Sat, 28 Nov 99999999999999999999 08:00:00 GMT"]
+)
+async def test_a_date_that_makes_no_sense_is_a_bad_reply(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    await state_at(moto_server, monkeypatch, "Thu, 01 Jan 2099 00:00:00 -0000")
+    with pytest.raises(ServiceError, match="has a date that makes no sense"):
+        await state_at(moto_server, monkeypatch, date)
+
+
+async def state_at(server: S3Server, monkeypatch: pytest.MonkeyPatch, date: str) -> module.ObjectState | None:
+    """Return the state of an object whose reply has this `Date`."""
+    server.put("dated", b"data")
+    send = HttpxSession.send
+
+    async def dated(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        reply: Any = await send(session, request)
+        reply.headers["date"] = date
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HttpxSession, "send", dated)
+        async with writing(server.endpoint_url, "dated") as (_, writer):
+            return await writer.state()
+
+
 PARTS = (bytes(5 << 20), b"end")
 SAME_SIZE = bytes((5 << 20) + 3)
 GONE = b"<Error><Code>NoSuchUpload</Code></Error>"
