@@ -257,6 +257,23 @@ async def test_the_check_of_a_place_sends_a_part_as_that_takes_a_right_of_its_ow
     assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="checked")
 
 
+@pytest.mark.parametrize("replaces", ["", module.NO_OBJECT])
+async def test_each_object_comes_with_the_md5_that_a_bucket_takes_that_locks_objects(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, replaces: str
+) -> None:
+    send, sent = HttpxSession.send, list[str]()
+
+    async def note(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        md5 = request.headers.get("Content-MD5", "")
+        sent.append(md5.decode() if isinstance(md5, bytes) else md5)
+        return await send(session, request)
+
+    monkeypatch.setattr(HttpxSession, "send", note)
+    async with writing(moto_server.endpoint_url, f"locked-{bool(replaces)}") as (_, writer):
+        await writer.put(b"-", replaces=replaces)
+    assert sent == ["M21evFQ2U05h0W5j3fyjJw=="]
+
+
 @pytest.mark.parametrize(
     ("cancelled", "deadlines"), [("never", [300.0]), ("before", [8.0]), ("meanwhile", [300.0, 8.0])]
 )
