@@ -13,6 +13,7 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import (
+    BadReplyError,
     DeadlineError,
     FastfuseError,
     ReadError,
@@ -257,7 +258,7 @@ class S3Client:
             finally:
                 self._routes.put_back(route, connection)
             return data.toreadonly(), head
-        except (BadReplyHeadError, OSError) as error:
+        except (BadReplyError, BadReplyHeadError, OSError) as error:
             raise read_failure(error, ref) from error
 
     async def _ask_once(
@@ -289,9 +290,7 @@ class S3Client:
                     failure, is_mended = await self._refusal(
                         connection, head, route, credentials, is_read=is_read, has_body=is_list
                     )
-            except BadReplyHeadError as error:
-                raise self._routes.no_service(error, route) from error
-            except OSError as error:
+            except (BadReplyHeadError, OSError) as error:
                 failure = failure_of_connection(error)
             finally:
                 if connection is not None:

@@ -54,7 +54,7 @@ class Kind(Enum):
     BROKEN = auto()  # the connection was cut off or stalled
     UNREACHABLE = auto()
     TLS = auto()
-    NOT_S3 = auto()  # something else answers a command that no S3 service has answered yet
+    NOT_S3 = auto()  # something else answers, or what comes is not what was asked for
     CHANGED = auto()
     NO_BUCKET = auto()
     DENIED = auto()

@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError, ConfigurationError, FastfuseError
+from fastfuse.errors import BadReplyError, ConfigurationError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.checks import condition_line
@@ -130,18 +130,23 @@ class NotConnectedError(OSError):
         self.reason = reason
 
 
-def read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
-    """Return what a read of `ref` fails with, in this attempt or for good, as its reply broke or was not understood."""
-    if isinstance(error, BadReplyHeadError):
-        return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
+def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: ObjectRef) -> RetryableError:
+    """Return what an attempt to read `ref` fails with whose reply broke, or is not what was asked for."""
     failure = failure_of_connection(error)
-    broken = RetryableError(read_error(failure, ref), failure, is_read=True)
+    final = error if isinstance(error, BadReplyError) else read_error(failure, ref)
+    if isinstance(error, BadReplyHeadError):
+        final = BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
+    broken = RetryableError(final, failure, is_read=True)
     broken.__cause__ = error
     return broken
 
 
-def failure_of_connection(error: OSError) -> Failure:
-    """Classify what `Routes.ask` and the connection that it returns raise."""
+def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError) -> Failure:
+    """Classify what `Routes.ask` and the connection that it returns raise, and what its reply is refused for."""
+    if isinstance(error, BadReplyHeadError):
+        return Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
+    if isinstance(error, BadReplyError):
+        return Failure(kind=Kind.NOT_S3, detail=f"a wrong reply, namely: {str(error).rstrip('.')}")
     if isinstance(error, NotConnectedError):
         return failure_of_network(error.reason, is_connected=False)
     return failure_of_network(error, is_connected=True)
@@ -268,11 +273,6 @@ class Routes:
     def judged(self, failure: Failure) -> Failure:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
         return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self.has_met_s3 else failure
-
-    def no_service(self, error: BadReplyHeadError, route: Route) -> FastfuseError:
-        """Return the error of a command whose reply over `route` is not HTTP/1.1."""
-        failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
-        return self._session.command_error(failure, route.bucket, "", route.endpoint.region)
 
     def make(self, bucket: str, region: str) -> Route:
         """Return the route to `bucket` in `region`, and remember only its connections.

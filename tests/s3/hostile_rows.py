@@ -351,8 +351,23 @@ _VERSIONS = [
         Row(f"status {status} with a body", _reply(_of_status(status)), EIO)
         for status in ("204 No Content", "205 Reset Content", "304 Not Modified")
     ),
+    Row("once no HTTP", _once(_reply(lambda reply: b"\x00\x01garbage\r\n\r\n")), RIGHT),
+    Row("once no ETag", _once(_reply(lambda reply: reply.without("ETag"))), RIGHT, NOT_ASKED, RIGHT),
+    _of_get("once another range", _once(_reply(lambda reply: _with_range(reply, f"bytes 0-9/{len(DATA)}"))), RIGHT),
+    _of_get(
+        "once another total in Content-Range",
+        _once(_reply(lambda reply: _with_total(reply, str(len(DATA) + 1)))),
+        RIGHT,
+    ),
+    _of_get(
+        "once a sign-in page", _once(_refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html")), RIGHT
+    ),
     Row("status 204", _reply(lambda reply: b"HTTP/1.1 204 No Content\r\n\r\n"), EIO),
 ]
+
+
+def _with_range(reply: Reply, value: str) -> Reply:
+    return reply.with_header("Content-Range", value)
 
 
 def _with_total(reply: Reply, total: str) -> Reply:
