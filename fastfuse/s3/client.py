@@ -291,7 +291,7 @@ class S3Client:
                         connection, head, route, credentials, is_read=is_read, has_body=is_list
                     )
             except (BadReplyHeadError, OSError) as error:
-                failure = failure_of_connection(error)
+                failure = failure_of_connection(error, is_read=is_read)
             finally:
                 if connection is not None:
                     self._routes.put_back(route, connection)

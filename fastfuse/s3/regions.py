@@ -66,7 +66,7 @@ class Regions:
             self._routes.put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
         except (BadReplyHeadError, OSError) as error:
-            failure = failure_of_connection(error)
+            failure = failure_of_connection(error, is_read=is_read)
         if not is_read:
             failure = self._routes.judged(failure)
         if failure.region:

@@ -132,7 +132,7 @@ class NotConnectedError(OSError):
 
 def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: ObjectRef) -> RetryableError:
     """Return what an attempt to read `ref` fails with whose reply broke, or is not what was asked for."""
-    failure = failure_of_connection(error)
+    failure = failure_of_connection(error, is_read=True)
     final = error if isinstance(error, BadReplyError) else read_error(failure, ref)
     if isinstance(error, BadReplyHeadError):
         final = BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
@@ -141,14 +141,14 @@ def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: Object
     return broken
 
 
-def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError) -> Failure:
+def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError, *, is_read: bool = False) -> Failure:
     """Classify what `Routes.ask` and the connection that it returns raise, and what its reply is refused for."""
     if isinstance(error, BadReplyHeadError):
         return Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
     if isinstance(error, BadReplyError):
         return Failure(kind=Kind.NOT_S3, detail=f"a wrong reply, namely: {str(error).rstrip('.')}")
     if isinstance(error, NotConnectedError):
-        return failure_of_network(error.reason, is_connected=False)
+        return failure_of_network(error.reason, is_connected=False, is_read=is_read)
     return failure_of_network(error, is_connected=True)
 
 

@@ -487,7 +487,16 @@ _BODIES = [
     Row("ended on being opened", good, EIO, accept=Peer.end),
     Row("never answers", good, EIO, accept=_silence),
     Row("speaks first", good, EIO, accept=lambda peer: peer.transport.send_all(b"220 mail.example.com ESMTP\r\n")),
-    Row("garbage for ever", good, EIO, accept=lambda peer: _flood_below(peer, _BLOCK), is_flood=True),
+    Row(
+        "garbage for ever",
+        good,
+        EIO,
+        None,
+        None,
+        _SHORT_S,
+        accept=lambda peer: _flood_below(peer, _BLOCK),
+        is_flood=True,
+    ),
     Row("drips garbage", good, EIO, accept=lambda peer: _drip_below(peer, b"x")),
 ]
 
@@ -784,6 +793,13 @@ async def _send_alert(peer: Peer) -> None:
     await peer.leave()
 
 
+async def _send_one_alert(peer: Peer) -> None:
+    """Answer the first connection only with an alert, as a terminator of TLS does that restarts."""
+    peer.hostile.hostile_replies += 1
+    if peer.hostile.hostile_replies == 1:
+        await _send_alert(peer)
+
+
 async def _half_a_handshake(peer: Peer) -> None:
     """Send the beginning of a handshake message of 16 KB, and nothing more."""
     await peer.transport.send_all(bytes.fromhex("160303400002003ffc0303") + bytes(100))
@@ -816,8 +832,9 @@ _TLS = [
     _tls("fifty session tickets", good, RIGHT, context="many tickets"),
     Row("TLS: plain HTTP in place of a handshake", good, EIO, head=EIO | EACCES, accept=_speak_plainly),
     Row("TLS: an alert in place of a handshake", good, EIO, accept=_send_alert),
+    Row("TLS: once an alert", good, RIGHT, EIO, EIO, accept=_send_one_alert, transports=("tls",)),
     Row("TLS: half a handshake", good, EIO, accept=_half_a_handshake),
-    Row("TLS: a handshake for ever", good, EIO, accept=_handshake_for_ever, is_flood=True),
+    Row("TLS: a handshake for ever", good, EIO, None, None, _SHORT_S, accept=_handshake_for_ever, is_flood=True),
     _tls("a bad record before the reply", _then(_reply(lambda reply: b""), _garbage), EIO),
     _tls("a bad record in the body", _then(_reply(_cut(_middle)), _garbage), EIO, RIGHT | EIO),
     _tls("close_notify before the reply", _then(_reply(lambda reply: b""), Peer.notify_end), EIO),
