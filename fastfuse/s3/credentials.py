@@ -258,7 +258,8 @@ class CredentialSource:
         elif self._is_overdue:
             logger.info("The AWS credentials are renewed after all; they expire at %s", fresh.expires_at)
         self._is_overdue = fresh == old
-        self._keep(fresh)
+        # Clients take another object for other keys.
+        self._keep(old if self._is_overdue else fresh)
 
     def _keep(self, fresh: Credentials) -> None:
         self.latest = fresh
