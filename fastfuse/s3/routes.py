@@ -21,6 +21,7 @@ import trio
 from fastfuse.errors import BadReplyError, ConfigurationError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.checks import condition_line
 from fastfuse.s3.checksums import load_models
 from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
@@ -218,7 +219,7 @@ class Routes:
         silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
         sock = None
         try:
-            with trio.fail_after(self._session.config.connect_timeout_s):
+            with trio.fail_after(CONNECT_TIMEOUT_S):
                 sock = await (_connected if proxy is None else _connected_to_proxy)(host, port, silence_s)
                 if tls is None:
                     return Connection(sock, None)

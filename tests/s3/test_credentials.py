@@ -261,8 +261,8 @@ class Resolver:
 async def renewed(source: CredentialSource) -> Credentials:
     """Return the credentials once a renewal that is due has ended."""
     await source.current()
-    if source._renewal is not None:
-        await source._renewal.wait()
+    while source._is_renewing:
+        await trio.lowlevel.checkpoint()
     return await source.current()
 
 
