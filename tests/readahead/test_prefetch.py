@@ -752,6 +752,20 @@ async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_anot
         assert set(reader.ranges(refs[4508].key)) == {(0, 200 * KIB)}
 
 
+async def test_a_reader_that_has_gone_while_there_was_no_room_for_it_takes_none_of_what_it_gives_back() -> None:
+    async with serving(5000, size_bytes=200 * KIB) as (refs, engine, reader):
+        await read_all(engine, refs, list(range(1, 11)))
+        await settled()
+        fetched = len(reader.gets)
+        for _ in range(300):
+            await read_whole(engine, 3001, refs[3000])
+        await settled()
+        assert len(reader.gets) == fetched + 300
+        await read_all(engine, refs, list(range(4501, 4509)))
+        await settled()
+        assert reader.ranges(refs[4508].key) == [(0, 200 * KIB)]
+
+
 async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_the_order_of_the_listing() -> None:
     async with serving(5000, size_bytes=100 * KIB) as (refs, engine, reader):
         announced = shuffled(refs[:1000])
