@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -201,7 +200,7 @@ class DirectFiles:
                 if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
                     if not offset:
                         self._engine.began(process)
-                    nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+                    nursery.start_soon(self._reads.answer, request)
 
     def _is_begun_again(self, request: Request, *, is_lost: bool) -> bool:
         try:
