@@ -825,16 +825,18 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS)
+@given(ACTIONS, st.sampled_from([384 * KIB, MIB]))
 @settings(max_examples=60, deadline=None)
-def test_whatever_happens_the_bytes_are_right_and_the_books_are_too(actions: list[tuple[str, int]]) -> None:
-    trio.run(_carry_out, actions)
+def test_whatever_happens_the_bytes_are_right_and_the_books_are_too(
+    actions: list[tuple[str, int]], limit_bytes: int
+) -> None:
+    trio.run(_carry_out, actions, limit_bytes)
 
 
-async def _carry_out(actions: list[tuple[str, int]]) -> None:
+async def _carry_out(actions: list[tuple[str, int]], limit_bytes: int) -> None:
     refs = [listed(f"file-{index:05}", 1 + index * 9 * KB) for index in range(40)]
     config = ReadaheadConfig(
-        part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=MIB
+        part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=limit_bytes
     )
     async with running(config, Files(refs)) as (engine, reader), trio.open_nursery() as readers:
         order = engine.new_order()
