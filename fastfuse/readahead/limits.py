@@ -117,11 +117,6 @@ class FairShare(Generic[_File]):
         # What each of them may have.
         self.share = total
 
-    @property
-    def active(self) -> int:
-        """The number of files being read."""
-        return len(self._last_read_at)
-
     def touch(self, file: _File, fetched_bytes: int) -> list[_File]:
         """Note that `file` is read at the time `fetched_bytes`. Return the files that have become idle by now."""
         reads = self._last_read_at
@@ -141,7 +136,7 @@ class FairShare(Generic[_File]):
             self._divide()
 
     def _divide(self) -> None:
-        total, active = self._total, self.active
+        total, active = self._total, len(self._last_read_at)
         if not active:
             self.share = total
             return
