@@ -49,6 +49,7 @@ _RENEW_EVERY_S = 20.0
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
+_FEW_THREADS = "small files are read more slowly: %s; see ulimit -u and the cgroup's pids.max"
 # Refusals that say nothing of other objects: it was removed, or replaced.
 _OF_ONE_OBJECT = 404, 412
 # An ETag that a header can carry as it is.
@@ -399,6 +400,8 @@ class DirectFiles:
             direct_reads.end_stalled()
             self._use_tier()
             self.tell()
+            if error := direct_reads.refused():
+                _log.warning(_FEW_THREADS, os.strerror(error))
             await trio.sleep(_LOOK_EVERY_S)
 
     async def _keep_armed(self) -> None:
