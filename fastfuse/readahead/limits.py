@@ -10,8 +10,6 @@ from math import inf
 from resource import getpagesize
 from typing import Generic, TypeVar
 
-from fastfuse.errors import ConfigurationError
-
 _KIB = 1 << 10
 _MIB = 1 << 20
 
@@ -53,7 +51,8 @@ class ReadaheadConfig:
     first_window_bytes: int = 0
     # Every file is read once in each epoch, so files are fetched before they are begun, also in no known order.
     expects_every_file: bool = False
-    # Parts held and parts in flight, of all files: one whole window is half of it.
+    # Parts held and parts in flight, of all files: one whole window is half of it. One part and a half at least, of
+    # which small files that are kept may take a quarter: a reader waits for a part that must fit in the rest.
     memory_limit_bytes: int = 1024 * _MIB
     # GETs at once. A mount sets it to the connections of its S3 client: more would only queue there.
     max_parts_in_flight: int = 64
@@ -82,33 +81,6 @@ class ReadaheadConfig:
             max_parts_in_flight=max_parts_in_flight,
             read_deadline_s=read_deadline_s,
         )
-
-    def __post_init__(self) -> None:
-        for name in ("part_size_bytes", "first_part_bytes"):
-            value = getattr(self, name)
-            if value < PAGE_BYTES or value % PAGE_BYTES:
-                raise ConfigurationError(
-                    f"{name} is {value}; it must be a positive multiple of {PAGE_BYTES}",
-                    hint="use a power of two such as 8 MiB",
-                )
-        if self.first_part_bytes > self.part_size_bytes:
-            raise ConfigurationError(
-                f"first_part_bytes ({self.first_part_bytes}) is larger than part_size_bytes ({self.part_size_bytes})",
-                hint="lower first_part_bytes",
-            )
-        # One part that a reader waits for must fit beside one that is read ahead.
-        if self.memory_limit_bytes < 2 * self.part_size_bytes:
-            raise ConfigurationError(
-                f"a memory limit of {self.memory_limit_bytes // _KIB} KiB does not hold two parts "
-                f"of {self.part_size_bytes // _KIB} KiB",
-                hint="raise the memory limit or lower the part size",
-            )
-        if self.max_window_bytes < 0 or self.max_parts_in_flight < 1:
-            raise ConfigurationError(
-                f"max_window_bytes ({self.max_window_bytes}) must not be negative and max_parts_in_flight "
-                f"({self.max_parts_in_flight}) must be at least 1",
-                hint="use 0 bytes of window to read without readahead",
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +117,6 @@ class FairShare(Generic[_File]):
         # What each of them may have.
         self.share = total
 
-    @property
-    def active(self) -> int:
-        """The number of files being read."""
-        return len(self._last_read_at)
-
     def touch(self, file: _File, fetched_bytes: int) -> list[_File]:
         """Note that `file` is read at the time `fetched_bytes`. Return the files that have become idle by now."""
         reads = self._last_read_at
@@ -169,7 +136,7 @@ class FairShare(Generic[_File]):
             self._divide()
 
     def _divide(self) -> None:
-        total, active = self._total, self.active
+        total, active = self._total, len(self._last_read_at)
         if not active:
             self.share = total
             return

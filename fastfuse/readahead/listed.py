@@ -99,13 +99,16 @@ class ListingOrder:
         return range(row + 1, self._row_count) if is_beginning or run.files >= _FOLLOWED_FILES else range(0)
 
     def next(self) -> int | None:
-        """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`."""
+        """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`.
+
+        A run that gives way gets no more, so `give_way` in between takes no run whose row this is.
+        """
         while self._hungry:
             run = next(iter(self._hungry))
             row = max(run.position, run.ahead_until)
             while (other := self._begins.get(row)) is not None:
                 row = other.position
-            if row < self._end_ahead(run):
+            if row < self._end_ahead(run) and not self._gives_way(run):
                 run.ahead_until = row
                 return row
             del self._hungry[run]
@@ -125,13 +128,16 @@ class ListingOrder:
             return self._left.popleft()
         while self._runs:
             run = next(iter(self._runs.values()))
-            if self._begun_files - run.touched_at < _PATIENCE_FILES:
+            if not self._gives_way(run):
                 break
             del self._runs[run.position]
             dropped = self._forget(run)
             if dropped:
                 return dropped
         return ()
+
+    def _gives_way(self, run: _Run) -> bool:
+        return self._begun_files - run.touched_at >= _PATIENCE_FILES
 
     def _end_ahead(self, run: _Run) -> int:
         end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)

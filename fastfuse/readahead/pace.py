@@ -124,7 +124,8 @@ class Load:
         if self._trial is None:
             if self.limit is not None:
                 if self._count >= self._quiet * _VERDICT:
-                    self._try(2 * self.limit)
+                    # No limit holds back what readers wait for, so twice the limit may be in flight already.
+                    self._try(2 * max(self.limit, round(self._in_flight)))
             # All of these began in this state, so that their times and their number go together.
             elif self._is_suspect and self._count >= _TRIAL + 2 * self._in_flight:
                 self._try(round(self._in_flight) // 2)
@@ -136,7 +137,7 @@ class Load:
             if self._rate < _AS_GOOD * rate:
                 self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
                 self._settle(before)
-            elif self._is_suspect:
+            elif self._is_suspect and self.limit >= 2 * _LEAST:
                 self._rate = max(self._rate, rate)  # so that small losses do not add up
                 self._try(self.limit // 2)
             else:

@@ -53,10 +53,7 @@ class PoolStatistics:
     reserved_bytes: int
     held_bytes: int
     spent_bytes: int
-    expected_bytes: int
     parts_in_flight: int
-    parts_waiting: int
-    active_files: int
     fetched_bytes: int
     unread_dropped_bytes: int
 
@@ -301,15 +298,11 @@ class PartPool:
 
     def statistics(self) -> PoolStatistics:
         """Return the figures of now."""
-        expected = self.expected
         return PoolStatistics(
             reserved_bytes=self._reserved_bytes,
             held_bytes=self._held_bytes,
             spent_bytes=self._spent.size_bytes,
-            expected_bytes=expected.size_bytes + expected.in_flight_bytes,
             parts_in_flight=self._in_flight,
-            parts_waiting=sum(len(file.waiting) for file in self._queue),
-            active_files=self._share.active,
             fetched_bytes=self._fetched_bytes,
             unread_dropped_bytes=self._unread_dropped_bytes,
         )

@@ -83,6 +83,19 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "cache").iterdir()} == {0}
 
 
+def test_readers_of_the_largest_parts_share_the_smallest_memory_with_what_is_to_be_kept(tmp_path: Path) -> None:
+    """The queue to the disk has a quarter of the target, and the parts no room for two."""
+    data = {f"d/{n}": random.Random(n).randbytes(40 * MIB + n if n < 3 else 39_000 + n) for n in range(6)}
+    options = (*options_of(tmp_path), "--memory-target", "128MiB", "--part-size", "32MiB")
+    with (
+        LoopbackServer({"bucket": MemoryObjects(data)}) as server,
+        mounted("s3://bucket/d/", server.endpoint_url, *options) as mount,
+        ThreadPoolExecutor() as readers,
+    ):
+        assert [*readers.map(lambda key: Path(mount.path, key[2:]).read_bytes() == data[key], data)] == [True] * 6
+        assert "WARNING" not in mount.log
+
+
 def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> None:
     """Files come until threads fetch for both mounts, which they do from some time after the first.
 
@@ -393,10 +406,10 @@ def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_a
     from fastfuse.filesystem.serving import reads
     answer = reads.Reads.answer
 
-    def counted(*arguments, is_begun=False):
-        if is_begun:
+    def counted(self, request, **by_task):
+        if not by_task:
             print("left to Python", file=sys.stderr, flush=True)
-        return answer(*arguments, is_begun=is_begun)
+        return answer(self, request, **by_task)
 
     reads.Reads.answer = counted
     """

@@ -1,5 +1,6 @@
 """Parts that threads get, or leave to the client."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.filesystem.kernel.fuse import direct_reads as kernel_reads
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
@@ -70,6 +72,11 @@ class Threads:
     def served(self) -> list[Any]:
         return []
 
+    def end_stalled(self) -> None: ...
+
+    def refused(self) -> int:
+        return errno.EAGAIN
+
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
@@ -123,6 +130,17 @@ async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(threads: Threa
             assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
         assert len(threads.begun) == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_the_log_says_that_the_system_has_no_room_for_threads(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(place.files._look)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    reason = "Resource temporarily unavailable; see ulimit -u and the cgroup's pids.max"
+    assert caplog.messages == [f"small files are read more slowly: {reason}"]
 
 
 async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_grows(

@@ -183,6 +183,23 @@ async def test_no_read_begins_in_a_drain_even_if_its_bytes_are_here(connection: 
         assert place.answered() == {7: errno.ESHUTDOWN}
 
 
+async def test_reads_that_came_before_a_drain_end_in_it_though_no_task_had_begun_them(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Semantics L2"""
+    monkeypatch.setattr(module, "_MOST_TASKS", 2)
+    async with place_at(connection) as place:
+        for number in range(4):
+            place.reads.take(number, FETCHED, number, 1, 4711, False)
+        assert place.count("fastfuse_waiting_reads") == 4
+        place.counters.set("fastfuse_draining", 1)
+        place.reads.take(4, FETCHED, 4, 1, 4711, False)
+        place.engine.may_fetch.set()
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.answered() == {**dict.fromkeys(range(4), b"f"), 4: errno.ESHUTDOWN}
+        assert place.count("fastfuse_waiting_reads") == 0
+
+
 async def test_a_reader_at_the_end_of_a_file_learns_of_it_in_a_drain(connection: socket.socket) -> None:
     """Linux 5.10 asks for it."""
     async with place_at(connection) as place:

@@ -452,6 +452,23 @@ def test_a_file_that_was_read_is_not_fetched_ahead_for_what_python_hears_of_anot
     assert (done.stdout.split(), done.stderr) == (["2", "2", "0"], "")
 
 
+_WITHOUT_THREADS = """
+resource.setrlimit(resource.RLIMIT_NPROC, (0, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+if not os.getuid():
+    os.setresuid(64321, 64321, 64321)  # root has no such limit
+data = bytearray(5)
+print(interposed.fetch_ahead(slow, memoryview(data)), direct_reads.held_ahead(), direct_reads.is_read(slow))
+data.append(0)  # nobody refers to it any more
+print(os.strerror(direct_reads.refused()), direct_reads.refused())
+"""
+
+
+def test_where_the_system_has_no_room_for_a_thread_no_small_file_is_queued_for_one() -> None:
+    program = "import resource\n" + _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _WITHOUT_THREADS
+    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
+    assert done.stdout.splitlines() == ["False (0, 0) False", "Resource temporarily unavailable 0"], done.stderr
+
+
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4 << 10, 256), (16 << 10, 64), (64 << 10, 16)])
 def test_the_kernel_may_read_a_mib_at_once_whatever_its_pages_are(page_bytes: int, pages: int) -> None:
     # <linux/fuse.h>, fuse_init_out, behind the 16 bytes of fuse_out_header: libfuse offers 256 pages.

@@ -7,9 +7,24 @@ from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
 
 
+def expected_bytes(of: ReadEngine | PartPool) -> int:
+    """Return what is held, or on its way, of files that are not begun."""
+    expected = _pool(of).expected
+    return expected.size_bytes + expected.in_flight_bytes
+
+
+def parts_waiting(of: ReadEngine | PartPool) -> int:
+    """Return the number of demanded parts that wait for memory or a connection."""
+    return sum(len(file.waiting) for file in _pool(of)._queue)
+
+
+def _pool(of: ReadEngine | PartPool) -> PartPool:
+    return of._pool if isinstance(of, ReadEngine) else of
+
+
 def check_books(of: ReadEngine | PartPool) -> None:
     """Assert that the books of a pool, or of an engine's pool, are right."""
-    pool = of._pool if isinstance(of, ReadEngine) else of
+    pool = _pool(of)
     shelved = _check_shelves(pool)
     assert pool._reserved_bytes + sum(part.size_bytes for part in shelved) <= pool._limit_bytes
     assert set(shelved) <= {part for file in pool._files.values() for part in file}

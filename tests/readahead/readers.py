@@ -13,7 +13,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.parts import Claims
-from tests.readahead.books import check_books
+from tests.readahead.books import check_books, parts_waiting
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -178,7 +178,7 @@ async def running(
         await settled()
         check_books(engine)
         pool = engine.statistics().pool
-        assert (pool.reserved_bytes, pool.parts_in_flight, pool.parts_waiting) == (0, 0, 0)
+        assert (pool.reserved_bytes, pool.parts_in_flight, parts_waiting(engine)) == (0, 0, 0)
         assert reader.in_flight_bytes == 0
 
 

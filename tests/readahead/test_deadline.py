@@ -13,7 +13,7 @@ from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
-from tests.readahead.books import check_books
+from tests.readahead.books import check_books, parts_waiting
 from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
 
 DEADLINE_S = 60.0
@@ -139,9 +139,9 @@ async def test_what_no_reader_waits_for_any_more_is_not_fetched(autojump_clock: 
                 for index in range(8):
                     readers.start_soon(read, engine, index * 128 * KIB)
                     await trio.sleep(0.01)
-                assert engine.statistics().pool.parts_waiting > 10
+                assert parts_waiting(engine) > 10
         assert answered_s == pytest.approx([DEADLINE_S] * 8)
-        assert engine.statistics().pool.parts_waiting == 0
+        assert parts_waiting(engine) == 0
         gets = [*reader.gets]
         reader.let_go()
         await settled()
@@ -168,7 +168,7 @@ async def test_a_part_that_another_reader_waits_for_stays(autojump_clock: MockCl
         readers.start_soon(read, engine, 4 * PART_BYTES)
         await trio.sleep(2)
         await trio.sleep(2)
-        assert engine.statistics().pool.parts_waiting == 1
+        assert parts_waiting(engine) == 1
         assert len(reader.gets) == 3
         reader.failures = {("hiccup", start): DeadlineError("60 s") for _, start, _ in reader.gets}
         reader.let_go()
@@ -200,5 +200,5 @@ async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory(autoj
         for offset in range(MIB, ref.size_bytes, MIB):
             readers.start_soon(read, engine, offset)
         await trio.sleep(10)
-        assert engine.statistics().pool.parts_waiting > 5
+        assert parts_waiting(engine) > 5
         reader.let_go()

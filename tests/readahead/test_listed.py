@@ -193,6 +193,67 @@ def test_runs_take_turns() -> None:
     assert wanted == [4, 1004, 5, 1005]
 
 
+def test_a_run_that_gives_way_commands_no_more_until_it_is_extended() -> None:
+    order = ListingOrder(MANY)
+    for row in (*range(4), *[1000] * 255):
+        order.begun(row)
+    assert order.next() == 4
+    order.begun(1000)
+    assert order.next() is None
+    order.begun(4)
+    assert order.next() == 5
+
+
+PLACES = st.integers(0, 3)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("read on"), PLACES, st.sampled_from([1, 4, 30, 130, 260])),
+            st.tuples(st.just("read again"), PLACES, st.sampled_from([1, 130, 260])),
+            st.tuples(st.just("fetch"), st.integers(1, 40), st.just(0)),
+            st.tuples(st.just("give way"), st.just(0), st.just(0)),
+        ),
+        max_size=30,
+    )
+)
+def test_whenever_runs_give_way_what_is_ahead_of_one_was_commanded_and_the_rest_is_dropped(
+    actions: list[tuple[str, int, int]],
+) -> None:
+    order = ListingOrder(MANY)
+    ends = [1000 * place for place in range(4)]
+    commanded, held = set[int](), set[int]()
+
+    def begin(row: int) -> None:
+        held.difference_update(order.begun(row), [row])
+
+    for action, place, count in actions:
+        match action:
+            case "read on":
+                for _ in range(count):
+                    begin(ends[place])
+                    ends[place] += 1
+            case "read again":
+                for _ in range(count):
+                    begin(1000 * place)
+            case "fetch":
+                for _ in range(place):
+                    # As whoever finds room for a row only once others gave way.
+                    wanted = order.next()
+                    if wanted is not None:
+                        held.difference_update(order.give_way())
+                        order.advance(0)
+                        commanded.add(wanted)
+                        held.add(wanted)
+            case _:
+                held.difference_update(order.give_way())
+        runs = order._runs.values()
+        ahead = {row for run in runs for row in run.ahead}
+        assert {row for row in ahead if order._begins.get(row) is None} - commanded == set()
+        assert held <= ahead | {row for rows in order._left for row in rows}
+
+
 def intervals(rows: set[int]) -> set[tuple[int, int]]:
     """The runs of a model that remembers everything."""
     begins = [row for row in rows if row - 1 not in rows]

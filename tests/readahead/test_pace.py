@@ -235,12 +235,18 @@ def test_a_reader_that_takes_a_part_in_next_to_no_time_is_expected_to_take_more_
 
 
 def run(
-    load: Load, gets: int, link_bytes_per_s: float, wanted: int = 36, slower: float = 1.0, is_awaited: bool = True
+    load: Load,
+    gets: int,
+    link_bytes_per_s: float,
+    wanted: int = 36,
+    slower: float = 1.0,
+    is_awaited: bool = True,
+    demanded: int = 0,
 ) -> list[int]:
-    """As many at once as are wanted and the limit allows; how many that were, for each GET."""
+    """As many at once as are wanted and the limit allows, but all that are demanded; how many that were, each time."""
     at_once = []
     for _ in range(gets):
-        in_flight = wanted if load.limit is None else min(wanted, load.limit)
+        in_flight = max(demanded, wanted if load.limit is None else min(wanted, load.limit))
         alone_s = GET_S
         took_s = slower * max(alone_s, in_flight * PART / link_bytes_per_s)
         load.landed(PART, took_s, in_flight, took_s / alone_s, is_awaited=is_awaited)
@@ -271,6 +277,34 @@ def test_when_the_link_is_free_again_the_limit_goes() -> None:
     run(load, 1000, 0.5e9)
     assert load.limit is not None
     run(load, 2000, 1e12)
+    assert load.limit is None
+
+
+@given(
+    phases=st.lists(
+        st.tuples(st.integers(1, 500), st.sampled_from([0.05e9, 0.5e9, 1.5e9, 1e12]), st.integers(0, 64)),
+        max_size=4,
+    ),
+    demanded=st.integers(0, 24),
+)
+def test_gets_that_no_limit_holds_back_leave_one_that_is_no_less_than_four_and_goes_with_the_load(
+    phases: list[tuple[int, float, int]], demanded: int
+) -> None:
+    load = Load()
+    for gets, link_bytes_per_s, busy in phases:
+        for _ in range(gets):
+            run(load, 1, link_bytes_per_s, demanded=busy)
+            assert load.limit is None or load.limit >= 4
+    run(load, 4000, 1e12, demanded=demanded)
+    assert load.limit is None
+
+
+def test_sixteen_readers_on_a_full_link_do_not_end_readahead_for_ever() -> None:
+    load = Load()
+    run(load, 3000, 0.5e9, wanted=48, demanded=16)
+    assert load.limit is not None
+    assert load.limit >= 4
+    run(load, 3000, 1e12, wanted=48, demanded=16)
     assert load.limit is None
 
 

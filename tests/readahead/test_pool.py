@@ -10,7 +10,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
-from tests.readahead.books import check_books
+from tests.readahead.books import check_books, expected_bytes, parts_waiting
 from tests.readahead.readers import KIB, MIB, listed
 
 PART = 64 * KIB
@@ -58,7 +58,7 @@ def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
     pool, _ = a_pool()
     parts = [expected(pool, inode) for inode in range(10, 20)]
     assert [part is not None for part in parts] == [True] * 4 + [False] * 6
-    assert pool.statistics().expected_bytes == LIMIT // 4
+    assert expected_bytes(pool) == LIMIT // 4
 
 
 def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_that_are_read() -> None:
@@ -70,7 +70,7 @@ def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_t
     for index in range(20, 28):
         held(pool, file, index)
     assert all(part.data is not None for part in read)
-    assert pool.statistics().expected_bytes == 0
+    assert expected_bytes(pool) == 0
 
 
 def test_files_that_will_be_opened_and_parts_ahead_share_three_quarters_of_the_memory() -> None:
@@ -114,7 +114,7 @@ def test_guesses_take_what_expected_files_leave_and_give_it_back_the_newest_firs
     assert expected(pool, 20) is not None
     assert [part.data is not None for part in parts] == [True, True, False]
     assert guessed(pool, 21) is None
-    assert pool.statistics().expected_bytes == LIMIT // 4
+    assert expected_bytes(pool) == LIMIT // 4
     check_books(pool)
 
 
@@ -183,7 +183,7 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
         part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
         if part is not None:
             pool.land(part, bytes(1))
-    assert pool.statistics().expected_bytes == pool.max_expected_parts == LIMIT // (64 * KIB)
+    assert expected_bytes(pool) == pool.max_expected_parts == LIMIT // (64 * KIB)
 
 
 def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
@@ -329,7 +329,7 @@ def test_a_demand_without_room_waits_its_turn_and_readahead_does_not_overtake_it
     assert not second.room.is_set()
     pool.fail(flying[1], UnavailableError("x"))
     assert second.room.is_set()
-    assert pool.statistics().parts_waiting == 0
+    assert parts_waiting(pool) == 0
 
 
 def test_a_small_part_does_not_overtake_a_large_one_that_waits_for_room() -> None:
@@ -412,7 +412,7 @@ def test_the_parts_of_an_idle_file_make_room_for_the_readahead_of_others() -> No
         pool.spend(part)
     pool.enter(other)
     assert ahead(pool, other, 0) is not None
-    assert pool.statistics().active_files == 1
+    assert pool.share.window_bytes == 10.5 * PART
 
 
 def test_a_read_that_a_release_has_overtaken_does_not_make_the_file_active_again() -> None:
@@ -421,7 +421,6 @@ def test_a_read_that_a_release_has_overtaken_does_not_make_the_file_active_again
     pool.enter(pool.open(2, listed("b", MIB)))
     pool.close(file)
     pool.enter(file)
-    assert pool.statistics().active_files == 1
     assert pool.share.window_bytes == 10.5 * PART
 
 
@@ -429,7 +428,7 @@ def test_a_replaced_version_gives_its_share_back() -> None:
     pool, file = a_pool()
     pool.enter(file)
     pool.enter(pool.open(1, listed("a", 100 * MIB, etag='"v2"')))
-    assert pool.statistics().active_files == 1
+    assert pool.share.window_bytes == 10.5 * PART
 
 
 def connected(connections: int) -> PartPool:
@@ -445,7 +444,7 @@ def test_each_stalled_file_leaves_connections_to_the_next() -> None:
         started.append(sum(demanded(pool, file, index).room is None for index in range(64)))
         check_books(pool)
     assert started == [48, 12, 3, 1, 0]
-    assert pool.statistics().parts_waiting == 4 * 64
+    assert parts_waiting(pool) == 4 * 64
 
 
 def test_files_take_turns_at_a_single_connection() -> None:
@@ -593,7 +592,7 @@ class AnyUseOfThePool(RuleBasedStateMachine):
         running = [part for part in self.flying if part.room is None or part.room.is_set()]
         handed_over = {part for part in self.pinned if part.data is not None}
         assert pool.parts_in_flight == len(running)
-        assert pool.parts_waiting == len(self.flying) - len(running)
+        assert parts_waiting(self.pool) == len(self.flying) - len(running)
         assert pool.reserved_bytes == sum(part.size_bytes for part in {*running, *handed_over})
         if not self.flying and not self.pinned:
             assert pool.reserved_bytes == 0

@@ -15,7 +15,7 @@ from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.small_files import Threads
-from tests.readahead.books import check_books
+from tests.readahead.books import check_books, expected_bytes
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 
 KB = 1000
@@ -293,7 +293,7 @@ async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for
     async with serving(1000, TIGHT, delay_s=0.02) as (refs, engine, _):
         await read_all(engine, refs, shuffled(refs[500:])[:100])
         await trio.sleep(1)
-        assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+        assert expected_bytes(engine) > 100 * 39 * KB
         began_s = trio.current_time()
         await read_all(engine, refs, in_order(refs)[600:900])
         assert trio.current_time() - began_s < 300 * 0.02 / 5
@@ -347,7 +347,7 @@ async def test_files_fetched_before_a_refresh_that_replaced_them_take_no_room_fr
         engine = ReadEngine(ScriptedReader(delay_s=0.02), config, nursery, lambda: table)
         await read_all(engine, old, in_order(old)[:300] if in_listing_order else shuffled(old)[:100])
         await trio.sleep(1)
-        assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+        assert expected_bytes(engine) > 100 * 39 * KB
         table = Renewed(new, 1000)
         assert await time_s_of(engine, new, range(1001, 2001), 1000) < 1000 * 0.02 / 20
         check_books(engine)
@@ -377,7 +377,7 @@ async def test_a_refresh_takes_no_file_from_an_announced_order() -> None:
         # A known order of so many files that there is no room for anything beside it.
         await read_all(engine, refs, in_order(refs)[200:230])
         await settled()
-        assert engine.statistics().pool.expected_bytes > CONFIG.memory_limit_bytes // 4 - 39 * KB
+        assert expected_bytes(engine) > CONFIG.memory_limit_bytes // 4 - 39 * KB
         await read_all(engine, refs, in_order(refs)[:10])
         assert keys_twice(reader) == []
 
@@ -398,12 +398,12 @@ async def test_what_readers_at_random_have_driven_out_is_made_up_for(autojump_cl
         for start in range(0, 240, 60):
             await read_all(engine, refs, order[start : start + 60], readers=16)
             await trio.sleep(1)
-            assert engine.statistics().pool.expected_bytes > 100 * 39 * KB
+            assert expected_bytes(engine) > 100 * 39 * KB
             async with trio.open_nursery() as nursery:
                 for inode in range(1501, 1565):
                     for offset in random.Random(inode).sample(range(0, 4 * MIB, 256 * KIB), 6):
                         nursery.start_soon(engine.read, inode, refs[inode - 1], offset, 256 * KIB)
-            assert engine.statistics().pool.expected_bytes == 0
+            assert expected_bytes(engine) == 0
             for inode in range(1501, 1565):
                 engine.release(inode)
         await trio.sleep(1)
@@ -420,14 +420,14 @@ async def test_guesses_on_their_way_are_kept_where_giving_them_up_brings_no_room
             for inode in range(100, 292, 12):
                 readers.start_soon(read_whole, engine, inode, refs[inode - 1])
             await settled()
-            before = engine.statistics().pool.expected_bytes
+            before = expected_bytes(engine)
             assert before == 8 * MIB
             await engine.new_order().announce([250])
             reader.let_go()
         await settled()
         # They landed as guesses, and the last of them gave way then.
         assert reader.gets[-1][0] == refs[249].key
-        assert engine.statistics().pool.expected_bytes == before
+        assert expected_bytes(engine) == before
 
 
 async def test_an_announced_order_takes_over_what_was_guessed(autojump_clock: MockClock) -> None:
@@ -450,7 +450,7 @@ async def test_where_most_files_are_never_begun_nothing_is_held_for_them_in_the_
     async with running(replace(EVERY, memory_limit_bytes=64 * MIB), Files(refs), delay_s=0.02) as (engine, _):
         for seed in range(4):
             await read_all(engine, refs, random.Random(seed).sample(wanted, len(wanted)), readers=16)
-        assert engine.statistics().pool.expected_bytes == 0
+        assert expected_bytes(engine) == 0
 
 
 async def test_a_damaged_table_fails_nobody_who_begins_a_file_and_fetches_nothing_for_him() -> None:
@@ -689,7 +689,7 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
         await settled()
         assert reader.gets == [("large", 0, 256 * KIB)]
         assert await engine.read(1, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
-        assert engine.statistics().pool.expected_bytes == 0
+        assert expected_bytes(engine) == 0
         assert engine.statistics().waits == 0
 
 
@@ -727,7 +727,7 @@ async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing() 
         order.withdraw()
         await order.announce([1])
         await settled()
-        assert engine.statistics().pool.expected_bytes == 5 * KB
+        assert expected_bytes(engine) == 5 * KB
 
 
 async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() -> None:
@@ -735,7 +735,7 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
         order = engine.new_order()
         await order.announce(in_order(refs))
         await settled()
-        assert 0 < engine.statistics().pool.expected_bytes <= CONFIG.memory_limit_bytes // 4
+        assert 0 < expected_bytes(engine) <= CONFIG.memory_limit_bytes // 4
         order.withdraw()
         assert engine.statistics().pool.held_bytes == 0
         count = len(reader.gets)
@@ -752,13 +752,27 @@ async def test_files_to_come_of_a_reader_that_has_gone_give_way_to_those_of_anot
         assert set(reader.ranges(refs[4508].key)) == {(0, 200 * KIB)}
 
 
+async def test_a_reader_that_has_gone_while_there_was_no_room_for_it_takes_none_of_what_it_gives_back() -> None:
+    async with serving(5000, size_bytes=200 * KIB) as (refs, engine, reader):
+        await read_all(engine, refs, list(range(1, 11)))
+        await settled()
+        fetched = len(reader.gets)
+        for _ in range(300):
+            await read_whole(engine, 3001, refs[3000])
+        await settled()
+        assert len(reader.gets) == fetched + 300
+        await read_all(engine, refs, list(range(4501, 4509)))
+        await settled()
+        assert reader.ranges(refs[4508].key) == [(0, 200 * KIB)]
+
+
 async def test_an_announced_order_that_nobody_follows_gives_way_to_readers_in_the_order_of_the_listing() -> None:
     async with serving(5000, size_bytes=100 * KIB) as (refs, engine, reader):
         announced = shuffled(refs[:1000])
         await engine.new_order().announce(announced)
         await read_all(engine, refs, announced[:20])
         await settled()
-        before = engine.statistics().pool.expected_bytes
+        before = expected_bytes(engine)
         assert before > CONFIG.memory_limit_bytes // 4 - 100 * KIB
         await read_all(engine, refs, list(range(1001, 4001, 11)))
         await read_all(engine, refs, list(range(4501, 4509)))
@@ -811,16 +825,18 @@ ACTIONS = st.lists(
 )
 
 
-@given(ACTIONS)
+@given(ACTIONS, st.sampled_from([384 * KIB, MIB]))
 @settings(max_examples=60, deadline=None)
-def test_whatever_happens_the_bytes_are_right_and_the_books_are_too(actions: list[tuple[str, int]]) -> None:
-    trio.run(_carry_out, actions)
+def test_whatever_happens_the_bytes_are_right_and_the_books_are_too(
+    actions: list[tuple[str, int]], limit_bytes: int
+) -> None:
+    trio.run(_carry_out, actions, limit_bytes)
 
 
-async def _carry_out(actions: list[tuple[str, int]]) -> None:
+async def _carry_out(actions: list[tuple[str, int]], limit_bytes: int) -> None:
     refs = [listed(f"file-{index:05}", 1 + index * 9 * KB) for index in range(40)]
     config = ReadaheadConfig(
-        part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=MIB
+        part_size_bytes=256 * KIB, first_part_bytes=64 * KIB, max_window_bytes=MIB, memory_limit_bytes=limit_bytes
     )
     async with running(config, Files(refs)) as (engine, reader), trio.open_nursery() as readers:
         order = engine.new_order()

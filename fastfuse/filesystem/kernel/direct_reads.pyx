@@ -25,6 +25,7 @@ until Python has heard of it, so that both do not fetch it. The loop's thread al
 
 from cpython.buffer cimport PyBUF_WRITABLE, Py_buffer, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING
+from libc.errno cimport ENOMEM
 from libc.stdio cimport snprintf
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -219,6 +220,8 @@ cdef Thread *idle = NULL
 cdef Thread *ended = NULL
 cdef Thread *all_threads[_MOST_THREADS]
 cdef int thread_count = 0, in_flight = 0, failures = 0, most_threads = 0
+# The errno with which the system refused a thread, until Python knows; -1 from then on. Used by the loop's thread.
+cdef int refusal = 0
 # Parts that Python has begun and not heard of; used by the loop's thread.
 cdef int parts_in_flight = 0
 # Files ahead that wait for a thread, oldest first, how many have one, and the records that there will be of them all.
@@ -259,7 +262,7 @@ cdef object _slots, _waits
 
 pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
-STALLED, CLAIMED, MAY_BE_KEPT, TOLD = _STALLED, _CLAIMED, _MAY_BE_KEPT, _TOLD
+STALLED, MAY_BE_KEPT = _STALLED, _MAY_BE_KEPT
 READ, GOT_AHEAD, READ_AHEAD = _READ, _GOT_AHEAD, _READ_AHEAD
 
 
@@ -418,6 +421,14 @@ def disarm():
     pthread_mutex_unlock(&lock)
 
 
+def refused():
+    """Return the errno with which the system has refused a thread; 0 if it has not, and once it was told."""
+    global refusal
+    told = max(0, refusal)
+    refusal = -1 if refusal else 0
+    return told
+
+
 def is_armed():
     """Return whether threads read."""
     cdef bint armed
@@ -515,8 +526,8 @@ def returned():
     """Return the reads that Python has to answer.
 
     Each is ``(number, inode, offset, size, process, status of the service's reply or 0, segment of the tier or 0)``; the
-    status is STALLED if the disk of the tier does not answer, or tells what others have done: CLAIMED, MAY_BE_KEPT. It is
-    TOLD if the read waited for a file ahead.
+    status is STALLED if the disk of the tier does not answer, MAY_BE_KEPT if others may have kept the file meanwhile, and
+    another negative number if nobody answered for another reason.
     """
     cdef int at
     cdef Record *one
@@ -858,8 +869,9 @@ cdef inline void hand_over(Thread *thread) noexcept nogil:
 
 cdef Thread *new_thread() noexcept:
     """Start a thread, unless there are enough or the system has no room; it has no job yet, and is not idle."""
-    global thread_count
+    global thread_count, refusal
     cdef Thread *thread
+    cdef int error = ENOMEM
     if thread_count >= most_threads:
         return NULL
     thread = <Thread *> calloc(1, sizeof(Thread))
@@ -869,7 +881,10 @@ cdef Thread *new_thread() noexcept:
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
     thread.in_hand, thread.number, thread.object_id = in_hand + 4 * thread_count, thread_count, _NOT_KEPT
     sem_init(&thread.has_job, 0, 0)
-    if thread.data == NULL or thread.connection.hash == NULL or start_thread(serve, thread):
+    if thread.data != NULL and thread.connection.hash != NULL:
+        error = start_thread(serve, thread)
+    if error:
+        refusal = refusal or error
         EVP_MD_CTX_free(thread.connection.hash)
         free(thread.data)
         free(thread)

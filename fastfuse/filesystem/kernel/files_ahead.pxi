@@ -45,6 +45,9 @@ cdef bint fetch_ahead(uint64_t inode, const direct_object *object, data) except?
         pthread_mutex_lock(&lock)
         rest(thread)
         pthread_mutex_unlock(&lock)
+    elif not thread_count:
+        forget_ahead(one)  # the system refuses threads, and it would be queued for ever
+        return False
     return True
 
 

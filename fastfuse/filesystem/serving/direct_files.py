@@ -15,7 +15,6 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from time import monotonic, time
 from typing import NamedTuple
 
@@ -50,6 +49,7 @@ _RENEW_EVERY_S = 20.0
 _PATIENCE_S = 2.0
 _PATIENCE_DIVISOR = 20
 
+_FEW_THREADS = "small files are read more slowly: %s; see ulimit -u and the cgroup's pids.max"
 # Refusals that say nothing of other objects: it was removed, or replaced.
 _OF_ONE_OBJECT = 404, 412
 # An ETag that a header can carry as it is.
@@ -201,7 +201,7 @@ class DirectFiles:
                 if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
                     if not offset:
                         self._engine.began(process)
-                    nursery.start_soon(partial(self._reads.answer, request, is_begun=True))
+                    nursery.start_soon(self._reads.answer, request)
 
     def _is_begun_again(self, request: Request, *, is_lost: bool) -> bool:
         try:
@@ -400,6 +400,8 @@ class DirectFiles:
             direct_reads.end_stalled()
             self._use_tier()
             self.tell()
+            if error := direct_reads.refused():
+                _log.warning(_FEW_THREADS, os.strerror(error))
             await trio.sleep(_LOOK_EVERY_S)
 
     async def _keep_armed(self) -> None:

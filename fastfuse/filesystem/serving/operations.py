@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, pyfuse3
 from fastfuse.filesystem.kernel.session import InitialisedOperations
@@ -94,17 +94,16 @@ class MountOperations(InitialisedOperations):
             draining=self._counters.memory("fastfuse_draining"),
         )
 
-    # This one and `getattr` answer only what `interposed` leaves to them: columns that do not fit, and unknown inodes.
+    # `interposed` answers both, and leaves what it cannot: inodes that the table has not, and columns that do not fit.
     @answered
-    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        inode = self.table.lookup(parent_inode, name)
-        if inode is None:
-            return _absent()
-        return self._entry(self.table.attributes(inode))
+    async def lookup(self, parent_inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> NoReturn:
+        self.table.attributes(parent_inode)  # or ESTALE
+        raise ValueError(f"no child of inode {parent_inode} can be found")
 
     @answered
-    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
-        return self._entry(self.table.attributes(inode))
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> NoReturn:
+        self.table.attributes(inode)  # or ESTALE
+        raise ValueError(f"inode {inode} cannot be found")
 
     async def forget(self, inode_list: Sequence[tuple[int, int]]) -> None:
         for inode, _ in inode_list:
@@ -178,11 +177,6 @@ class MountOperations(InitialisedOperations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return list(self._xattrs(inode))
 
-    def _entry(self, attributes: Attributes) -> pyfuse3.EntryAttributes:
-        entry = pyfuse3.EntryAttributes()
-        self._fill(entry, attributes)
-        return entry
-
     def _fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes) -> None:
         inode, is_directory, size_bytes, mtime_ns = attributes
         entry.st_ino = inode
@@ -211,14 +205,6 @@ class MountOperations(InitialisedOperations):
 def unread_classes(table: InodeTable) -> bytes:
     """Return a 1 for each storage class of the table whose objects cannot be read at once, by its number."""
     return bytes(name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes).ljust(256, b"\0")
-
-
-def _absent() -> pyfuse3.EntryAttributes:
-    """Return a negative entry: inode 0 with a timeout lets the kernel cache that the name does not exist."""
-    entry = pyfuse3.EntryAttributes()
-    entry.st_ino = 0
-    entry.entry_timeout = _FOREVER_S
-    return entry
 
 
 def _refuse_change(name: str) -> Callable[..., Coroutine[Any, Any, None]]:

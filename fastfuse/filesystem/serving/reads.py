@@ -73,9 +73,9 @@ class Reads:
         self._nursery = nursery
         self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
-        # tells what to fetch ahead.
+        # tells what to fetch ahead. With each, whether it came in a drain.
         self._task_count = 0
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[tuple[Request, bool]] = deque()
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.
         self._suspects_turn = trio.Lock()
         # The suspects in hand, each with what tells its end.
@@ -115,7 +115,10 @@ class Reads:
                 if self._task_count < _MOST_TASKS:
                     self._nursery.start_soon(self._answer_waiting)
                     self._task_count += 1
-                self._waiting.append(Request(number, inode, offset, size_bytes, process))
+                is_refused = bool(self._is_draining[0])
+                self._waiting.append((Request(number, inode, offset, size_bytes, process), is_refused))
+                if not is_refused:
+                    direct_reads.begin_wait()
                 return
         except Exception as error:  # noqa: BLE001 - the kernel would be answered by nobody
             self.outcomes.count_bug("read", error)
@@ -123,12 +126,9 @@ class Reads:
         else:
             replies.answer(number, data)
 
-    async def answer(self, request: Request, *, is_begun: bool = False) -> None:
-        """Answer a request; if it `is_begun`, by a thread of `direct_reads`, it waits already, and ends in a drain."""
+    async def answer(self, request: Request, *, is_refused: bool = False) -> None:
+        """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
-        is_refused = not is_begun and bool(self._is_draining[0])
-        if not is_begun and not is_refused:
-            direct_reads.begin_wait()
         try:
             if self.watched is None:
                 data = await self.read(inode, offset, size_bytes, is_refused=is_refused)
@@ -220,7 +220,8 @@ class Reads:
     async def _answer_waiting(self) -> None:
         # Another task may have taken all meanwhile.
         while self._waiting:
-            await self.answer(self._waiting.popleft())
+            request, is_refused = self._waiting.popleft()
+            await self.answer(request, is_refused=is_refused)
         self._task_count -= 1
 
     async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
