@@ -420,7 +420,7 @@ class Supervisor:
             MountError: the mount may not be unmounted.
         """
         # First: processes that were forked since the mount hold copies of its connection.
-        is_sending = self._refresher.is_sending
+        is_held = self._refresher.is_sending or self._worker.undead
         self._refresher.close()
         self._keys.close()
         if self._control is not None:
@@ -431,7 +431,7 @@ class Supervisor:
         if self._session is not None:
             session, self._session = self._session, None
             try:
-                if is_sending:
+                if is_held:
                     session.abort()
                 session.unmount(lazy=True)
             finally:

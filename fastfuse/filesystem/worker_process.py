@@ -50,6 +50,8 @@ class WorkerProcess:
         self.end = ""
         self.exit_code: int | None = 0
         self.was_killed = False
+        # Hung ones that were killed and have not ended: a disk may hold them, and they the connection.
+        self.undead: set[int] = set()
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
         # The worker writes the stacks of its threads into it (`faulthandler`).
@@ -125,6 +127,7 @@ class WorkerProcess:
 
     def has_exited(self, pid: int, exit_code: int) -> bool:
         """Return whether the child `pid`, which the caller reaped, was the worker."""
+        self.undead.discard(pid)
         if pid != self.pid:
             return False
         self.pid, self.exit_code = 0, exit_code
@@ -179,6 +182,7 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
+        self.undead.add(self.pid)
         self.pid, self.exit_code, self.was_killed = 0, None, state == "T"
         self._counters.count("fastfuse_worker_hangs")
         return True

@@ -90,7 +90,11 @@ def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory
         place.worker.take_table(table.fileno())
     assert place.worker.pid == 0
     assert place.worker.end.startswith("it hung for")
+    # It may hold the connection until it is reaped.
+    assert place.worker.undead == {place.pids[0]}
     assert wait_child(place.pids[0]) == -signal.SIGKILL
+    assert not place.worker.has_exited(place.pids[0], -signal.SIGKILL)
+    assert not place.worker.undead
 
 
 def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
