@@ -200,7 +200,7 @@ def listing_with_rights(
 _NOTICES_PAUSE = """
 import signal
 from fastfuse.filesystem import refresh
-refresh.send_notices = lambda fd, notices: signal.pause()
+refresh.Refresher._send = lambda self, fd: signal.pause()
 """
 
 
