@@ -237,6 +237,7 @@ class _Simulation:
             yield max(client.turn_s - self._now_s, _LOOK_S)
         client.turn_s = client.rate.turn_s(self._now_s)
         yield client.turn_s - self._now_s
+        client.rate.sent(client.turn_s)
         client.turns.popleft()
 
     def _is_allowed(self) -> bool:

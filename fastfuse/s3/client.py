@@ -221,7 +221,10 @@ class S3Client:
         async with self._slots:
             if self._rate.is_limited:
                 async with self._turn:
-                    await trio.sleep_until(self._rate.turn_s(trio.current_time()))
+                    turn_s = self._rate.turn_s(trio.current_time())
+                    await trio.sleep_until(turn_s)
+                    # Whoever could not wait so long has left the turn to the next one.
+                    self._rate.sent(turn_s)
             reply = await self._exchange(route, credentials, ref, start, end)
             assert reply is not None
             return reply

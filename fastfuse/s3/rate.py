@@ -44,18 +44,17 @@ class RequestRate:
         return self._per_s < inf
 
     def turn_s(self, now_s: float) -> float:
-        """Return when the next request may be sent, and count on its being sent then.
-
-        Ask for one turn at a time, and for the next one when it has come: so it is of the rate of that time.
-        """
+        """Return when the next request may be sent; tell by `sent` if it is."""
         if now_s > self._refused_s + _ENDS_AFTER_S:
             self._per_s = inf
         if not self.is_limited:
             return now_s
         self._grow(now_s)
-        turn_s = max(self._next_s, now_s)
+        return max(self._next_s, now_s)
+
+    def sent(self, turn_s: float) -> None:
+        """Note that a request was sent in its turn. Those who wait for theirs ask again, at the rate of now."""
         self._next_s = turn_s + 1 / self._per_s
-        return turn_s
 
     def answered(self, now_s: float) -> None:
         """Note that the service answered a request."""

@@ -1,10 +1,11 @@
 """The rate under throttling, against models of services that throttle, and what the client tells it."""
 
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
+from functools import partial
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ import trio.testing
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import SLOW_DOWN, Answer
-from fastfuse.errors import UnavailableError
+from fastfuse.errors import ReadError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -71,7 +72,9 @@ async def counts(
         failed = 0
         while trio.current_time() < ends_s:
             async with turn:
-                await trio.sleep_until(rate.turn_s(trio.current_time()))
+                turn_s = rate.turn_s(trio.current_time())
+                await trio.sleep_until(turn_s)
+                rate.sent(turn_s)
             await trio.sleep(chance.uniform(0.01, 0.03))
             now_s = trio.current_time()
             if service(now_s):
@@ -276,29 +279,63 @@ class Reply:
         pass
 
 
+def client_of_model(
+    monkeypatch: pytest.MonkeyPatch, is_answered: Service, **options: float
+) -> tuple[S3Client, Callable[[], Awaitable[object]]]:
+    """Return a client of a service that answers a GET after 20 ms, or with 503, and what reads an object with it."""
+    size_bytes = 300_000
+
+    async def ask(*_: object, **__: object) -> tuple[Reply, ReplyHead]:
+        await trio.sleep(0.02)
+        if not is_answered(trio.current_time()):
+            return Reply(), ReplyHead(503, {}, True, 0)
+        return Reply(), ReplyHead(206, {"content-range": f"bytes 0-{size_bytes - 1}/{size_bytes}"}, True, size_bytes)
+
+    monkeypatch.setattr("fastfuse.s3.routes.Routes.ask", ask)
+    settings: dict[str, Any] = {
+        "endpoint_url": "http://s3.test",
+        "region": "us-east-1",
+        "sign_request": False,
+        **options,
+    }
+    client = S3Client(S3Session(ConnectionConfig(**settings)))
+    return client, partial(client.get, ObjectRef("bucket", "key", size_bytes, "", 0), 0, size_bytes)
+
+
+async def test_readers_whose_deadline_comes_before_their_turn_cost_the_others_none(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_s, seconds, answered = 5, 200, 0
+    client, get = client_of_model(monkeypatch, token_bucket(per_s, per_s), deadline_s=10.0)
+    ends_s = trio.current_time() + seconds
+
+    async def read() -> None:
+        nonlocal answered
+        while trio.current_time() < ends_s:
+            with suppress(ReadError):
+                await get()
+                answered += 1
+
+    async with aclosing(client), trio.open_nursery() as nursery:
+        for _ in range(128):
+            nursery.start_soon(read)
+    assert answered >= 0.8 * per_s * seconds
+
+
 async def test_an_outage_that_is_answered_with_503_fails_no_read_that_the_deadline_outlives(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rate falls to its least meanwhile. The last of so many readers have their turns long after the outage."""
-    readers, size_bytes = 128, 300_000
+    readers = 128
     began_s = trio.current_time()
     ends_s = began_s + 21
-
-    async def ask(*_: object, **__: object) -> tuple[Reply, ReplyHead]:
-        await trio.sleep(0.02)
-        is_out = began_s + 1 <= trio.current_time() < ends_s
-        headers = {} if is_out else {"content-range": f"bytes 0-{size_bytes - 1}/{size_bytes}"}
-        return Reply(), ReplyHead(503 if is_out else 206, headers, True, 0 if is_out else size_bytes)
-
-    monkeypatch.setattr("fastfuse.s3.routes.Routes.ask", ask)
-    session = S3Session(ConnectionConfig(endpoint_url="http://s3.test", region="us-east-1", sign_request=False))
-    client, ref = S3Client(session), ObjectRef("bucket", "key", size_bytes, "", 0)
+    client, get = client_of_model(monkeypatch, lambda now_s: not began_s + 1 <= now_s < ends_s)
     answered = 0
 
     async def read() -> None:
         nonlocal answered
         while trio.current_time() < ends_s:
-            await client.get(ref, 0, size_bytes)
+            await get()
         answered += 1
 
     async with aclosing(client), trio.open_nursery() as nursery:
