@@ -420,7 +420,7 @@ class Supervisor:
             MountError: the mount may not be unmounted.
         """
         # First: processes that were forked since the mount hold copies of its connection.
-        is_held = self._refresher.is_sending or self._worker.undead
+        is_held = self._refresher.is_sending or self._worker.may_survive
         self._refresher.close()
         self._keys.close()
         if self._control is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from fastfuse import log
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem.processes.children import is_over_within, wait_child
-from fastfuse.filesystem.processes.hang_report import cpu_and_state, hang_report
+from fastfuse.filesystem.processes.hang_report import cpu_and_state, hang_report, is_held
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, Heartbeat
 from fastfuse.filesystem.processes.sockets import raise_no_sigio
 from fastfuse.filesystem.serving.worker import LOG_FILE, LOG_LEVEL, READY, REQUEST, SWAPPED, TABLE
@@ -50,7 +50,7 @@ class WorkerProcess:
         self.end = ""
         self.exit_code: int | None = 0
         self.was_killed = False
-        # Hung ones that were killed and have not ended: a disk may hold them, and they the connection.
+        # Hung ones that were killed and have not ended.
         self.undead: set[int] = set()
         # Takes newer tables, and log files, to the worker.
         self.tables: socket.socket | None = None
@@ -61,6 +61,11 @@ class WorkerProcess:
     def has_hung(self) -> bool:
         """Return whether the last worker hung, and nobody had stopped it."""
         return self.exit_code is None and not self.was_killed
+
+    @property
+    def may_survive(self) -> bool:
+        """Return whether a worker may not die when it is killed: a disk may hold it, and it the connection."""
+        return bool(self.undead) or (self.pid != 0 and is_held(self.pid))
 
     def start(self, fork: Callable[[socket.socket, int], int]) -> None:
         """Have `fork` start a worker, and wait until it serves.

@@ -20,6 +20,7 @@ from bench.s3server.faults import Action, Delay
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mountpoint
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
+from fastfuse.filesystem.processes.hang_report import is_held
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests import mounting
 from tests.filesystem.waiting import wait_for_end, wait_until
@@ -957,7 +958,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
             reader = subprocess.Popen([sys.executable, "-c", f"open({str(mount.path / 'missing')!r})"])
             wait_until(lambda: (connection / "waiting").read_text() != "0\n")
         [notices] = set(mount.children()) - {worker}
-        wait_until(lambda: Path(f"/proc/{notices}/stat").read_text().split()[2] == "D")
+        wait_until(lambda: is_held(notices))
         try:
             yield Stuck(mount, server, reader, os.pidfd_open(notices))
         finally:

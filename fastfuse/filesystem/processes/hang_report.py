@@ -27,14 +27,24 @@ _MOST_BYTES = 64 << 10
 _MOST_TASK_LINES = 1000
 
 
-def cpu_and_state(pid: int) -> tuple[float, str]:
-    """Return the CPU seconds that a process has used, and its state as in proc(5); 0 and "" if it is gone."""
+def cpu_and_state(pid: int | str) -> tuple[float, str]:
+    """Return the CPU seconds that a process has used, and its state as in proc(5); 0 and "" if it is gone.
+
+    ``PID/task/TID`` is one thread of it.
+    """
     try:
         # The name of the program may hold spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0, ""
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0]
+
+
+def is_held(pid: int) -> bool:
+    """Return whether a thread of the process waits in the kernel, as for a disk, and does not die of a signal."""
+    with suppress(OSError):
+        return any(cpu_and_state(f"{pid}/task/{thread}")[1] == "D" for thread in os.listdir(f"/proc/{pid}/task"))
+    return False
 
 
 def hang_report(pid: int, dump_fd: int) -> list[str]:
