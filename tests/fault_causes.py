@@ -118,7 +118,7 @@ CAUSES = {
 
 
 def is_met(kind: Kind, *, is_read: bool) -> bool:
-    """Return whether a request can fail so. What answers a read, S3 or not, is judged by the other classes."""
+    """Return whether a request fails so for its cause here: a read whose connection is closed is tried as `broken`."""
     return kind is not Kind.NOT_S3 or not is_read
 
 

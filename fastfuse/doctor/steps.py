@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 
 import trio
 
@@ -19,6 +18,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.checks import parse_date
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import StallWatch
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
@@ -134,12 +134,8 @@ class _Steps:
         return [Finding("connection", Level.OK, f"{secured}, {took_ms:.0f} ms to connect")]
 
     async def _clock(self) -> list[Finding]:
-        date = self._head.headers.get("date", "") if self._head else ""
-        try:
-            skew_s = time.time() - parsedate_to_datetime(date).timestamp()
-        except (ValueError, OverflowError):
-            skew_s = None
-        return [clock(skew_s)]
+        date = parse_date(self._head.headers.get("date", "")) if self._head else None
+        return [clock(time.time() - date.timestamp() if date else None)]
 
     async def _region(self) -> list[Finding]:
         used = await self._client.region(self._source.bucket)

@@ -173,7 +173,10 @@ class S3Session:
             return None
         bundle = Path(given)
         if not os.path.isfile(bundle):
-            raise ConfigurationError(f"There is no CA bundle {given!r}.", hint="Correct --ca-bundle or AWS_CA_BUNDLE.")
+            is_directory = os.path.isdir(bundle)
+            told = f"The CA bundle {given!r} is a directory." if is_directory else f"There is no CA bundle {given!r}."
+            hint = "Name a file of certificates in PEM with --ca-bundle or AWS_CA_BUNDLE."
+            raise ConfigurationError(told, hint=hint)
         return bundle
 
     @property
@@ -183,22 +186,14 @@ class S3Session:
             return None
         return str(get_cert_path(str(self.ca_bundle) if self.ca_bundle else True))
 
-    @property
-    def client_certificate(self) -> tuple[str, str | None] | None:
-        """The files of the client's certificate and of its key, which may be None: the first holds both."""
-        config = self.aws.get_default_client_config()
-        given: str | tuple[str, str] | None = config.client_cert if config is not None else None
-        return (given, None) if isinstance(given, str) else given
-
     @cached_property
     def tls(self) -> TlsContext:
         """What the connections over TLS share. Its first use reads the authorities, which takes 20 ms.
 
-        Raises `ConfigurationError` where they, or the client's certificate, cannot be read.
+        Raises `ConfigurationError` where they cannot be read.
         """
-        certificate, private_key = self.client_certificate or (None, None)
         try:
-            return TlsContext(authorities=self.authorities, certificate=certificate, private_key=private_key)
+            return TlsContext(authorities=self.authorities)
         except OSError as error:
             raise bad_ca_bundle(self) from error
 
@@ -298,17 +293,17 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
     HTTP/1.1 servers must accept the second form too, but only proxies ever get it, so not every server does.
     """
 
-    # By the files of certificates, which a process reads once: it may not be able to later.
-    _contexts: ClassVar[dict[tuple[object, ...], ssl.SSLContext]] = {}
+    # By the file of certificates, which a process reads once: it may not be able to later.
+    _contexts: ClassVar[dict[object, ssl.SSLContext]] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         """Read and load now what `HttpxSession` would later, and in another thread."""
         super().__init__(*arguments, **options)
-        files = (options.get("verify"), options.get("client_cert"))
-        if files not in self._contexts:
-            self._contexts[files] = self._build_ssl_context()
-            httpx2.AsyncHTTPTransport(verify=self._contexts[files])
-        self._verify = self._contexts[files]
+        bundle = options.get("verify")
+        if bundle not in self._contexts:
+            self._contexts[bundle] = self._build_ssl_context()
+            httpx2.AsyncHTTPTransport(verify=self._contexts[bundle])
+        self._verify = self._contexts[bundle]
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline."""

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
 
+# How long opening one connection may take.
+CONNECT_TIMEOUT_S = 5.0
 # The deadline of one page of a listing, retries included. A service that sends none for so long is gone.
 LIST_DEADLINE_S = 300.0
 
@@ -46,7 +48,6 @@ class ConnectionConfig:
     # A reader blocked in FUSE cannot be interrupted: after this many seconds, retries included, it gets EIO.
     # The peers give up after about 55 s (Mountpoint: 10 attempts, 20 s cap).
     deadline_s: float = 60.0
-    connect_timeout_s: float = 5.0
 
 
 def enough_connections(cores: float) -> int:

@@ -80,10 +80,6 @@ class PartBuffers:
         return buffer.data
 
     @property
-    def limit_bytes(self) -> int:
-        return self._limit_bytes
-
-    @property
     def resident_bytes(self) -> int:
         """The bytes of the buffers in use and of the free memory that has its pages."""
         return self._warm_units * _UNIT_BYTES + self._small_resident_bytes

@@ -84,7 +84,7 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
         BadReplyError: the head does not say what the body is, or it is not what was asked for.
     """
     sent = head.headers.get("content-range")
-    modified = None if ref.etag else _modified(head)
+    modified = None if ref.etag else parse_date(head.headers.get("last-modified", ""))
     if sent is not None:
         match = _CONTENT_RANGE.fullmatch(sent)
         if match is None or (int(match[1]), int(match[2]) + 1) != (start, end):
@@ -104,7 +104,7 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
 
 def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
     """Return the object that the reply to a HEAD describes; None unless it has a length and a time."""
-    size_bytes, modified = head.body_bytes, _modified(head)
+    size_bytes, modified = head.body_bytes, parse_date(head.headers.get("last-modified", ""))
     if size_bytes is None or modified is None:
         return None
     modified_ns = round(modified.timestamp()) * _NS_PER_S
@@ -120,9 +120,10 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
     )
 
 
-def _modified(head: ReplyHead) -> datetime | None:
+def parse_date(value: str) -> datetime | None:
+    """Return the time in a header, in UTC where it names no zone; None if it makes no sense."""
     try:
-        modified = parsedate_to_datetime(head.headers.get("last-modified", ""))
+        at = parsedate_to_datetime(value)
     except (OverflowError, ValueError):
         return None
-    return modified.replace(tzinfo=modified.tzinfo or UTC)
+    return at.replace(tzinfo=at.tzinfo or UTC)

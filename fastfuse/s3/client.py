@@ -13,6 +13,7 @@ from urllib.parse import quote
 import trio
 
 from fastfuse.errors import (
+    BadReplyError,
     DeadlineError,
     FastfuseError,
     ReadError,
@@ -189,11 +190,14 @@ class S3Client:
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, ref, start, end)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
+        if self._rate.is_limited:
+            told = f"the service throttles ({self._throttled_by})"
+            raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
         message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
     async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
-        """Return a range over an idle connection; None where there is none or the server has closed it.
+        """Return a range over an idle connection; None where none is open any more.
 
         Raises:
             RetryableError, ReadError: it failed, perhaps for good.
@@ -216,18 +220,11 @@ class S3Client:
         route, credentials = await self.prepare(ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
-                await self._wait_for_turn(ref)
+                async with self._turn:
+                    await trio.sleep_until(self._rate.turn_s(trio.current_time()))
             reply = await self._exchange(route, credentials, ref, start, end)
             assert reply is not None
             return reply
-
-    async def _wait_for_turn(self, ref: ObjectRef) -> None:
-        ahead = self._turn.statistics().tasks_waiting
-        if trio.current_time() + self._rate.wait_s(ahead) >= trio.current_effective_deadline():
-            told = f"the service throttles ({self._throttled_by})"
-            raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
-        async with self._turn:
-            await trio.sleep_until(self._rate.turn_s(trio.current_time()))
 
     async def _exchange(
         self,
@@ -243,12 +240,11 @@ class S3Client:
         request = route.get_request(credentials, ref, start, end)
         began_s = trio.current_time()
         try:
-            if is_new:
-                connection, head = await self._routes.ask(route, request, self._read_watch)
-            elif (idle := route.fresh_connection()) and (answer := await idle.ask(request, self._read_watch)):
-                connection, head = idle, answer
-            else:
+            ask = partial(self._routes.ask, route) if is_new else route.ask_idle
+            answer = await ask(request, self._read_watch)
+            if answer is None:
                 return None
+            connection, head = answer
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
@@ -262,7 +258,7 @@ class S3Client:
             finally:
                 self._routes.put_back(route, connection)
             return data.toreadonly(), head
-        except (BadReplyHeadError, OSError) as error:
+        except (BadReplyError, BadReplyHeadError, OSError) as error:
             raise read_failure(error, ref) from error
 
     async def _ask_once(
@@ -294,10 +290,8 @@ class S3Client:
                     failure, is_mended = await self._refusal(
                         connection, head, route, credentials, is_read=is_read, has_body=is_list
                     )
-            except BadReplyHeadError as error:
-                raise self._routes.no_service(error, route) from error
-            except OSError as error:
-                failure = failure_of_connection(error)
+            except (BadReplyHeadError, OSError) as error:
+                failure = failure_of_connection(error, is_read=is_read)
             finally:
                 if connection is not None:
                     self._routes.put_back(route, connection)

@@ -7,13 +7,16 @@ that was suspended, could read nothing. S3's replies carry the right time (``Dat
 import logging
 import time
 from collections.abc import Callable
-from email.utils import parsedate_to_datetime
 from math import inf
+
+from fastfuse.s3.checks import parse_date
 
 _log = logging.getLogger(__name__)
 
 # No service refuses less, and `Date` has whole seconds.
 _AGREES_S = 60.0
+# What the clock of a service may show: S3 began in 2006, and signatures cannot carry every later year.
+_YEARS = range(2006, 2106)
 # For so long after a correction, what is refused was signed before it.
 _LATE_S = 10.0
 
@@ -32,10 +35,10 @@ class ServiceClock:
 
     def correct(self, date: str) -> bool:
         """Take over the `Date` of a reply that refused the time of a request; return whether others may succeed now."""
-        try:
-            ahead_s = parsedate_to_datetime(date).timestamp() - self._machine_s()
-        except (ValueError, OverflowError):
+        at = parse_date(date)
+        if at is None or at.year not in _YEARS:
             return False
+        ahead_s = at.timestamp() - self._machine_s()
         if abs(ahead_s - self._ahead_s) >= _AGREES_S:
             self._ahead_s = ahead_s if abs(ahead_s) >= _AGREES_S else 0.0
             self._corrected_s = time.monotonic()

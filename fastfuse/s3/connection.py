@@ -42,7 +42,7 @@ class StallWatch:
     def __init__(self, stall_s: float, most_s: float) -> None:
         """End the wait for a reply after `most_s`, whatever comes meanwhile."""
         self.stall_s = stall_s
-        self._most_s = most_s
+        self.most_s = most_s
         # The time on trio's clock since when each waits, the earliest first.
         self._waiting: dict[Connection, float] = {}
         self._is_running = False
@@ -59,7 +59,7 @@ class StallWatch:
     def go_on(self, connection: "Connection", began_s: float) -> None:
         """Note that bytes came of the reply that `connection` has awaited since `began_s`."""
         now_s = trio.current_time()
-        if now_s + self.stall_s < began_s + self._most_s and self._waiting.pop(connection, None) is not None:
+        if now_s + self.stall_s < began_s + self.most_s and self._waiting.pop(connection, None) is not None:
             self._waiting[connection] = now_s  # put behind those that wait for longer; a stalled one stays stalled
 
     def end(self, connection: "Connection") -> None:
@@ -248,7 +248,7 @@ class Connection:
         """Return whether a body of unknown length has another piece; receive one if need be.
 
         Raises:
-            OSError: the connection stalled, or ended before the last chunk.
+            OSError: the connection stalled or drips, or it ended before the last chunk.
             BadReplyHeadError: the body is not chunked as its head says.
         """
         while not self._pieces:
@@ -258,6 +258,8 @@ class Connection:
             self._begun = memoryview(b"")
             if not raw:
                 assert self._watch is not None
+                if trio.current_time() >= self._asked_s + self._watch.most_s:
+                    raise _stalled()
                 self._watch.begin(self)
                 try:
                     raw = await self._receive()

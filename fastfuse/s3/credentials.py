@@ -138,8 +138,8 @@ class CredentialSource:
         self.trouble: Failure | None = None
         # Whether the last renewal brought nothing.
         self._is_overdue = False
-        # Ends with the renewal that is under way beside readers.
-        self._renewal: trio.Event | None = None
+        # Whether a renewal is under way beside readers.
+        self._is_renewing = False
         self.latest: Credentials | None = None
 
     @property
@@ -163,9 +163,9 @@ class CredentialSource:
         if self.latest is not None and not self._is_due():
             return self.latest
         if self.latest is not None and not self._has_expired(self.latest):
-            if self._renewal is None:
-                self._renewal = trio.Event()
-                trio.lowlevel.spawn_system_task(self._renew_beside, self._renewal)
+            if not self._is_renewing:
+                self._is_renewing = True
+                trio.lowlevel.spawn_system_task(self._renew_beside)
             return self.latest
         async with self._lock:
             if self.latest is None:
@@ -226,7 +226,7 @@ class CredentialSource:
     def _has_expired(self, credentials: Credentials) -> bool:
         return credentials.expires_at is not None and credentials.expires_at <= self._now()
 
-    async def _renew_beside(self, ended: trio.Event) -> None:
+    async def _renew_beside(self) -> None:
         """Renew the credentials that are due; raise nothing, as a task of trio's own must not."""
         try:
             async with self._lock:
@@ -238,8 +238,7 @@ class CredentialSource:
             self._renew_at = self._now() + _LEAST_RENEWAL_PAUSE
             logger.exception("Renewing the AWS credentials failed for an unforeseen reason")
         finally:
-            self._renewal = None
-            ended.set()
+            self._is_renewing = False
 
     async def _renew(self, old: Credentials) -> None:
         assert old.expires_at is not None
@@ -258,7 +257,8 @@ class CredentialSource:
         elif self._is_overdue:
             logger.info("The AWS credentials are renewed after all; they expire at %s", fresh.expires_at)
         self._is_overdue = fresh == old
-        self._keep(fresh)
+        # Clients take another object for other keys.
+        self._keep(old if self._is_overdue else fresh)
 
     def _keep(self, fresh: Credentials) -> None:
         self.latest = fresh

@@ -54,7 +54,7 @@ class Kind(Enum):
     BROKEN = auto()  # the connection was cut off or stalled
     UNREACHABLE = auto()
     TLS = auto()
-    NOT_S3 = auto()  # something else answers a command that no S3 service has answered yet
+    NOT_S3 = auto()  # something else answers, or what comes is not what was asked for
     CHANGED = auto()
     NO_BUCKET = auto()
     DENIED = auto()
@@ -147,14 +147,18 @@ def failure_of_reply(status: int, code: str, region: str = "", location: str = "
     return Failure(kind=kind, detail=detail, region=region, request_id=request_id)
 
 
-def failure_of_network(error: OSError, *, is_connected: bool) -> Failure:
-    """Classify what our own sockets raise; `is_connected` tells whether there was a connection before."""
+def failure_of_network(error: OSError, *, is_connected: bool, is_read: bool = False) -> Failure:
+    """Classify what our own sockets raise; `is_connected` tells whether there was a connection before.
+
+    A handshake that fails shows a command (not `is_read`) that its configuration is wrong. A read has an endpoint that
+    worked: a terminator of TLS that restarts answers with an alert. Only a wrong certificate is final for both.
+    """
     if isinstance(error, CertificateError):
         return Failure(kind=Kind.TLS, detail=f"certificate verification failed: {error.strerror or error}")
     detail = _system_text(error) or str(error) or type(error).__name__
     if is_connected:
         return Failure(kind=Kind.BROKEN, detail=detail, is_foreign=isinstance(error, NoReplyError))
-    kind = Kind.TLS if isinstance(error, TlsError) else Kind.UNREACHABLE
+    kind = Kind.TLS if isinstance(error, TlsError) and not is_read else Kind.UNREACHABLE
     return Failure(kind=kind, detail=detail, is_foreign=isinstance(error, ConnectionResetError))
 
 

@@ -12,7 +12,7 @@ cdef extern from "openssl/ssl.h" nogil:
     ctypedef struct X509_VERIFY_PARAM:
         pass
     int SSL_ERROR_SSL, SSL_ERROR_SYSCALL, SSL_ERROR_WANT_READ, SSL_ERROR_WANT_WRITE
-    int SSL_FILETYPE_PEM, SSL_RECEIVED_SHUTDOWN, SSL_SENT_SHUTDOWN, SSL_VERIFY_PEER, TLS1_2_VERSION
+    int SSL_RECEIVED_SHUTDOWN, SSL_SENT_SHUTDOWN, SSL_VERIFY_PEER, TLS1_2_VERSION
     unsigned long SSL_OP_NO_COMPRESSION, SSL_OP_NO_RENEGOTIATION, SSL_OP_IGNORE_UNEXPECTED_EOF
     unsigned long SSL_MODE_ENABLE_PARTIAL_WRITE, SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER
     const SSL_METHOD *TLS_client_method()
@@ -24,15 +24,10 @@ cdef extern from "openssl/ssl.h" nogil:
     int SSL_CTX_set_cipher_list(SSL_CTX *, const char *)
     void SSL_CTX_set_read_ahead(SSL_CTX *, int)
     void SSL_CTX_set_default_read_buffer_len(SSL_CTX *, size_t)
-    void SSL_CTX_set_default_passwd_cb(SSL_CTX *, int (*)(char *, int, int, void *) noexcept nogil)
     int SSL_CTX_load_verify_file(SSL_CTX *, const char *)
-    int SSL_CTX_load_verify_dir(SSL_CTX *, const char *)
     void SSL_CTX_set_verify(SSL_CTX *, int, void *)
     X509_VERIFY_PARAM *SSL_CTX_get0_param(SSL_CTX *)
     X509_VERIFY_PARAM *SSL_get0_param(SSL *)
-    int SSL_CTX_use_certificate_chain_file(SSL_CTX *, const char *)
-    int SSL_CTX_use_PrivateKey_file(SSL_CTX *, const char *, int)
-    int SSL_CTX_check_private_key(SSL_CTX *)
     SSL *SSL_new(SSL_CTX *)
     void SSL_free(SSL *)
     void SSL_set_shutdown(SSL *, int)
@@ -40,12 +35,10 @@ cdef extern from "openssl/ssl.h" nogil:
     long SSL_set_tlsext_host_name(SSL *, const char *)
     long SSL_get_verify_result(SSL *)
     int SSL_set_session(SSL *, SSL_SESSION *)
-    int SSL_session_reused(SSL *)
     SSL_SESSION *SSL_get0_session(const SSL *)
     SSL_SESSION *SSL_get1_session(SSL *)
     int SSL_SESSION_is_resumable(const SSL_SESSION *)
     void SSL_SESSION_free(SSL_SESSION *)
-    const char *SSL_get_version(SSL *)
     int SSL_connect(SSL *)
     int SSL_get_error(SSL *, int)
     int SSL_has_pending(SSL *)

@@ -43,10 +43,6 @@ class RequestRate:
     def is_limited(self) -> bool:
         return self._per_s < inf
 
-    def wait_s(self, requests: int) -> float:
-        """Return how long so many requests take their turns at today's rate."""
-        return requests / self._per_s
-
     def turn_s(self, now_s: float) -> float:
         """Return when the next request may be sent, and count on its being sent then.
 

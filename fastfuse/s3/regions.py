@@ -65,10 +65,8 @@ class Regions:
             connection, head = await self._routes.ask(route, route.request("HEAD", None), self._watch, has_body=False)
             self._routes.put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
-        except BadReplyHeadError as error:
-            raise self._routes.no_service(error, route) from error
-        except OSError as error:
-            failure = failure_of_connection(error)
+        except (BadReplyHeadError, OSError) as error:
+            failure = failure_of_connection(error, is_read=is_read)
         if not is_read:
             failure = self._routes.judged(failure)
         if failure.region:

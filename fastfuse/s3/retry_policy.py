@@ -31,7 +31,8 @@ _ATTEMPTS = {
     Kind.BUSY: UNTIL_DEADLINE,
     Kind.BROKEN: UNTIL_DEADLINE,
     Kind.UNREACHABLE: _A_FEW,
-    # A service that starts may close connections, too. What answers instead is told within two seconds.
+    # A service that starts may close connections, too, and a gateway may answer in its place for a moment. What answers
+    # instead is told within two seconds.
     Kind.NOT_S3: _A_FEW,
     # New credentials, or a clock that was set, may be there a moment later.
     Kind.EXPIRED: _A_FEW,

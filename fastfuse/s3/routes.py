@@ -18,9 +18,10 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError, ConfigurationError, FastfuseError
+from fastfuse.errors import BadReplyError, ConfigurationError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.checks import condition_line
 from fastfuse.s3.checksums import load_models
 from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
@@ -84,13 +85,31 @@ class Route:
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
 
-    def fresh_connection(self) -> Connection | None:
+    def _fresh_connection(self) -> Connection | None:
         """Return an idle connection that is still open and silent; None if there is none."""
         while self.idle:
             connection = self.idle.pop()
             if connection.is_fresh():
                 return connection
             connection.close()
+        return None
+
+    async def ask_idle(
+        self, request: bytes, watch: StallWatch, *, has_body: bool = True
+    ) -> tuple[Connection, ReplyHead] | None:
+        """Send `request` over an idle connection, as `Routes.ask`; return None where the server has closed them all.
+
+        A stall closes the others, too: a firewall that drops one idle connection silently has dropped them all.
+        """
+        while connection := self._fresh_connection():
+            try:
+                head = await connection.ask(request, watch, has_body=has_body)
+            except TimeoutError:
+                while self.idle:
+                    self.idle.pop().close()
+                raise
+            if head is not None:
+                return connection, head
         return None
 
 
@@ -112,20 +131,25 @@ class NotConnectedError(OSError):
         self.reason = reason
 
 
-def read_failure(error: BadReplyHeadError | OSError, ref: ObjectRef) -> Exception:
-    """Return what a read of `ref` fails with, in this attempt or for good, as its reply broke or was not understood."""
+def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: ObjectRef) -> RetryableError:
+    """Return what an attempt to read `ref` fails with whose reply broke, or is not what was asked for."""
+    failure = failure_of_connection(error, is_read=True)
+    final = error if isinstance(error, BadReplyError) else read_error(failure, ref)
     if isinstance(error, BadReplyHeadError):
-        return BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
-    failure = failure_of_connection(error)
-    broken = RetryableError(read_error(failure, ref), failure, is_read=True)
+        final = BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
+    broken = RetryableError(final, failure, is_read=True)
     broken.__cause__ = error
     return broken
 
 
-def failure_of_connection(error: OSError) -> Failure:
-    """Classify what `Routes.ask` and the connection that it returns raise."""
+def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError, *, is_read: bool = False) -> Failure:
+    """Classify what `Routes.ask` and the connection that it returns raise, and what its reply is refused for."""
+    if isinstance(error, BadReplyHeadError):
+        return Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
+    if isinstance(error, BadReplyError):
+        return Failure(kind=Kind.NOT_S3, detail=f"a wrong reply, namely: {str(error).rstrip('.')}")
     if isinstance(error, NotConnectedError):
-        return failure_of_network(error.reason, is_connected=False)
+        return failure_of_network(error.reason, is_connected=False, is_read=is_read)
     return failure_of_network(error, is_connected=True)
 
 
@@ -195,7 +219,7 @@ class Routes:
         silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
         sock = None
         try:
-            with trio.fail_after(self._session.config.connect_timeout_s):
+            with trio.fail_after(CONNECT_TIMEOUT_S):
                 sock = await (_connected if proxy is None else _connected_to_proxy)(host, port, silence_s)
                 if tls is None:
                     return Connection(sock, None)
@@ -221,19 +245,17 @@ class Routes:
             NotConnectedError: there is no connection.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
-        is_new = False
-        while not is_new:
-            connection = route.fresh_connection()
-            if connection is None:
-                is_new = True
-                try:
-                    connection = await self.connect(route)
-                except OSError as error:
-                    raise NotConnectedError(error) from error
-            head = await connection.ask(request, watch, has_body=has_body)
-            if head is not None:
-                return connection, head
-        raise NoReplyError("the connection was closed without an answer")
+        answer = await route.ask_idle(request, watch, has_body=has_body)
+        if answer is not None:
+            return answer
+        try:
+            connection = await self.connect(route)
+        except OSError as error:
+            raise NotConnectedError(error) from error
+        head = await connection.ask(request, watch, has_body=has_body)
+        if head is None:
+            raise NoReplyError("the connection was closed without an answer")
+        return connection, head
 
     def put_back(self, route: Route, connection: Connection) -> None:
         """Keep `connection` for another request if its reply has come to its end; close it otherwise."""
@@ -252,11 +274,6 @@ class Routes:
     def judged(self, failure: Failure) -> Failure:
         """Return a command's `failure` as that of a wrong endpoint if no S3 service has answered there yet."""
         return replace(failure, kind=Kind.NOT_S3) if failure.is_foreign and not self.has_met_s3 else failure
-
-    def no_service(self, error: BadReplyHeadError, route: Route) -> FastfuseError:
-        """Return the error of a command whose reply over `route` is not HTTP/1.1."""
-        failure = Failure(kind=Kind.NOT_S3, detail=f"its reply is not HTTP/1.1: {error}")
-        return self._session.command_error(failure, route.bucket, "", route.endpoint.region)
 
     def make(self, bucket: str, region: str) -> Route:
         """Return the route to `bucket` in `region`, and remember only its connections.

@@ -58,11 +58,6 @@ cdef str reason():
     return words.decode("ascii", "replace") if words != NULL else "OpenSSL gives no reason"
 
 
-cdef int refuse_password(char *text, int size, int is_written, void *data) noexcept nogil:
-    """Return that there is no password. OpenSSL would ask for one at the terminal."""
-    return -1
-
-
 cdef class Session:
     """A session that a later connection to the same host may resume."""
 
@@ -73,22 +68,18 @@ cdef class Session:
 
 
 cdef class TlsContext:
-    """What the connections to one service share: trusted authorities, a client certificate, sessions to resume."""
+    """What the connections to one service share: trusted authorities, and sessions to resume."""
 
     cdef SSL_CTX *context
     cdef bint verifies
     # The newest session by host.
     cdef dict sessions
 
-    def __cinit__(
-        self, *, authorities: str | None, certificate: str | None = None, private_key: str | None = None
-    ):
-        """`authorities` is a PEM file or a directory of trusted certificates; None accepts any certificate.
-
-        `certificate` and `private_key` are PEM files of a client certificate; the first may hold both.
+    def __cinit__(self, *, authorities: str | None):
+        """`authorities` is a PEM file of trusted certificates; None accepts any certificate.
 
         Raises:
-            OSError: a file cannot be read, or holds no certificate or key, or a key that takes a password.
+            OSError: the file cannot be read, or holds no certificate.
         """
         ERR_clear_error()
         self.sessions = {}
@@ -105,8 +96,6 @@ cdef class TlsContext:
         SSL_CTX_set_default_read_buffer_len(self.context, READ_BUFFER_BYTES)
         if authorities is not None:
             self.trust(os.fsencode(authorities))
-        if certificate is not None:
-            self.identify(os.fsencode(certificate), os.fsencode(private_key or certificate))
         ERR_clear_error()
 
     def __dealloc__(self):
@@ -118,34 +107,15 @@ cdef class TlsContext:
         return <size_t> self.context
 
     cdef trust(self, bytes path):
-        cdef int loaded
         # The flags of Python's own contexts: https://docs.python.org/3/library/ssl.html#ssl.create_default_context
         cdef unsigned long flags = X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN
         if sys.version_info >= (3, 13):
             flags |= X509_V_FLAG_X509_STRICT
-        if os.path.isdir(path):
-            loaded = SSL_CTX_load_verify_dir(self.context, path)
-        else:
-            loaded = SSL_CTX_load_verify_file(self.context, readable(path))
-        if not loaded:
+        open(path, "rb").close()  # the error says why it cannot be read: OpenSSL does not tell
+        if not SSL_CTX_load_verify_file(self.context, path):
             raise TlsError(EPROTO, reason())
         SSL_CTX_set_verify(self.context, SSL_VERIFY_PEER, NULL)
         X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(self.context), flags)
-
-    cdef identify(self, bytes certificate, bytes private_key):
-        SSL_CTX_set_default_passwd_cb(self.context, refuse_password)
-        if not (
-            SSL_CTX_use_certificate_chain_file(self.context, readable(certificate))
-            and SSL_CTX_use_PrivateKey_file(self.context, readable(private_key), SSL_FILETYPE_PEM)
-            and SSL_CTX_check_private_key(self.context)
-        ):
-            raise TlsError(EPROTO, reason())
-
-
-cdef bytes readable(bytes path):
-    """Return `path`, or raise the `OSError` that says why it cannot be read: OpenSSL does not tell."""
-    open(path, "rb").close()
-    return path
 
 
 cdef class TlsConnection:
@@ -317,16 +287,6 @@ cdef class TlsConnection:
             if not wants(code):
                 self.end(code, number)
         return not (self.is_over or SSL_has_pending(self.tls))
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the handshake resumed a session."""
-        return SSL_session_reused(self.tls) == 1
-
-    @property
-    def version(self) -> str:
-        """The protocol version, such as "TLSv1.3"."""
-        return SSL_get_version(self.tls).decode()
 
     cdef int enter(self) except -1:
         """Begin a call of OpenSSL: what is left in the thread's error queue would be taken for this connection's."""

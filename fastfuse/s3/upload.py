@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,7 @@ from fastfuse.errors import (
     first_of,
 )
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.checks import parse_date
 from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import retry_if_passing
@@ -40,6 +40,7 @@ from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
+from fastfuse.s3.whole import read_all
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +140,9 @@ class ObjectWriter:
             reply = await self._request("head_object")
         except MissingObjectError:
             return None
-        date = parsedate_to_datetime(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
+        date = parse_date(self._field(reply["ResponseMetadata"]["HTTPHeaders"], "date"))
+        if date is None:
+            raise self._bad_reply("a date that makes no sense")
         age_s = (date - self._field(reply, "LastModified")).total_seconds()
         etag, size_bytes = self._field(reply, "ETag"), self._field(reply, "ContentLength")
         return ObjectState(etag, size_bytes, age_s, reply.get("Metadata", {}))
@@ -166,8 +169,8 @@ class ObjectWriter:
         return self._encryption | {"Metadata": self.metadata}
 
     async def put(self, body: bytes, *, replaces: str = "", deadline_s: float = _UPLOAD_DEADLINE_S) -> str:
-        """Make the object hold `body`, and return its ETag."""
-        extra = self._made | self._condition(replaces)
+        """Make the object hold `body`, and return its ETag. A bucket that locks objects takes its MD5."""
+        extra = self._made | self._condition(replaces) | {"ContentMD5": _base64(await md5_of(body))}
         reply = await self._request("put_object", deadline_s=deadline_s, Body=body, **extra)
         return str(self._field(reply, "ETag"))
 
@@ -175,7 +178,7 @@ class ObjectWriter:
         """Make the object hold what the file `fd` holds, all or nothing."""
         is_one_put = self.has_bare_etags and replaces != ""
         part_bytes = max(1, os.fstat(fd).st_size) if is_one_put else _UPLOAD_PART_BYTES
-        await self._send(_pieces_of(fd, part_bytes), self._condition(replaces), is_checked=False)
+        await self._send(_pieces_of(fd, part_bytes), replaces, is_checked=False)
 
     async def check_conditions(self, etag: str, make_body: Callable[[], bytes]) -> str:
         """Write the object anew, whose ETag is `etag`, and return the new one; each body that is made is another one.
@@ -222,7 +225,7 @@ class ObjectWriter:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        return await self._send(pieces, {}, is_checked=True)
+        return await self._send(pieces, "", is_checked=True)
 
     async def _check_stored(self, etag: str, size_bytes: int) -> None:
         """Compare the object with what was sent."""
@@ -239,7 +242,7 @@ class ObjectWriter:
                 hint="Does something else write to this key?",
             )
 
-    async def _send(self, pieces: AsyncIterator[bytes], condition: dict[str, Any], *, is_checked: bool) -> str:
+    async def _send(self, pieces: AsyncIterator[bytes], replaces: str, *, is_checked: bool) -> str:
         """Make the object hold `pieces`, in an upload of parts if there are several, and return its ETag.
 
         The service refuses a piece whose MD5 is another one.
@@ -247,16 +250,14 @@ class ObjectWriter:
         begun = await _beginning_of(pieces)
         if len(begun) < 2:
             body = begun.pop() if begun else b""
-            made = self._made | condition
-            reply = await self._request("put_object", Body=body, ContentMD5=_base64(await md5_of(body)), **made)
-            etag = str(self._field(reply, "ETag"))
+            etag = await self.put(body, replaces=replaces)
             if is_checked:
                 await self._check_stored(etag, len(body))
             return etag
         upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
         try:
             parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
-            etag = await self._complete(upload_id, parts, digests, condition)
+            etag = await self._complete(upload_id, parts, digests, self._condition(replaces))
             if is_checked:
                 await self._check_stored(etag, size_bytes)
         except BaseException:
@@ -420,8 +421,9 @@ async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
 
 async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:
     """Yield what the file `fd` holds, in parts of an upload."""
-    for start in range(0, os.fstat(fd).st_size, part_bytes):
-        yield os.pread(fd, part_bytes, start)
+    size_bytes = os.fstat(fd).st_size
+    for start in range(0, size_bytes, part_bytes):
+        yield read_all(fd, min(part_bytes, size_bytes - start), start)
 
 
 async def md5_of(body: bytes) -> bytes:

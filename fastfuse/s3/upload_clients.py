@@ -11,6 +11,7 @@ from botocore import UNSIGNED
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
 
@@ -85,7 +86,7 @@ def _boto_config(session: S3Session) -> AioConfig:
     if config.force_path_style:
         options["s3"] = session.s3_settings | {"addressing_style": "path"}
     return AioConfig(
-        connect_timeout=config.connect_timeout_s,
+        connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=stall_timeout_s(config),
         max_pool_connections=UPLOADS_IN_FLIGHT,
         retries={"mode": "standard", "total_max_attempts": 1},

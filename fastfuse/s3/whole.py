@@ -6,6 +6,7 @@ import trio
 
 from fastfuse.errors import (
     AccessError,
+    DiskError,
     FastfuseError,
     ObjectChangedError,
     ObjectDeniedError,
@@ -60,6 +61,21 @@ async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:
     except ExceptionGroup as group:
         first = first_of(group)
         raise (command_error(first) if isinstance(first, ReadError) else first) from group
+
+
+def read_all(fd: int, size_bytes: int, offset: int) -> bytes:
+    """Return so many bytes of the file `fd` from `offset` on, however little one call gives: 2 GiB at most on Linux.
+
+    Raises `DiskError` where the file ends before.
+    """
+    pieces = list[bytes]()
+    while size_bytes:
+        piece = os.pread(fd, size_bytes, offset)
+        if not piece:
+            raise DiskError("The file that is uploaded has become shorter meanwhile.")
+        pieces.append(piece)
+        size_bytes, offset = size_bytes - len(piece), offset + len(piece)
+    return b"".join(pieces)
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAY = datetime.timedelta(days=1)
@@ -26,16 +26,9 @@ class Identity:
         """Write certificate, chain and key to one PEM file."""
         path = directory / f"{name}.pem"
         certificates = [one.public_bytes(Encoding.PEM) for one in (self.certificate, *self.chain)]
-        path.write_bytes(b"".join(certificates))
-        write_key(path, self.key)
+        key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        path.write_bytes(b"".join([*certificates, key]))
         return path
-
-
-def write_key(path: Path, key: ec.EllipticCurvePrivateKey, password: bytes = b"") -> None:
-    """Append `key` to the file."""
-    encryption = BestAvailableEncryption(password) if password else NoEncryption()
-    with path.open("ab") as file:
-        file.write(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
 
 
 def issue(

@@ -351,8 +351,23 @@ _VERSIONS = [
         Row(f"status {status} with a body", _reply(_of_status(status)), EIO)
         for status in ("204 No Content", "205 Reset Content", "304 Not Modified")
     ),
+    Row("once no HTTP", _once(_reply(lambda reply: b"\x00\x01garbage\r\n\r\n")), RIGHT),
+    Row("once no ETag", _once(_reply(lambda reply: reply.without("ETag"))), RIGHT, NOT_ASKED, RIGHT),
+    _of_get("once another range", _once(_reply(lambda reply: _with_range(reply, f"bytes 0-9/{len(DATA)}"))), RIGHT),
+    _of_get(
+        "once another total in Content-Range",
+        _once(_reply(lambda reply: _with_total(reply, str(len(DATA) + 1)))),
+        RIGHT,
+    ),
+    _of_get(
+        "once a sign-in page", _once(_refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html")), RIGHT
+    ),
     Row("status 204", _reply(lambda reply: b"HTTP/1.1 204 No Content\r\n\r\n"), EIO),
 ]
+
+
+def _with_range(reply: Reply, value: str) -> Reply:
+    return reply.with_header("Content-Range", value)
 
 
 def _with_total(reply: Reply, total: str) -> Reply:
@@ -472,7 +487,16 @@ _BODIES = [
     Row("ended on being opened", good, EIO, accept=Peer.end),
     Row("never answers", good, EIO, accept=_silence),
     Row("speaks first", good, EIO, accept=lambda peer: peer.transport.send_all(b"220 mail.example.com ESMTP\r\n")),
-    Row("garbage for ever", good, EIO, accept=lambda peer: _flood_below(peer, _BLOCK), is_flood=True),
+    Row(
+        "garbage for ever",
+        good,
+        EIO,
+        None,
+        None,
+        _SHORT_S,
+        accept=lambda peer: _flood_below(peer, _BLOCK),
+        is_flood=True,
+    ),
     Row("drips garbage", good, EIO, accept=lambda peer: _drip_below(peer, b"x")),
 ]
 
@@ -519,6 +543,7 @@ _CHUNKS = [
     _chunked("ended in one", lambda body: _chunks(body)[: len(body) // 2], make=_ended),
     _chunked("silent in one", lambda body: _chunks(body)[: len(body) // 2]),
     _chunked("ended in the trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
+    Row("chunks: dripping", _drip(lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n"), EIO),
     _chunk_flood("of one byte", lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
     _chunk_flood("of 64 KiB", lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
     _chunk_flood("trailers", lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
@@ -768,6 +793,13 @@ async def _send_alert(peer: Peer) -> None:
     await peer.leave()
 
 
+async def _send_one_alert(peer: Peer) -> None:
+    """Answer the first connection only with an alert, as a terminator of TLS does that restarts."""
+    peer.hostile.hostile_replies += 1
+    if peer.hostile.hostile_replies == 1:
+        await _send_alert(peer)
+
+
 async def _half_a_handshake(peer: Peer) -> None:
     """Send the beginning of a handshake message of 16 KB, and nothing more."""
     await peer.transport.send_all(bytes.fromhex("160303400002003ffc0303") + bytes(100))
@@ -800,8 +832,9 @@ _TLS = [
     _tls("fifty session tickets", good, RIGHT, context="many tickets"),
     Row("TLS: plain HTTP in place of a handshake", good, EIO, head=EIO | EACCES, accept=_speak_plainly),
     Row("TLS: an alert in place of a handshake", good, EIO, accept=_send_alert),
+    Row("TLS: once an alert", good, RIGHT, EIO, EIO, accept=_send_one_alert, transports=("tls",)),
     Row("TLS: half a handshake", good, EIO, accept=_half_a_handshake),
-    Row("TLS: a handshake for ever", good, EIO, accept=_handshake_for_ever, is_flood=True),
+    Row("TLS: a handshake for ever", good, EIO, None, None, _SHORT_S, accept=_handshake_for_ever, is_flood=True),
     _tls("a bad record before the reply", _then(_reply(lambda reply: b""), _garbage), EIO),
     _tls("a bad record in the body", _then(_reply(_cut(_middle)), _garbage), EIO, RIGHT | EIO),
     _tls("close_notify before the reply", _then(_reply(lambda reply: b""), Peer.notify_end), EIO),

@@ -61,6 +61,12 @@ def test_a_missing_ca_bundle_is_named(name: str) -> None:
     assert "--ca-bundle" in caught.value.hint
 
 
+def test_a_ca_bundle_that_is_a_directory_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is a directory") as caught:
+        _ = S3Session(ConnectionConfig(ca_bundle=str(tmp_path))).authorities
+    assert "file" in caught.value.hint
+
+
 def test_the_ca_bundle_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bundle = tmp_path / "ca.pem"
     bundle.touch()

@@ -32,6 +32,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
+from tests.s3 import hostile
 from tests.s3.canned import canned_server
 from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 
@@ -304,6 +305,34 @@ async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(s
             nursery.start_soon(read_on)
             assert await reader.get(REF, 0, 10) == DATA[:10]
             done.set()
+
+
+@pytest.mark.parametrize("size_bytes", [1000, hostile.REF.size_bytes - 1])
+async def test_idle_connections_that_a_firewall_has_dropped_cost_a_read_one_stall(
+    monkeypatch: pytest.MonkeyPatch, size_bytes: int
+) -> None:
+    """Nothing comes over any of them, not even a reset."""
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 0.5)
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url))) as reader,
+    ):
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+        dropped, asked = list(server.peers), 0
+        assert len(dropped) == 5
+
+        async def answer(peer: hostile.Peer, request: hostile.Request) -> None:
+            nonlocal asked
+            if peer in dropped:
+                asked += 1
+                await trio.sleep_forever()
+            await hostile.good(peer, request)
+
+        server.misbehave(answer, accept=None, context="good")
+        assert await reader.get(hostile.REF, 0, size_bytes) == hostile.DATA[:size_bytes]
+    assert asked == 1
 
 
 async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:

@@ -45,7 +45,13 @@ async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_read(
     assert "right again" in right
 
 
-@pytest.mark.parametrize("date", ["", "yesterday", "Sat, 99 Nov 2026 08:00:00 GMT"])
+@pytest.mark.parametrize(
+    "date",
+    [
+        *("", "yesterday", "Sat, 99 Nov 2026 08:00:00 GMT"),
+        *("Fri, 31 Dec 9999 23:59:59 GMT", "Fri, 31 Dec 2199 23:59:59 GMT", "Thu, 01 Jan 1970 00:00:00 GMT"),
+    ],
+)
 def test_a_reply_without_a_time_corrects_nothing(date: str) -> None:
     clock = ServiceClock(lambda: 1e9)
     assert not clock.correct(date)
@@ -53,6 +59,22 @@ def test_a_reply_without_a_time_corrects_nothing(date: str) -> None:
 
 
 def test_a_service_that_refuses_its_own_time_is_not_asked_again() -> None:
+    clock = ServiceClock(lambda: 1_767_225_600.0)
+    assert not clock.correct("Thu, 01 Jan 2026 00:00:30 GMT")
+    assert clock.now_s() == 1_767_225_600.0
+
+
+def test_a_clock_that_has_begun_in_1970_is_corrected() -> None:
     clock = ServiceClock(lambda: 0.0)
-    assert not clock.correct("Thu, 01 Jan 1970 00:00:30 GMT")
-    assert clock.now_s() == 0.0
+    assert clock.correct("Thu, 01 Jan 2026 00:00:00 GMT")
+    assert clock.now_s() == 1_767_225_600.0
+
+
+def test_a_time_without_a_zone_is_one_of_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        clock = ServiceClock(lambda: 0.0)
+        clock.correct("Thu, 01 Jan 2026 00:00:00 -0000")
+    time.tzset()
+    assert clock.now_s() == 1_767_225_600.0

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from aiobotocore.config import AioConfig
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
@@ -283,12 +282,3 @@ def test_the_model_of_s3_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     read.clear()
     resolve_endpoint(session, "other", "eu-west-2")
     assert not read
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"), [(None, None), ("both.pem", ("both.pem", None)), (("a.pem", "a.key"), ("a.pem", "a.key"))]
-)
-def test_the_clients_certificate_is_botocores(given: Any, expected: tuple[str, str | None] | None) -> None:  # noqa: ANN401
-    session = S3Session(ConnectionConfig())
-    session.aws.set_default_client_config(AioConfig(client_cert=given))
-    assert session.client_certificate == expected

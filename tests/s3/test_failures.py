@@ -136,10 +136,11 @@ def test_the_network_is_told_in_the_systems_words(
 def test_a_failure_of_tls_is_one_of_the_configuration_only_while_there_is_no_connection() -> None:
     broken = TlsError(errno.EPROTO, "wrong version number")
     assert failure_of_network(broken, is_connected=False).kind is Kind.TLS
+    assert failure_of_network(broken, is_connected=False, is_read=True).kind is Kind.UNREACHABLE
     assert failure_of_network(broken, is_connected=True).kind is Kind.BROKEN
     untrusted = CertificateError(errno.EPROTO, "self-signed certificate")
     for is_connected in (True, False):
-        failure = failure_of_network(untrusted, is_connected=is_connected)
+        failure = failure_of_network(untrusted, is_connected=is_connected, is_read=True)
         assert failure.kind is Kind.TLS
         assert failure.detail == "certificate verification failed: self-signed certificate"
 

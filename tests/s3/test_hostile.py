@@ -102,7 +102,6 @@ def _client(hostile: Hostile, deadline_s: float) -> S3Client:
         ca_bundle=None if certificates is None else str(certificates.authority),
         max_connections=4,
         deadline_s=deadline_s,
-        connect_timeout_s=min(5.0, deadline_s),
     )
     return S3Client(S3Session(config))
 

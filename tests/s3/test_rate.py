@@ -18,6 +18,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.rate import RequestRate
 from fastfuse.s3.retries import Retries
 
@@ -251,6 +252,57 @@ async def test_a_read_that_has_no_turn_in_time_fails_and_names_the_reply(
         )
         await reader.read()
     assert reader.is_limited
-    monkeypatch.setattr(RequestRate, "wait_s", lambda self, requests: inf)
+    monkeypatch.setattr(RequestRate, "turn_s", lambda self, now_s: inf)
+    mock_clock.autojump_threshold = 0.01
+    began_s = trio.current_time()
     with pytest.raises(UnavailableError, match=r"the service throttles \(503 ServiceUnavailable\)"):
         await reader.read()
+    assert trio.current_time() >= began_s + ConnectionConfig().deadline_s
+
+
+class Reply:
+    """The connection of a reply in a model of a service."""
+
+    is_reusable = True
+
+    async def read_all(self, _: int) -> bytes:
+        return b""
+
+    async def read_into(self, data: memoryview) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(data)
+
+    def close(self) -> None:
+        pass
+
+
+async def test_an_outage_that_is_answered_with_503_fails_no_read_that_the_deadline_outlives(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rate falls to its least meanwhile. The last of so many readers have their turns long after the outage."""
+    readers, size_bytes = 128, 300_000
+    began_s = trio.current_time()
+    ends_s = began_s + 21
+
+    async def ask(*_: object, **__: object) -> tuple[Reply, ReplyHead]:
+        await trio.sleep(0.02)
+        is_out = began_s + 1 <= trio.current_time() < ends_s
+        headers = {} if is_out else {"content-range": f"bytes 0-{size_bytes - 1}/{size_bytes}"}
+        return Reply(), ReplyHead(503 if is_out else 206, headers, True, 0 if is_out else size_bytes)
+
+    monkeypatch.setattr("fastfuse.s3.routes.Routes.ask", ask)
+    session = S3Session(ConnectionConfig(endpoint_url="http://s3.test", region="us-east-1", sign_request=False))
+    client, ref = S3Client(session), ObjectRef("bucket", "key", size_bytes, "", 0)
+    answered = 0
+
+    async def read() -> None:
+        nonlocal answered
+        while trio.current_time() < ends_s:
+            await client.get(ref, 0, size_bytes)
+        answered += 1
+
+    async with aclosing(client), trio.open_nursery() as nursery:
+        for _ in range(readers):
+            nursery.start_soon(read)
+    assert answered == readers
+    assert trio.current_time() < ends_s + 30

@@ -27,7 +27,7 @@ from bench.s3server import (
     WrongLength,
 )
 from bench.s3server.faults import Action
-from fastfuse.errors import AccessError, ConfigurationError, ServiceError, SourceError, UploadGoneError
+from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
 from fastfuse.s3.aws import S3Session
@@ -64,6 +64,32 @@ async def test_what_was_written_is_listed_and_read(
         os.ftruncate(fd, 0)
         await read_into(client, ref, fd)
     assert os.pread(fd, size_bytes + 1, 0) == data
+
+
+@pytest.mark.parametrize("is_one_put", [False, True])
+async def test_a_file_that_the_kernel_gives_in_pieces_is_uploaded_whole(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch, *, is_one_put: bool
+) -> None:
+    """One call of Linux reads 2 GiB at most."""
+    pread, data = os.pread, os.urandom(1000)
+    os.write(fd, data)
+    monkeypatch.setattr("os.pread", lambda fd, size_bytes, at: pread(fd, min(size_bytes, 300), at))
+    key = f"pieces-{is_one_put}"
+    async with writing(moto_server.endpoint_url, key) as (_, writer):
+        writer.has_bare_etags = is_one_put
+        await writer.write(fd, replaces=module.NO_OBJECT if is_one_put else "")
+    assert moto_server.client.get_object(Bucket="bucket", Key=key)["Body"].read() == data
+
+
+async def test_a_file_that_becomes_shorter_while_it_is_uploaded_is_no_object(
+    moto_server: S3Server, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.write(fd, bytes(1000))
+    monkeypatch.setattr("os.pread", lambda *_: b"")
+    async with writing(moto_server.endpoint_url, "shorter") as (_, writer):
+        with pytest.raises(DiskError, match="shorter"):
+            await writer.write(fd)
+    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="shorter")
 
 
 async def test_an_upload_that_fails_leaves_nothing_behind(
@@ -259,6 +285,23 @@ async def test_the_check_of_a_place_sends_a_part_as_that_takes_a_right_of_its_ow
     assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="checked")
 
 
+@pytest.mark.parametrize("replaces", ["", module.NO_OBJECT])
+async def test_each_object_comes_with_the_md5_that_a_bucket_takes_that_locks_objects(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, replaces: str
+) -> None:
+    send, sent = HttpxSession.send, list[str]()
+
+    async def note(session: HttpxSession, request: AWSPreparedRequest) -> object:
+        md5 = request.headers.get("Content-MD5", "")
+        sent.append(md5.decode() if isinstance(md5, bytes) else md5)
+        return await send(session, request)
+
+    monkeypatch.setattr(HttpxSession, "send", note)
+    async with writing(moto_server.endpoint_url, f"locked-{bool(replaces)}") as (_, writer):
+        await writer.put(b"-", replaces=replaces)
+    assert sent == ["M21evFQ2U05h0W5j3fyjJw=="]
+
+
 @pytest.mark.parametrize(
     ("cancelled", "deadlines"), [("never", [300.0]), ("before", [8.0]), ("meanwhile", [300.0, 8.0])]
 )
@@ -347,6 +390,33 @@ async def test_an_upload_that_ends_without_an_etag_is_known_by_those_of_its_part
                 await uploading
         else:
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
+
+
+@pytest.mark.parametrize(
+    "date", ["yesterday", "Sat, 99 Nov 2026 08:00:00 GMT", "Sat, 28 Nov 99999999999999999999 08:00:00 GMT"]
+)
+async def test_a_date_that_makes_no_sense_is_a_bad_reply(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    await state_at(moto_server, monkeypatch, "Thu, 01 Jan 2099 00:00:00 -0000")
+    with pytest.raises(ServiceError, match="has a date that makes no sense"):
+        await state_at(moto_server, monkeypatch, date)
+
+
+async def state_at(server: S3Server, monkeypatch: pytest.MonkeyPatch, date: str) -> module.ObjectState | None:
+    """Return the state of an object whose reply has this `Date`."""
+    server.put("dated", b"data")
+    send = HttpxSession.send
+
+    async def dated(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        reply: Any = await send(session, request)
+        reply.headers["date"] = date
+        return reply
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HttpxSession, "send", dated)
+        async with writing(server.endpoint_url, "dated") as (_, writer):
+            return await writer.state()
 
 
 PARTS = (bytes(5 << 20), b"end")
