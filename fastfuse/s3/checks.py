@@ -14,6 +14,12 @@ _NS_PER_S = 10**9
 _LARGEST = 2**63 - 1
 # These would end a header, or no header can carry them (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+# What unpacked the bytes may say so (RFC 7234, 5.5.6).
+_TRANSFORMED = "214"
+UNPACKED_HINT = (
+    "Check that nothing unpacks objects on their way. Google Cloud Storage does, where Content-Encoding is gzip: set"
+    " their Cache-Control to no-transform."
+)
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
 
 
@@ -77,7 +83,8 @@ def _bare(etag: str) -> str:
 def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
     """Return where in the listed version of `ref` the body begins: at `start`, or at 0 if the server ignores Range.
 
-    Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is.
+    Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is. A body
+    without range and length may be another form of the object, of the same ETag, so only its end shows what it is.
 
     Raises:
         ObjectChangedError: the body is of another version.
@@ -99,6 +106,11 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
     if head.status == 206:
         raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
     check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=head.body_bytes)
+    is_whole = (start, end) == (0, ref.size_bytes)
+    if head.body_bytes is None and (not is_whole or head.headers.get("warning", "")[:3] == _TRANSFORMED):
+        raise BadReplyError(
+            f"The service sent {ref.key!r} without a length, and perhaps not as it is stored.", hint=UNPACKED_HINT
+        )
     return 0
 
 
