@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
 from fastfuse.errors import BadReplyError, ObjectChangedError
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import ObjectRef, bare_etag, known_etag
 from fastfuse.s3.http1 import ReplyHead
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             f"The reply for {ref.key!r} has no {name}, so it may be of another version of the object.",
             hint="Check that no proxy or sign-in page answers in place of the S3 service.",
         )
-    if ref.etag and _bare(etag or "") != _bare(ref.etag):
+    if ref.etag and bare_etag(etag or "") != bare_etag(ref.etag):
         raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
     if total_bytes is not None and total_bytes != ref.size_bytes:
         if ref.etag:
@@ -74,10 +74,6 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
         listed = _EPOCH + timedelta(microseconds=ref.modified_ns // 1000)
         if abs(modified - listed) >= timedelta(seconds=1):
             raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
-
-
-def _bare(etag: str) -> str:
-    return etag.strip().removeprefix("W/").strip('"')
 
 
 def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
@@ -126,7 +122,7 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
         bucket=bucket,
         key=key,
         size_bytes=size_bytes,
-        etag=head.headers.get("etag", ""),
+        etag=known_etag(head.headers.get("etag", "")),
         modified_ns=modified_ns,
         storage_class=head.headers.get("x-amz-storage-class", "STANDARD"),
     )

@@ -151,6 +151,12 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
         assert server.seen[0][0] == "/bucket/a%20b"
 
 
+@pytest.mark.parametrize("etag", ['""', 'W/""'])
+async def test_an_etag_whose_quotes_are_empty_is_none(etag: str) -> None:
+    async with canned_client(lambda _: (200, TOLD | {"ETag": etag}, b"")) as (reader, _):
+        assert (await reader.head("bucket", "key")).etag == ""
+
+
 async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nagle's algorithm sends the second one only when the first is acknowledged: now, or after the kernel's delay."""
 
