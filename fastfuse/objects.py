@@ -38,6 +38,16 @@ class ObjectRef:
         return f"{'file' if self.bucket.startswith('/') else 's3'}://{self.bucket}/{self.key}"
 
 
+def known_etag(etag: str) -> str:
+    """Return `etag`, or nothing if its quotes are empty, as rclone sends them of what has no MD5."""
+    return etag if bare_etag(etag) else ""
+
+
+def bare_etag(etag: str) -> str:
+    """Return what is in the quotes of an ETag, if there are any."""
+    return etag.strip().removeprefix("W/").strip('"')
+
+
 class ObjectColumns(NamedTuple):
     """Objects in columns of equal length, as listings bring them and an inode table is built of them.
 

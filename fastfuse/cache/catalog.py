@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
-FORMAT = 3
+FORMAT = 4
 _APPLICATION_ID = 0x66667563
 # One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fastfuse.errors import BadReplyError, ServiceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.checks import body_start
+from fastfuse.s3.checks import UNPACKED_HINT, body_start
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead, first_words
@@ -57,10 +57,11 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
         await _skip(connection, start - sent_from, ref)
     if await connection.read_into(into) < len(into):
         raise ConnectionResetError("the connection was cut off")
-    # The head has no length. More bytes than asked for are wrong; more than the beginning of an object are not.
-    is_all = "content-range" in head.headers or len(into) == ref.size_bytes
-    if head.body_bytes is None and is_all and await connection.has_more():
-        raise BadReplyError(f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.")
+    # A body without a length is all of the range, or of the object.
+    if head.body_bytes is None and await connection.has_more():
+        raise BadReplyError(
+            f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.", hint=UNPACKED_HINT
+        )
 
 
 async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:

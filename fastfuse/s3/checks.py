@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 
 from fastfuse.errors import BadReplyError, ObjectChangedError
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import ObjectRef, bare_etag, known_etag
 from fastfuse.s3.http1 import ReplyHead
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -14,6 +14,12 @@ _NS_PER_S = 10**9
 _LARGEST = 2**63 - 1
 # These would end a header, or no header can carry them (RFC 9110, 5.5).
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+# What unpacked the bytes may say so (RFC 7234, 5.5.6).
+_TRANSFORMED = "214"
+UNPACKED_HINT = (
+    "Check that nothing unpacks objects on their way. Google Cloud Storage does, where Content-Encoding is gzip: set"
+    " their Cache-Control to no-transform."
+)
 _CONTENT_RANGE = re.compile(r"\s*bytes\s+([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)\s*", re.IGNORECASE | re.ASCII)
 
 
@@ -52,7 +58,7 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             f"The reply for {ref.key!r} has no {name}, so it may be of another version of the object.",
             hint="Check that no proxy or sign-in page answers in place of the S3 service.",
         )
-    if ref.etag and _bare(etag or "") != _bare(ref.etag):
+    if ref.etag and bare_etag(etag or "") != bare_etag(ref.etag):
         raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its ETag is another one.")
     if total_bytes is not None and total_bytes != ref.size_bytes:
         if ref.etag:
@@ -70,14 +76,11 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
 
 
-def _bare(etag: str) -> str:
-    return etag.strip().removeprefix("W/").strip('"')
-
-
 def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
     """Return where in the listed version of `ref` the body begins: at `start`, or at 0 if the server ignores Range.
 
-    Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is.
+    Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is. A body
+    without range and length may be another form of the object, of the same ETag, so only its end shows what it is.
 
     Raises:
         ObjectChangedError: the body is of another version.
@@ -99,6 +102,11 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
     if head.status == 206:
         raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
     check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=head.body_bytes)
+    is_whole = (start, end) == (0, ref.size_bytes)
+    if head.body_bytes is None and (not is_whole or head.headers.get("warning", "")[:3] == _TRANSFORMED):
+        raise BadReplyError(
+            f"The service sent {ref.key!r} without a length, and perhaps not as it is stored.", hint=UNPACKED_HINT
+        )
     return 0
 
 
@@ -114,7 +122,7 @@ def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:
         bucket=bucket,
         key=key,
         size_bytes=size_bytes,
-        etag=head.headers.get("etag", ""),
+        etag=known_etag(head.headers.get("etag", "")),
         modified_ns=modified_ns,
         storage_class=head.headers.get("x-amz-storage-class", "STANDARD"),
     )

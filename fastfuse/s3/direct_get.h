@@ -86,6 +86,7 @@ typedef struct {
     char etag[DIRECT_ETAG_BYTES];
     size_t etag_bytes;
     size_t size_bytes;
+    int64_t modified_s;          /* only its name in the local tier has this */
     /* The part that is asked for, and where its bytes go; without a target it is the whole object. */
     uint64_t start;
     size_t part_bytes;

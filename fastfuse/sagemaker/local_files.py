@@ -340,11 +340,11 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
     try:
         fd = os.open(f"{ref.bucket}/{ref.key}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            status = os.fstat(fd)
             done = 0
-            if (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns):
+            if is_same := _is_of(ref, fd):
                 while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], start + done)):
                     done += count
+                is_same = _is_of(ref, fd)  # it may have been written to meanwhile
         finally:
             os.close(fd)
     except FileNotFoundError as error:
@@ -352,5 +352,11 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
     except OSError as error:
         kind = ObjectDeniedError if isinstance(error, PermissionError) else UnavailableError
         raise kind(f"{ref.uri!r} cannot be read: {error.strerror}") from error
-    if done < len(buffer):
+    if not is_same or done < len(buffer):
         raise ObjectChangedError(f"{ref.uri!r} has changed since the job began")
+
+
+def _is_of(ref: ObjectRef, fd: int) -> bool:
+    """Return whether an open file has the size and the time that were listed."""
+    status = os.fstat(fd)
+    return (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)

@@ -232,6 +232,25 @@ def test_small_files_that_threads_got_are_found_whatever_their_names_and_the_fil
     assert max(gets.values()) == (2 if filter_is == "without bits" else 1)
 
 
+def test_what_was_replaced_under_the_same_etag_is_read_anew_after_a_refresh(tmp_path: Path) -> None:
+    etag = '"00000000000000000000000000000000-1"'
+    objects, new = MemoryObjects({}), {key: data[::-1] for key, data in DATA.items()}
+
+    def put(data: Mapping[str, bytes], modified_s: int) -> None:
+        for key, content in data.items():
+            objects.put(key, content, etag=etag, modified_s=modified_s)
+
+    put(DATA, 1_700_000_000)
+    with (
+        LoopbackServer({"bucket": objects}) as server,
+        mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount,
+    ):
+        assert all_right(mount, DATA)
+        put(new, 1_700_000_001)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert all_right(mount, new)
+
+
 # Python hears of what threads have got by requests of the kernel, and by what threads tell.
 NO_LOOKS = """
 from fastfuse.filesystem.serving import direct_files

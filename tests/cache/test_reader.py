@@ -186,6 +186,16 @@ async def test_another_version_is_another_object(tmp_path: Path) -> None:
         assert bytes(await reader.get(new, 0, 3000)) == b"new" * 1000
 
 
+async def test_another_second_is_another_object_and_a_fraction_of_one_is_not(tmp_path: Path) -> None:
+    """HEAD tells whole seconds, and the listings of some services fractions of them."""
+    store, second_ns = CountingStore({"a": b"a" * 1000}), 10**9
+    ref = replace(store.ref("a"), modified_ns=1_700_000_000 * second_ns)
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        for later_ns, fetches in ((0, 1), (second_ns - 1, 1), (second_ns, 2), (-1, 3)):
+            await reader.get(replace(ref, modified_ns=ref.modified_ns + later_ns), 0, 1000)
+            assert len(store.fetched) == fetches
+
+
 async def test_an_object_without_an_etag_is_not_kept(tmp_path: Path) -> None:
     store = CountingStore({"a": b"a" * 1000})
     ref = replace(store.ref("a"), etag="")

@@ -46,6 +46,16 @@ def test_fewer_or_more_bytes_than_asked_for_are_refused() -> None:
     assert body_start(head_of("bytes 0-9/100", 10), REF, 0, 10) == 0
 
 
+def test_a_body_without_range_and_length_is_taken_only_as_a_whole_object_that_nothing_transformed() -> None:
+    whole = ReplyHead(200, {"etag": REF.etag}, True, None)
+    assert body_start(whole, REF, 0, 100) == 0
+    assert body_start(replace(whole, body_bytes=100), REF, 1, 100) == 0
+    unpacked = replace(whole, headers=whole.headers | {"warning": "214 UploadServer gunzipped"})
+    for head, start, end in ((whole, 0, 99), (whole, 1, 100), (unpacked, 0, 100)):
+        with pytest.raises(BadReplyError, match="without a length"):
+            body_start(head, REF, start, end)
+
+
 def test_if_match_has_quotes_even_where_the_listing_has_none() -> None:
     assert condition_line(replace(REF, etag="abc")) == condition_line(REF) == 'if-match: "abc"\r\n'
 

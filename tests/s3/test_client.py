@@ -1,5 +1,6 @@
 """The S3 client, plain and over TLS: connections are used again or replaced, and hostile replies are refused."""
 
+import gzip
 import socket
 import socketserver
 import statistics
@@ -148,6 +149,12 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
         at_ns = 1_767_225_600 * 10**9
         assert await reader.head("bucket", "a b") == ObjectRef("bucket", "a b", 5, '"e"', at_ns, storage_class)
         assert server.seen[0][0] == "/bucket/a%20b"
+
+
+@pytest.mark.parametrize("etag", ['""', 'W/""'])
+async def test_an_etag_whose_quotes_are_empty_is_none(etag: str) -> None:
+    async with canned_client(lambda _: (200, TOLD | {"ETag": etag}, b"")) as (reader, _):
+        assert (await reader.head("bucket", "key")).etag == ""
 
 
 async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,6 +387,18 @@ async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeyp
         assert await reader.get(REF, 1000, 1010) == DATA[1000:1010]
         with pytest.raises(BadReplyError, match="ignores Range"):
             await reader.get(REF, 1001, 1010)
+
+
+async def test_an_object_that_is_unpacked_on_its_way_is_refused_as_a_whole_and_in_parts() -> None:
+    stored = gzip.compress(DATA)
+    ref = replace(REF, size_bytes=len(stored), etag='"0123"')
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DATA), DATA)
+    reply = 200, {"Transfer-Encoding": "chunked", "ETag": ref.etag}, chunks
+    async with canned_client(lambda _: reply) as (reader, _):
+        for start, end in ((0, 100), (100, 200), (0, len(stored))):
+            with pytest.raises(BadReplyError, match=r"without a length|sent more") as caught:
+                await reader.get(ref, start, end)
+            assert "no-transform" in caught.value.hint
 
 
 async def test_reads_of_all_sizes_and_what_else_is_asked_share_the_connections_that_there_may_be() -> None:

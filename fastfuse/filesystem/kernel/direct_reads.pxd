@@ -8,6 +8,7 @@ cdef extern from "../../s3/direct_get.h" nogil:
         char etag[256]
         size_t etag_bytes
         size_t size_bytes
+        int64_t modified_s
         uint64_t start
         size_t part_bytes
         char *target

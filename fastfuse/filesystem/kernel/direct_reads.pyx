@@ -808,9 +808,9 @@ cdef bint is_new(const direct_object *object, int64_t *object_id, uint64_t *seed
 
 
 cdef bint name(const direct_object *object, int64_t *object_id, uint64_t *seed) noexcept:
-    """Name an object that is to be kept as `cache.reader.identity` does; return whether that was possible."""
+    """Name an object that is to be kept as `cache.identity` does; return whether that was possible."""
     cdef unsigned char digest[32]
-    cdef char text[4096 + 256 + 32]  # DIRECT_PATH_BYTES, DIRECT_ETAG_BYTES, and a number
+    cdef char text[4096 + 256 + 64]  # DIRECT_PATH_BYTES, DIRECT_ETAG_BYTES, and two numbers
     cdef size_t at = 0, to = 0
     cdef int byte
     while at < object.path_bytes:
@@ -824,7 +824,8 @@ cdef bint name(const direct_object *object, int64_t *object_id, uint64_t *seed) 
     to += 1 + object.etag_bytes
     text[to] = 0
     to += 1
-    to += snprintf(text + to, 24, b"%zu", object.size_bytes)
+    to += snprintf(text + to, 24, b"%zu", object.size_bytes) + 1
+    to += snprintf(text + to, 24, b"%lld", <long long> object.modified_s)
     if not (EVP_MD_CTX_copy_ex(naming, named) and EVP_DigestUpdate(naming, text, to)
             and EVP_DigestFinal_ex(naming, digest, NULL)):
         return False

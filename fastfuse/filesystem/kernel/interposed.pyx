@@ -608,7 +608,7 @@ cdef inline bint _is_object(uint64_t row) noexcept:
 
 
 cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
-    """Describe the object of a row: its path below the prefix, URL-encoded, ETag and size. Return whether it fits."""
+    """Describe the object of a row: its path below the prefix, URL-encoded, ETag, size and time. Return whether it fits."""
     cdef uint64_t at = sizeof(object.path), start, stop, above = row, parent
     cdef unsigned char letter
     cdef const uint8_t *digest = <const uint8_t *> (table.spans + 2 * row)
@@ -635,7 +635,7 @@ cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
         above = parent
     object.path_bytes = sizeof(object.path) - at
     memmove(object.path, object.path + at, object.path_bytes)
-    object.size_bytes = table.sizes[row]
+    object.size_bytes, object.modified_s = table.sizes[row], table.mtimes_ns[row] // _NS_PER_S
     if table.kinds[row] == _FILE_OTHER_ETAG:
         if table.spans[2 * row] >= <uint64_t> len(_etags):
             return False

@@ -23,7 +23,7 @@ from fastfuse.errors import ServiceError
 from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Reason, Refusals, Tree
-from fastfuse.objects import MAX_KEY_BYTES
+from fastfuse.objects import MAX_KEY_BYTES, known_etag
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
@@ -156,7 +156,7 @@ class TableBuilder:
             parts = int(suffix) if len(suffix) <= len(str(_MAX_PARTS)) and suffix.isdecimal() else -1
             if str(parts) == suffix and parts <= _MAX_PARTS:
                 return Kind.FILE_MULTIPART, parts, packed
-        index = self._other_etags.setdefault(etag, len(self._other_etags))
+        index = self._other_etags.setdefault(known_etag(etag), len(self._other_etags))
         return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
 
     def set_source_order(self, added: Sequence[int]) -> None:

@@ -6,7 +6,8 @@ first: if an owner dies while it prepares, the kernel frees its claim, and a mem
 lasts as long as its two runs live, so each learns of the other's death. The owner takes nothing down while a member is
 connected.
 
-A greeting tells members which job the owner runs, because a member of another job would read the wrong data.
+A greeting tells members which job the owner runs, and with which index and endpoint, because a member of another one
+would read the wrong data.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.sockets import raise_sigio
+from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.serving import RunSettings
 
@@ -101,8 +103,9 @@ def claim_or_join(settings: RunSettings) -> int | socket.socket:
     if greeting != _digest(settings):
         connection.close()
         raise ConfigurationError(
-            f"the run that prepared the channels below {paths.base} has another job, or is another host of it",
-            hint="give each job, and each host of a job, another --base-dir",
+            f"the run that prepared the channels below {paths.base} has another job, index or endpoint, or is of"
+            " another host",
+            hint="give each job, and each host of a job, another --base-dir, and its tasks the same options",
         )
     if settings.metrics_listen is not None:
         _log.info("the run that prepared the channels serves the metrics")
@@ -123,8 +126,9 @@ def _greeted(connection: socket.socket, path: str) -> bytes | None:
 
 
 def _digest(settings: RunSettings) -> bytes:
-    """Return what is equal for runs that may share: the job's channels and the host."""
-    shared = (settings.channels, settings.cluster, settings.shard_by_bytes, settings.connection.endpoint_url)
+    """Return what is equal for runs that may share: the job's channels, where they come from, and the host."""
+    endpoint_url = S3Session(settings.connection).endpoint_url
+    shared = (settings.channels, settings.origins, settings.cluster, settings.shard_by_bytes, endpoint_url)
     return hashlib.sha256(repr(shared).encode(errors="surrogateescape")).digest()
 
 

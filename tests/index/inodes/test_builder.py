@@ -153,7 +153,7 @@ def test_every_file_gives_back_its_key_and_listing_values(objects: Objects) -> N
 
 @pytest.mark.parametrize(
     "etag",
-    [MD5, MD5[:-1] + '-12"', MD5[:-1] + '-65535"', MD5[:-1] + '-65536"', MD5[:-1] + '-012"', MD5.upper(), "", '"',
+    [MD5, MD5[:-1] + '-12"', MD5[:-1] + '-65535"', MD5[:-1] + '-65536"', MD5[:-1] + '-012"', MD5.upper(), "", '"W/"',
      MD5[:-1] + '-' + '9' * 5000 + '"', MD5[:-1] + '-١"', MD5[1:-1], '"é"', "'" + MD5[1:-1] + "'", '"xyz"',
      MD5[:-1] + '-"', '"0123456789abcdef 123456789abcdef"'],
 )  # fmt: skip
@@ -163,6 +163,15 @@ def test_an_etag_comes_back_to_the_letter(etag: str) -> None:
     inode = table.lookup(ROOT, b"b")
     assert inode is not None
     assert table.ref(inode).etag == etag
+
+
+@pytest.mark.parametrize("etag", ['""', 'W/""', '"', ' "" '])
+def test_an_etag_whose_quotes_are_empty_is_none(etag: str) -> None:
+    """D2: the time tells versions apart then, and no tier keeps them."""
+    table, _ = build({b"a": 1}, etag=lambda _: etag)
+    inode = table.lookup(ROOT, b"a")
+    assert inode is not None
+    assert table.ref(inode).etag == ""
 
 
 def test_each_refusal_has_its_reason_and_the_first_ten_are_kept() -> None:

@@ -234,3 +234,24 @@ async def test_a_file_that_is_another_one_is_not_read(tmp_path: Path, happens: o
     with pytest.raises(error, match="data/a'"):
         await reader.get(ref, 0, 10)
     await reader.aclose()
+
+
+async def test_a_file_that_is_written_to_while_it_is_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = write_files(tmp_path / "data", {"a": b"0123456789"})
+    [ref] = refs(listed(directory))
+    preadv = os.preadv
+
+    def interrupted(fd: int, buffers: list[memoryview], offset: int) -> int:
+        count = preadv(fd, [buffers[0][:5]], offset)
+        if not offset:
+            (directory / "a").write_bytes(b"abcdefghij")
+            os.utime(directory / "a", ns=(0, ref.modified_ns + 1))
+        return count
+
+    monkeypatch.setattr(os, "preadv", interrupted)
+    reader = FileReader(PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24))
+    with pytest.raises(ObjectChangedError, match="data/a' has changed"):
+        await reader.get(ref, 0, 10)
+    await reader.aclose()

@@ -17,7 +17,7 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
-from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, script
+from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, running, script
 from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
@@ -163,6 +163,43 @@ def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
             assert "has another job" in second.log
         gate.close()
         assert jobs[0].wait() == 0
+
+
+@pytest.mark.parametrize("options", [("--strict",), ("--index", f"s3://{BUCKET}/other.index")])
+def test_a_run_of_another_index_is_refused(run: Run, options: Sequence[str], tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate")
+    with ranks(run, tmp_path, gate) as jobs:
+        up(jobs)
+        code = ConfigurationError.exit_code
+        with run(CHANNELS, "--share", *options, command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
+            assert "has another job, index or endpoint" in second.log
+        gate.close()
+        assert jobs[0].wait() == 0
+
+
+# Takes the endpoint out of the command line, and into the environment.
+ENDPOINT_OF_ENVIRONMENT = """
+import os, sys
+at = sys.argv.index("--endpoint-url")
+_, os.environ["AWS_ENDPOINT_URL"] = sys.argv[at : at + 2]
+del sys.argv[at : at + 2]
+"""
+
+
+def test_the_endpoint_of_the_environment_counts_as_one_of_the_command_line_does(run: Run, tmp_path: Path) -> None:
+    gate, base, code = Gate(tmp_path / "gate"), tmp_path / "ml", ConfigurationError.exit_code
+    command = (*script(RANK), "0", "1", str(gate.path))
+    with run(CHANNELS, "--share", command=command, base=base, change=ENDPOINT_OF_ENVIRONMENT) as owner:
+        owner.wait_for_output("}")
+        with run(CHANNELS, "--share", command=("true",), base=base, ends_with=0):
+            pass
+        with running(
+            "http://127.0.0.1:9", CHANNELS, "--share", command=("true",), base=base, change=ENDPOINT_OF_ENVIRONMENT,
+            ends_with=code,
+        ) as other:  # fmt: skip
+            assert "has another job, index or endpoint" in other.log
+        gate.close()
+        assert owner.wait() == 0
 
 
 @pytest.mark.parametrize(("mode", "command"), [("Pipe", ("true",)), ("FastFile", ())])
