@@ -24,7 +24,6 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
@@ -49,7 +48,7 @@ _Version = tuple[int, int, int]
 def sync_directories(
     synced: Sequence[SyncedDirectory],
     paths: JobPaths,
-    connection: ConnectionConfig,
+    session: S3Session,
     part_size_bytes: int,
     tell: Tell,
     *,
@@ -66,19 +65,17 @@ def sync_directories(
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
-    directories = [_Directory(one, paths, connection, tell, is_again=is_again) for one in synced]
+    directories = [_Directory(one, paths, session, tell, is_again=is_again) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
             try:
                 directory.bring_back(part_size_bytes, began_ns)
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
-    trio.run(_sync_all, directories, connection, look_every_s, tell)
+    trio.run(_sync_all, directories, session, look_every_s, tell)
 
 
-async def _sync_all(
-    directories: list["_Directory"], connection: ConnectionConfig, look_every_s: float, tell: Tell
-) -> None:
+async def _sync_all(directories: list["_Directory"], session: S3Session, look_every_s: float, tell: Tell) -> None:
     is_over, retries = trio.Event(), Retries()
 
     async def heed(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -93,7 +90,7 @@ async def _sync_all(
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(heed, signals, nursery.cancel_scope)
             tell("", ready=True)
-            client = S3Client(S3Session(connection))
+            client = S3Client(session)
             exits.push_async_callback(client.aclose)
             open_writer = partial(writer_to, client=client, exits=exits, retries=retries)
             while not is_over.is_set():
@@ -112,10 +109,10 @@ class _Directory:
     """One directory, and the versions of its files that S3 has."""
 
     def __init__(
-        self, synced: SyncedDirectory, paths: JobPaths, connection: ConnectionConfig, tell: Tell, *, is_again: bool
+        self, synced: SyncedDirectory, paths: JobPaths, session: S3Session, tell: Tell, *, is_again: bool
     ) -> None:
         self.synced = synced
-        self._connection = connection
+        self._session = session
         self._tell = tell
         self._is_again = is_again
         self._directory = paths.of(synced.local_path)
@@ -161,7 +158,7 @@ class _Directory:
             part_size_bytes=part_size_bytes,
         )
         try:
-            done = download_channel(snapshot_fd, self._connection, settings, report)
+            done = download_channel(snapshot_fd, self._session.config, settings, report)
         finally:
             os.close(snapshot_fd)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
@@ -170,7 +167,7 @@ class _Directory:
 
     def _list(self) -> tuple[int, IndexReport]:
         """Return a descriptor of the index of what S3 has, which the caller closes, and its figures."""
-        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(self._connection))
+        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)
 
     def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.

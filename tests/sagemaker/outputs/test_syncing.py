@@ -66,7 +66,9 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05, **begin)
+        work = partial(
+            sync_directories, (synced,), JobPaths(base), S3Session(connection), 8 << 20, look_every_s=0.05, **begin
+        )
         self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
@@ -547,7 +549,9 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(delivery, "time", SimpleNamespace(time_ns=lambda: next(now_ns), monotonic=time.monotonic))
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    settings: Any = SimpleNamespace(
+        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+    )
     made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
     made.begin()
     for is_ready in (False, True, True):
@@ -578,7 +582,9 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     monkeypatch.setattr(delivery, "Sender", Sending)
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    settings: Any = SimpleNamespace(
+        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+    )
     delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
     delivered.begin()
     delivered.listen()
