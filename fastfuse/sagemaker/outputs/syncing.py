@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 _RESTORE_MEMORY_BYTES = 128 << 20
 # The metadata of an object that has the time of the last write of its file, in ns since 1970.
 _WRITTEN = "fastfuse-file-written"
+# The time after which a failure that lasts is logged once more.
+_TOLD_EVERY_S = 3600.0
 # Inode, size and time of the last write of a file.
 _Version = tuple[int, int, int]
 
@@ -125,10 +128,12 @@ class _Directory:
         self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
-        self._sent_bytes = 0
+        self._sent_bytes = self._sends = 0
         self._writer: ObjectWriter | None = None
         # The warnings that were logged already.
         self._warned: set[str] = set()
+        # The failures since all went well, and when each was logged.
+        self._failures: dict[str, float] = {}
 
     def bring_back(self, part_size_bytes: int, began_ns: int) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
@@ -201,10 +206,22 @@ class _Directory:
 
     async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
+        before = self._sends
         try:
             await self._look(open_writer, is_last=False)
         except Exception as error:  # noqa: BLE001 - told
-            self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
+            self._tell_failure(f"{self.synced.name}: {as_failure(error)}; it is tried again")
+            return
+        # A file that still changes is not tried: a look at it alone does not tell that the failure is over.
+        if self._failures and (self._sends > before or self._seen.items() <= self._sent.items()):
+            self._failures.clear()
+            _log.info("%s: files are sent again", self.synced.name)
+
+    def _tell_failure(self, text: str) -> None:
+        now_s = time.monotonic()
+        if text not in self._failures or now_s >= self._failures[text] + _TOLD_EVERY_S:
+            self._failures[text] = now_s
+            _log.warning("%s", text)
 
     async def finish(self, open_writer: OpenWriter) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
@@ -268,6 +285,7 @@ class _Directory:
             await made.stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
+        self._sends += 1
         self._sent[found.path] = version
 
     async def _is_older(self, writer: ObjectWriter, file: BinaryIO, version: _Version, path: str) -> bool:
