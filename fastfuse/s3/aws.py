@@ -146,9 +146,12 @@ class S3Session:
         if latest is not None and latest.expires_at is None:
             await anyio.lowlevel.checkpoint()
             return
-        service = "sso" if latest is not None and latest.provider == "sso" else "sts"
+        settings = {name for profile in self._profiles.values() for name in profile}
+        # The second renews the sign-in of a profile with `sso_session`, on which a role may stand.
+        of_sign_in = ("sso", "sso-oidc") if any(name.startswith("sso_") for name in settings) else ()
         keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
-        await self._new_session().load_client(service, DEFAULT_REGION, **keys)
+        for service in ("sts", *of_sign_in):
+            await self._new_session().load_client(service, DEFAULT_REGION, **keys)
 
     @cached_property
     def endpoint_url(self) -> str | None:
@@ -212,8 +215,13 @@ class S3Session:
 
         Raises `ConfigurationError` for an unreadable profile.
         """
-        profiles = self._read(lambda: self.aws.full_config)["profiles"]
-        return self.config.sign_request and any("credential_process" in profile for profile in profiles.values())
+        profiles = self._profiles.values()
+        return self.config.sign_request and any("credential_process" in profile for profile in profiles)
+
+    @property
+    def _profiles(self) -> dict[str, dict[str, Any]]:
+        profiles: dict[str, dict[str, Any]] = self._read(lambda: self.aws.full_config)["profiles"]
+        return profiles
 
     @property
     def s3_settings(self) -> dict[str, Any]:
