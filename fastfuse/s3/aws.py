@@ -5,6 +5,7 @@ Nothing here loads botocore's S3 model (16 MB), which only uploads need.
 
 import copy
 import io
+import logging
 import os
 import re
 import ssl
@@ -33,6 +34,8 @@ from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, 
 from fastfuse.s3.proxies import split_url
 from fastfuse.s3.sse import customer_key_headers
 from fastfuse.s3.tls import TlsContext
+
+_log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
@@ -126,20 +129,29 @@ class S3Session:
         return other
 
     async def load_renewal(self) -> None:
-        """Load the code and the data with which other processes will renew the credentials, and ask nobody.
+        """Load the code and the data with which other processes will find or renew the credentials, and ask nobody.
 
-        The files may be replaced or removed under a mount that lives for weeks: `pip install --upgrade`, a new Python.
+        The files may be replaced or removed under a mount or job that lives for weeks: `pip install`, a new Python.
         """
-        if self.credentials is None or (latest := self.credentials.latest) is None:
+        if self.credentials is None:
             return
+        try:
+            await self._load_renewal(self.credentials.latest)
+        except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
+            _log.debug("what renews the credentials cannot be loaded", exc_info=True)
+
+    async def _load_renewal(self, latest: Credentials | None) -> None:
         # Each is loaded when it is first used.
         _ = anyio.run_process, anyio.to_thread, get_cert_path(True), "host".encode("idna"), time.strptime("1", "%d")
-        if latest.expires_at is None:
+        if latest is not None and latest.expires_at is None:
             await anyio.lowlevel.checkpoint()
             return
-        service = "sso" if latest.provider == "sso" else "sts"
+        settings = {name for profile in self._profiles.values() for name in profile}
+        # The second renews the sign-in of a profile with `sso_session`, on which a role may stand.
+        of_sign_in = ("sso", "sso-oidc") if any(name.startswith("sso_") for name in settings) else ()
         keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
-        await self._new_session().load_client(service, DEFAULT_REGION, **keys)
+        for service in ("sts", *of_sign_in):
+            await self._new_session().load_client(service, DEFAULT_REGION, **keys)
 
     @cached_property
     def endpoint_url(self) -> str | None:
@@ -203,8 +215,13 @@ class S3Session:
 
         Raises `ConfigurationError` for an unreadable profile.
         """
-        profiles = self._read(lambda: self.aws.full_config)["profiles"]
-        return self.config.sign_request and any("credential_process" in profile for profile in profiles.values())
+        profiles = self._profiles.values()
+        return self.config.sign_request and any("credential_process" in profile for profile in profiles)
+
+    @property
+    def _profiles(self) -> dict[str, dict[str, Any]]:
+        profiles: dict[str, dict[str, Any]] = self._read(lambda: self.aws.full_config)["profiles"]
+        return profiles
 
     @property
     def s3_settings(self) -> dict[str, Any]:

@@ -338,8 +338,10 @@ class S3Client:
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now."""
         document = await bodies.read_document(connection, head) if has_body else b""
-        self._routes.has_met_s3 = self._routes.has_met_s3 or bodies.is_of_s3(head, document)
+        is_of_s3 = bodies.is_of_s3(head, document)
+        self._routes.has_met_s3 = self._routes.has_met_s3 or is_of_s3
         failure = bodies.failure_of_refusal(head, document)
+        route.leave_failed(connection, failure, is_of_s3=is_of_s3)
         if not has_body and head.status == 400 and not failure.region and credentials is not None and credentials.token:
             # A HEAD has no error code; this is how S3 refuses an expired token there.
             failure = replace(failure, kind=Kind.EXPIRED)

@@ -111,7 +111,8 @@ class Connection:
     @property
     def is_reusable(self) -> bool:
         """True if the last reply was received and taken to its end, and the server takes another request."""
-        return self._is_persistent and self._left_bytes == 0 and not self._pieces and not self._is_stalled
+        is_over = self._is_closed or self._is_stalled
+        return not is_over and self._is_persistent and self._left_bytes == 0 and not self._pieces
 
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""

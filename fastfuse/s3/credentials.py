@@ -115,6 +115,12 @@ def _passing_failure(error: FastfuseError) -> Failure | None:
     return Failure(kind=Kind.UNREACHABLE, detail=str(error).rstrip("."))
 
 
+def _is_recent(then_s: float) -> bool:
+    """Return whether it is too early to look for credentials once more after `then_s` on trio's clock."""
+    # Another loop's clock may be ahead of this one's: trio has each begin anywhere.
+    return 0 <= trio.current_time() - then_s < _LEAST_RENEWAL_PAUSE.total_seconds()
+
+
 class CredentialSource:
     """Keeps the current credentials, for trio tasks."""
 
@@ -132,6 +138,9 @@ class CredentialSource:
         self._lock = trio.Lock()
         self._renew_at: datetime | None = None
         self._replaced_s = -inf
+        # Why none were found the last time, and when that was on trio's clock.
+        self._failure: FastfuseError | None = None
+        self._failed_s = -inf
         # When a line of each level was logged.
         self._told_s: dict[int, float] = {}
         # What kept `replace` from looking for others the last time, if it may pass.
@@ -159,6 +168,8 @@ class CredentialSource:
 
         A checkpoint only where there are no valid ones. A renewal delays nobody while the old credentials are still
         valid: it is a task of its own. If it fails it is logged and tried again later.
+
+        Where there are no valid ones, all who wait share one search and its failure, which holds for a second.
         """
         if self.latest is not None and not self._is_due():
             return self.latest
@@ -168,6 +179,8 @@ class CredentialSource:
                 trio.lowlevel.spawn_system_task(self._renew_beside)
             return self.latest
         async with self._lock:
+            if not self.is_current and self._failure is not None and _is_recent(self._failed_s):
+                raise self._failure.with_traceback(None)
             if self.latest is None:
                 self._keep(await self._find())
             elif self._is_due():
@@ -179,11 +192,14 @@ class CredentialSource:
         """Resolve credentials. A machine that gave some may do so again, as botocore takes an outage for no role."""
         try:
             return await self._resolve()
-        except AccessError as error:
+        except FastfuseError as error:
             machine = self.latest and _MACHINES.get(self.latest.provider)
-            if not machine:
+            self._failed_s, self._failure = trio.current_time(), error
+            if not machine or not isinstance(error, AccessError):
                 raise
-            raise ServiceError(f"The {machine} gives no AWS credentials now: {error}", hint=_MACHINE_HINT) from error
+            told = f"The {machine} gives no AWS credentials now: {error}"
+            self._failure = ServiceError(told, hint=_MACHINE_HINT)
+            raise self._failure from error
 
     async def replace(self, refused: Credentials) -> bool:
         """Resolve anew after the service refused `refused`, and return whether there are other credentials now.
@@ -194,8 +210,7 @@ class CredentialSource:
         async with self._lock:
             if self.latest is not refused:
                 return True
-            # Another loop's clock may be ahead of this one's: trio has each begin anywhere.
-            if 0 <= trio.current_time() - self._replaced_s < _LEAST_RENEWAL_PAUSE.total_seconds():
+            if _is_recent(self._replaced_s):
                 return False
             self._start_over()
             self.trouble = None

@@ -10,6 +10,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.bodies import is_of_s3
 from fastfuse.s3.connection import StallWatch
 from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError
@@ -63,8 +64,9 @@ class Regions:
         """Return the region that the service names; `DEFAULT_REGION` where a server of one's own names none."""
         try:
             connection, head = await self._routes.ask(route, route.request("HEAD", None), self._watch, has_body=False)
-            self._routes.put_back(route, connection)
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
+            route.leave_failed(connection, failure, is_of_s3=is_of_s3(head, b""))
+            self._routes.put_back(route, connection)
         except (BadReplyHeadError, OSError) as error:
             failure = failure_of_connection(error, is_read=is_read)
         if not is_read:

@@ -94,6 +94,23 @@ class Route:
             connection.close()
         return None
 
+    def close_idle(self) -> None:
+        """Close every idle connection: the next request resolves the name of the host again."""
+        while self.idle:
+            self.idle.pop().close()
+
+    def leave_failed(self, connection: Connection, failure: Failure, *, is_of_s3: bool) -> None:
+        """Close the `connection` that brought a passing `failure`: another address of the service may be in order.
+
+        The idle ones may lead to the same address, and are closed, too, unless the S3 service itself throttles: a
+        handshake for each of its refusals is enough.
+        """
+        if failure.kind not in (Kind.BUSY, Kind.THROTTLED):
+            return
+        connection.close()
+        if failure.kind is Kind.BUSY or not is_of_s3:
+            self.close_idle()
+
     async def ask_idle(
         self, request: bytes, watch: StallWatch, *, has_body: bool = True
     ) -> tuple[Connection, ReplyHead] | None:
@@ -105,8 +122,7 @@ class Route:
             try:
                 head = await connection.ask(request, watch, has_body=has_body)
             except TimeoutError:
-                while self.idle:
-                    self.idle.pop().close()
+                self.close_idle()
                 raise
             if head is not None:
                 return connection, head

@@ -247,8 +247,9 @@ async def test_a_part_that_was_begun_but_could_not_be_noted_ends_alone(
     assert len(ended) == 1
 
 
-def test_what_is_remembered_of_the_tier_takes_no_memory_after_it_was_forgotten_however_often() -> None:
-    script = """
+def grown_bytes(calls: str) -> int:
+    """Return how much larger `calls` of `direct_reads` make a process."""
+    script = f"""
 from pathlib import Path
 from fastfuse.filesystem.kernel.fuse import direct_reads
 from fastfuse.malloc import tune_malloc
@@ -258,12 +259,29 @@ def resident_bytes():
 
 tune_malloc()
 before_bytes = resident_bytes()
-for _ in range(3):
-    direct_reads.forget_kept()
+{calls}
 print(resident_bytes() - before_bytes)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 8 << 20
+    return int(done.stdout)
+
+
+def test_what_is_remembered_of_the_tier_takes_no_memory_after_it_was_forgotten_however_often() -> None:
+    assert grown_bytes("for _ in range(3): direct_reads.forget_kept()") < 8 << 20
+
+
+def test_marks_of_ever_more_inodes_take_memory_only_for_those_that_are_marked() -> None:
+    calls = """
+direct_reads.keep_in(0, -1, -1, 0, 1.0)
+direct_reads.cover(3)
+direct_reads.claim(1)
+for times in range(1, 65):
+    direct_reads.cover(times << 20)
+# Of a file that is marked no thread reads what the tier keeps.
+assert [direct_reads.may_read_kept(inode, 1) for inode in (1, 2)] == [False, True]
+"""
+    # A move of all would write 64 MiB.
+    assert grown_bytes(calls) < 8 << 20
 
 
 def test_threads_that_none_of_its_parts_will_leave_keep_nothing_from_being_fetched_ahead() -> None:

@@ -1,5 +1,7 @@
 """A mount outlives the files that it was started from: a new version, or a new Python, takes their place."""
 
+import hashlib
+import json
 import subprocess
 import sys
 import threading
@@ -47,15 +49,26 @@ _ROLE = """
 <AccessKeyId>new</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
 <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>
 """
+_SIGN_IN = json.dumps({"accessToken": "fresh", "expiresIn": 3600, "refreshToken": "r"})
+_SIGNED_IN = json.dumps(
+    {"roleCredentials": {"accessKeyId": "new", "secretAccessKey": "s", "sessionToken": "t", "expiration": 4e12}}
+)
 
 
 class _Role(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(_SIGN_IN if self.path == "/token" else _ROLE)
+
+    def do_GET(self) -> None:
+        assert self.headers["x-amz-sso_bearer_token"] == "fresh"
+        self._answer(_SIGNED_IN)
+
+    def _answer(self, text: str) -> None:
         self.send_response(200)
-        self.send_header("Content-Length", str(len(_ROLE)))
+        self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(_ROLE.encode())
+        self.wfile.write(text.encode())
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -63,7 +76,7 @@ class _Role(BaseHTTPRequestHandler):
 
 @contextmanager
 def role_service() -> Iterator[str]:
-    """Yield the address of a service that gives each caller the keys of a role."""
+    """Yield the address of a service that gives each caller the keys of a role, and renews sign-ins."""
     with HTTPServer(("127.0.0.1", 0), _Role) as service:
         thread = threading.Thread(target=service.serve_forever)
         thread.start()
@@ -72,21 +85,43 @@ def role_service() -> Iterator[str]:
         thread.join()
 
 
-@pytest.mark.parametrize("provider", ["custom-process", "assume-role"])
+_SSO = "sso_session = here\nsso_account_id = 123456789012\nsso_role_name = train\n[sso-session here]\n"
+_SSO += "sso_region = us-east-1\nsso_start_url = https://example.com/start\n"
+
+
+def sign_in(home: Path) -> None:
+    """Keep a sign-in below `home` that has expired and can be renewed, as the AWS CLI keeps it."""
+    cache = home / ".aws" / "sso" / "cache"
+    cache.mkdir(parents=True)
+    kept = {"startUrl": "https://example.com/start", "region": "us-east-1", "accessToken": "old", "refreshToken": "r"}
+    kept |= {"clientId": "i", "clientSecret": "s", "registrationExpiresAt": "2099-01-01T00:00:00Z"}
+    kept |= {"expiresAt": "2020-01-01T00:00:00Z"}
+    (cache / f"{hashlib.sha1(b'here').hexdigest()}.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("provider", ["custom-process", "assume-role", "sso", "assume-role of sso"])
 def test_credentials_are_renewed_without_the_files_of_the_program(provider: str, tmp_path: Path) -> None:
     profiles = {
         "custom-process": f"credential_process = cat {tmp_path}/keys",
         "assume-role": "role_arn = arn:aws:iam::123456789012:role/train\nsource_profile = base\n"
         "[profile base]\naws_access_key_id = a\naws_secret_access_key = b",
+        "sso": _SSO,
+        "assume-role of sso": "role_arn = arn:aws:iam::123456789012:role/train\nsource_profile = base\n"
+        f"[profile base]\n{_SSO}",
     }
     (tmp_path / "keys").write_text(process_reply("new", timedelta(hours=1)))
+    sign_in(tmp_path)
     config = tmp_path / "config"
     config.write_text(f"[default]\nregion = us-east-1\n{profiles[provider]}\n")
     with role_service() as service:
         environment = {name: value for name, value in ENVIRONMENT.items() if "ACCESS_KEY" not in name}
-        environment |= {"AWS_CONFIG_FILE": str(config), "AWS_ENDPOINT_URL_STS": service}
+        environment |= {"AWS_CONFIG_FILE": str(config), "HOME": str(tmp_path)}
+        environment |= dict.fromkeys([f"AWS_ENDPOINT_URL_{name}" for name in ("STS", "SSO", "SSO_OIDC")], service)
         answer = subprocess.run(
-            [sys.executable, "-c", _RENEWAL, provider], env=environment, stdout=subprocess.PIPE, check=True
+            [sys.executable, "-c", _RENEWAL, provider.partition(" ")[0]],
+            env=environment,
+            stdout=subprocess.PIPE,
+            check=True,
         ).stdout
     assert heard(answer)["access_key"] == "new"
 

@@ -16,7 +16,18 @@ import pytest
 import trio
 import trio.testing
 
-from bench.s3server import FaultRule, Limit, LoopbackServer, MemoryObjects, ServerConfig, Stall, create_chain
+from bench.s3server import (
+    INTERNAL_ERROR,
+    SLOW_DOWN,
+    Answer,
+    FaultRule,
+    Limit,
+    LoopbackServer,
+    MemoryObjects,
+    ServerConfig,
+    Stall,
+    create_chain,
+)
 from fastfuse.errors import (
     BadReplyError,
     ConfigurationError,
@@ -34,7 +45,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
 from tests.s3 import hostile
-from tests.s3.canned import canned_server
+from tests.s3.canned import Target, canned_server
 from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
@@ -294,6 +305,53 @@ async def test_a_read_that_is_cancelled_while_it_connects_is_cancelled_like_any_
         await connecting.wait()
         nursery.cancel_scope.cancel()
     assert counters.get("fastfuse_fetch_requests", "cancelled") == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "most_refused"),
+    [
+        (Answer(502, "", ""), 1),
+        (INTERNAL_ERROR, 1),
+        # One for each connection that was open: a service that throttles gets no burst of handshakes.
+        (SLOW_DOWN, 4),
+        # Of a gateway: no S3 service throttles.
+        (None, 1),
+    ],
+)
+async def test_a_read_goes_to_the_address_that_a_name_has_now_if_the_one_before_answers_with_failures(
+    monkeypatch: pytest.MonkeyPatch, reply: Answer | None, most_refused: int
+) -> None:
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    connect, is_healthy = trio.open_tcp_stream, True
+    refused = 0
+
+    def answer(target: Target) -> tuple[int, dict[str, str], bytes]:
+        nonlocal refused
+        if is_healthy:
+            all_ask.wait()
+            return 206, {"Content-Range": f"bytes 0-9/{len(DATA)}"}, DATA[:10]
+        refused += 1
+        if reply is None:
+            return 503, {}, b"<html>no server is available</html>"
+        return reply.status, {}, f"<Error><Code>{reply.code}</Code></Error>".encode()
+
+    all_ask = threading.Barrier(4)
+    with canned_server(answer) as first, LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as second:
+        config = replace(IN_A_REGION, endpoint_url="http://name.test:1", force_path_style=True, deadline_s=5)
+        ports = [int(first.url.rpartition(":")[2]), int(second.endpoint_url.rpartition(":")[2])]
+
+        async def connect_there(*_: object) -> trio.SocketStream:
+            return await connect("127.0.0.1", ports[0])
+
+        monkeypatch.setattr("trio.open_tcp_stream", connect_there)
+        async with aclosing(client_of(config)) as client:
+            async with trio.open_nursery() as nursery:
+                for _ in range(4):
+                    nursery.start_soon(client.get, REF, 0, 10)
+            is_healthy = False
+            ports.reverse()
+            assert await client.get(REF, 0, 10) == DATA[:10]
+        assert 1 <= refused <= most_refused
 
 
 async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:

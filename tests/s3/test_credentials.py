@@ -351,15 +351,47 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     assert "renewed after all" in caplog.messages[1]
 
 
-async def test_a_failed_renewal_of_expired_keys_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_renewal_of_expired_keys_is_an_error(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
     caplog.set_level("INFO")
     source, resolver, _ = await source_after(120)
     resolver.error = ServiceError("no network")
     with pytest.raises(ServiceError, match="no network"):
         await source.current()
     resolver.error = None
+    autojump_clock.jump(1.0)
     assert (await source.current()).access_key == "key 3"
     assert "renewed after all" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["never had", "expired"])
+async def test_all_who_wait_for_keys_share_one_search_and_its_failure(
+    when: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    source, resolver, clock = source_with(timedelta(hours=1))
+    if when == "expired":
+        await source.current()
+        clock.now += timedelta(hours=2)
+    resolver.error, resolver.answers = AccessError("sign in again"), trio.Event()
+    before = resolver.calls
+
+    async def ask() -> None:
+        with pytest.raises(AccessError, match="sign in again"):
+            await source.current()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        # Longer than a failure holds: they have waited for this one.
+        autojump_clock.jump(60.0)
+        resolver.answers.set()
+    await ask()
+    assert resolver.calls == before + 1
+    autojump_clock.jump(1.0)
+    await ask()
+    assert resolver.calls == before + 2
 
 
 # --- credentials that the service refuses
@@ -513,7 +545,7 @@ async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
     ("provider", "kind"), [("iam-role", ServiceError), ("container-role", ServiceError), ("env", AccessError)]
 )
 async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
-    provider: str, kind: type[FastfuseError], when: str
+    provider: str, kind: type[FastfuseError], when: str, autojump_clock: trio.testing.MockClock
 ) -> None:
     source, resolver, clock = source_with(timedelta(hours=1))
     resolver.fixed = Credentials(
@@ -532,6 +564,7 @@ async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
     assert not source.is_current
     with pytest.raises(kind, match="No AWS credentials were found"):
         await source.current()
+    autojump_clock.jump(1.0)
     resolver.error, resolver.fixed = None, replace(first, expires_at=clock.now + timedelta(hours=1))
     assert await source.current() == resolver.fixed
 

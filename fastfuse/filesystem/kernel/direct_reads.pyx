@@ -45,6 +45,10 @@ cdef extern from "<semaphore.h>" nogil:
     int sem_post(sem_t *)
     int sem_wait(sem_t *)
 
+cdef extern from "<sys/mman.h>" nogil:
+    int MAP_NORESERVE, MREMAP_MAYMOVE
+    void *mremap(void *, size_t, size_t, int)
+
 cdef extern from "<stdlib.h>" nogil:
     int posix_memalign(void **, size_t, size_t)
 
@@ -332,14 +336,16 @@ def count_waits(int64_t[::1] count):
 def cover(uint64_t inodes):
     """Make room for marks of all inodes below `inodes`."""
     global marks, marked
+    cdef void *grown
     if inodes > marked:
-        grown = <uint8_t *> calloc(inodes, 1)  # takes no memory for marks that are never written
-        if grown == NULL:
-            raise MemoryError()
+        # Marks that are never written take no memory, nor does the move: the kernel moves only pages that there are.
         if marked:
-            memcpy(grown, marks, marked)
-        free(marks)
-        marks, marked = grown, inodes
+            grown = mremap(marks, marked, inodes, MREMAP_MAYMOVE)
+        else:
+            grown = mmap(NULL, inodes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+        if grown == MAP_FAILED:
+            raise MemoryError()
+        marks, marked = <uint8_t *> grown, inodes
 
 
 def claim(uint64_t inode, *, bint is_for_ever=False):

@@ -181,10 +181,7 @@ class KeyFinder:
 
     def load(self) -> None:
         """Load now what the processes need to find credentials that expire: its files may not last as long as we do."""
-        try:
-            trio.run(self._session.load_renewal)
-        except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
-            _log.debug("what renews the credentials cannot be loaded", exc_info=True)
+        trio.run(self._session.load_renewal)
         # Forked processes share what is loaded, as they do after `Supervisor.run`.
         gc.freeze()
 

@@ -7,14 +7,13 @@ from contextlib import AsyncExitStack
 from fastfuse.errors import FastfuseError, RefusedError, ServiceError, about
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import ObjectWriter
 
 _log = logging.getLogger(__name__)
 
 
-async def check_places(places: Sequence[tuple[str, S3Uri, str]], connection: ConnectionConfig) -> None:
+async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Session) -> None:
     """Check that an object can be written at each place, or below it, with its key of KMS; write none.
 
     Each place has the field of the job that names it, for messages. A service that cannot be reached now is only told:
@@ -24,7 +23,7 @@ async def check_places(places: Sequence[tuple[str, S3Uri, str]], connection: Con
     Raises:
         AccessError, ConfigurationError, SourceError: an object cannot be written.
     """
-    client = S3Client(S3Session(connection))
+    client = S3Client(session)
     async with AsyncExitStack() as exits:
         exits.push_async_callback(client.aclose)
         for field, uri, kms_key_id in places:

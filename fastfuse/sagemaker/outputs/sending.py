@@ -37,7 +37,6 @@ from fastfuse.errors import (
 )
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import ObjectWriter, patience_s
@@ -192,7 +191,7 @@ OpenWriter = Callable[[S3Uri], Awaitable[ObjectWriter]]
 async def send_outputs(
     outgoing: Sequence[Outgoing],
     base: Path,
-    connection: ConnectionConfig,
+    session: S3Session,
     kms_key_id: str,
     tell: Tell,
     *,
@@ -202,7 +201,7 @@ async def send_outputs(
 
     What is sent lies below `base`. Another process has waited in vain for an answer for `silent_s`.
     """
-    client, retries = S3Client(S3Session(connection)), Retries()
+    client, retries = S3Client(session), Retries()
     retries.silent_s = silent_s
     with trio.open_signal_receiver(signal.SIGTERM) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:

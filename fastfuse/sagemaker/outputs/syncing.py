@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -24,7 +25,6 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 _RESTORE_MEMORY_BYTES = 128 << 20
 # The metadata of an object that has the time of the last write of its file, in ns since 1970.
 _WRITTEN = "fastfuse-file-written"
+# The time after which a failure that lasts is logged once more.
+_TOLD_EVERY_S = 3600.0
 # Inode, size and time of the last write of a file.
 _Version = tuple[int, int, int]
 
@@ -49,7 +51,7 @@ _Version = tuple[int, int, int]
 def sync_directories(
     synced: Sequence[SyncedDirectory],
     paths: JobPaths,
-    connection: ConnectionConfig,
+    session: S3Session,
     part_size_bytes: int,
     tell: Tell,
     *,
@@ -66,19 +68,17 @@ def sync_directories(
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
-    directories = [_Directory(one, paths, connection, tell, is_again=is_again) for one in synced]
+    directories = [_Directory(one, paths, session, tell, is_again=is_again) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
             try:
                 directory.bring_back(part_size_bytes, began_ns)
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
-    trio.run(_sync_all, directories, connection, look_every_s, tell)
+    trio.run(_sync_all, directories, session, look_every_s, tell)
 
 
-async def _sync_all(
-    directories: list["_Directory"], connection: ConnectionConfig, look_every_s: float, tell: Tell
-) -> None:
+async def _sync_all(directories: list["_Directory"], session: S3Session, look_every_s: float, tell: Tell) -> None:
     is_over, retries = trio.Event(), Retries()
 
     async def heed(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -93,7 +93,7 @@ async def _sync_all(
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(heed, signals, nursery.cancel_scope)
             tell("", ready=True)
-            client = S3Client(S3Session(connection))
+            client = S3Client(session)
             exits.push_async_callback(client.aclose)
             open_writer = partial(writer_to, client=client, exits=exits, retries=retries)
             while not is_over.is_set():
@@ -112,10 +112,10 @@ class _Directory:
     """One directory, and the versions of its files that S3 has."""
 
     def __init__(
-        self, synced: SyncedDirectory, paths: JobPaths, connection: ConnectionConfig, tell: Tell, *, is_again: bool
+        self, synced: SyncedDirectory, paths: JobPaths, session: S3Session, tell: Tell, *, is_again: bool
     ) -> None:
         self.synced = synced
-        self._connection = connection
+        self._session = session
         self._tell = tell
         self._is_again = is_again
         self._directory = paths.of(synced.local_path)
@@ -128,10 +128,12 @@ class _Directory:
         self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
-        self._sent_bytes = 0
+        self._sent_bytes = self._sends = 0
         self._writer: ObjectWriter | None = None
         # The warnings that were logged already.
         self._warned: set[str] = set()
+        # The failures since all went well, and when each was logged.
+        self._failures: dict[str, float] = {}
 
     def bring_back(self, part_size_bytes: int, began_ns: int) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
@@ -161,7 +163,7 @@ class _Directory:
             part_size_bytes=part_size_bytes,
         )
         try:
-            done = download_channel(snapshot_fd, self._connection, settings, report)
+            done = download_channel(snapshot_fd, self._session.config, settings, report)
         finally:
             os.close(snapshot_fd)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
@@ -170,7 +172,7 @@ class _Directory:
 
     def _list(self) -> tuple[int, IndexReport]:
         """Return a descriptor of the index of what S3 has, which the caller closes, and its figures."""
-        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), S3Session(self._connection))
+        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)
 
     def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.
@@ -204,10 +206,22 @@ class _Directory:
 
     async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
+        before = self._sends
         try:
             await self._look(open_writer, is_last=False)
         except Exception as error:  # noqa: BLE001 - told
-            self._warn(f"{self.synced.name}: {as_failure(error)}; it is tried again")
+            self._tell_failure(f"{self.synced.name}: {as_failure(error)}; it is tried again")
+            return
+        # A file that still changes is not tried: a look at it alone does not tell that the failure is over.
+        if self._failures and (self._sends > before or self._seen.items() <= self._sent.items()):
+            self._failures.clear()
+            _log.info("%s: files are sent again", self.synced.name)
+
+    def _tell_failure(self, text: str) -> None:
+        now_s = time.monotonic()
+        if text not in self._failures or now_s >= self._failures[text] + _TOLD_EVERY_S:
+            self._failures[text] = now_s
+            _log.warning("%s", text)
 
     async def finish(self, open_writer: OpenWriter) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
@@ -271,6 +285,7 @@ class _Directory:
             await made.stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
+        self._sends += 1
         self._sent[found.path] = version
 
     async def _is_older(self, writer: ObjectWriter, file: BinaryIO, version: _Version, path: str) -> bool:

@@ -15,6 +15,9 @@ import trio
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.routes import read_files
+from fastfuse.s3.upload import load_writer
 from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
@@ -122,6 +125,7 @@ class Delivery:
 
     def __init__(self, settings: RunSettings, phases: Phases, take_signal: Callable[[float], bool]) -> None:
         self._settings = settings
+        self._session = S3Session(settings.connection)
         self._phases = phases
         self._take_signal = take_signal
         # The second sends checkpoints and logs while the job runs, the third model and output at its end.
@@ -166,24 +170,36 @@ class Delivery:
 
     def begin(self) -> None:
         """Check that outputs can be written, bring checkpoints back, and send new ones from then on."""
-        job, connection = self._settings.job, self._settings.connection
+        job, session = self._settings.job, self._session
         places = [(one.field, one.place, "") for one in job.synced]
         if job.output is not None:
             places.append(("OutputDataConfig", job.output.model(self._settings.cluster), job.output.kms_key_id))
+        if places:
+            self._load()
         if places and self._settings.command:  # or nothing will be made
-            self._checker = _Checker(lambda: trio.run(check_places, places, connection))
+            self._checker = _Checker(lambda: trio.run(check_places, places, session))
         self._begin_syncing(is_again=False)
+
+    def _load(self) -> None:
+        """Read and load now what the processes need that send: the command may replace or remove any package.
+
+        Raises:
+            ConfigurationError: a file of the configuration, an authority or a key cannot be read.
+        """
+        read_files(self._session)
+        trio.run(load_writer, self._session)
+        trio.run(self._session.load_renewal)
 
     def _begin_syncing(self, *, is_again: bool) -> None:
         settings, paths = self._settings, self._settings.paths
         if settings.job.synced:
-            synced, connection = settings.job.synced, settings.connection
+            synced = settings.job.synced
             lacks = {
                 one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
                 for one in synced
             }
             part_bytes = settings.part_size_bytes
-            work = partial(sync_directories, synced, paths, connection, part_bytes, is_again=is_again,
+            work = partial(sync_directories, synced, paths, self._session, part_bytes, is_again=is_again,
                            began_ns=self._began_ns)  # fmt: skip
             self._syncer = Sender(work, lacks)
 
@@ -274,14 +290,14 @@ class Delivery:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
-        base, connection = self._settings.paths.base, self._settings.connection
+        base = self._settings.paths.base
         lacks = {
             one.name: f"is not {'all ' if one.is_prefix else ''}in S3 at {one.uri}, and still lies in {one.place}"
             for one in outgoing
         }
         # The record does not wait once more for what the model has waited for in vain.
         silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
-        send = partial(send_outputs, outgoing, base, connection, kms_key_id, silent_s=silent_s)
+        send = partial(send_outputs, outgoing, base, self._session, kms_key_id, silent_s=silent_s)
         try:
             self._uploader = Sender(lambda tell: trio.run(send, tell), lacks)
         except (NoRoomError, OSError) as error:

@@ -66,7 +66,9 @@ class Sync:
         connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
         self.phases = Phases(is_json=False)
         self.phases.enter(Phase.TRAINING, "")
-        work = partial(sync_directories, (synced,), JobPaths(base), connection, 8 << 20, look_every_s=0.05, **begin)
+        work = partial(
+            sync_directories, (synced,), JobPaths(base), S3Session(connection), 8 << 20, look_every_s=0.05, **begin
+        )
         self.process = Sender(work, {synced.name: ""})
         self._reap(lambda: self.process.is_ready)
 
@@ -370,6 +372,54 @@ def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> Non
             assert told in job.log
 
 
+async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_something(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    now_s = 100.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    failure: Exception | None = AccessError("denied")
+
+    class Writer(SimpleNamespace):
+        def beside(self, _: str) -> "Writer":
+            return self
+
+        async def stream(self, _: object) -> None:
+            if failure is not None:
+                raise failure
+
+    async def open_writer(_: S3Uri) -> Any:  # noqa: ANN401 - an `ObjectWriter`
+        return Writer()
+
+    synced = SyncedDirectory(
+        name="checkpoints", local_path=str(directory), place=S3Uri(BUCKET, "c/"), are_checkpoints=True
+    )
+    session = S3Session(ConnectionConfig())
+    looked = module._Directory(synced, JobPaths(directory.parent), session, lambda *_, **__: None, is_again=False)
+
+    async def lines(looks: int) -> list[str]:
+        caplog.clear()
+        for _ in range(looks):
+            await looked.look(open_writer)
+        return caplog.messages.copy()
+
+    failed = "checkpoints: 0 of 1 files are there, not 'a': denied; it is tried again"
+    put(directory / "a", b"first")
+    assert await lines(5) == [failed]
+    # One that has changed since the last look is not tried, which ends no failure.
+    put(directory / "a", b"second")
+    assert await lines(4) == []
+    now_s += 3601
+    assert await lines(2) == [failed]
+    failure = None
+    assert await lines(3) == ["checkpoints: files are sent again"]
+    failure = AccessError("denied")
+    put(directory / "a", b"third")
+    assert await lines(4) == [failed]
+    (directory / "a").unlink()
+    assert await lines(1) == ["checkpoints: files are sent again"]
+
+
 def test_another_process_goes_on_in_the_place_of_one_that_is_lost(moto_server: S3Server, tmp_path: Path) -> None:
     server, prefix = moto_server, f"lost-{tmp_path.name}/"
     server.put("train/x", b"data")
@@ -547,7 +597,9 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(delivery, "time", SimpleNamespace(time_ns=lambda: next(now_ns), monotonic=time.monotonic))
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    settings: Any = SimpleNamespace(
+        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+    )
     made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
     made.begin()
     for is_ready in (False, True, True):
@@ -578,7 +630,9 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     monkeypatch.setattr(delivery, "Sender", Sending)
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(job=job, paths=JobPaths(tmp_path), connection=None, part_size_bytes=1, command=())
+    settings: Any = SimpleNamespace(
+        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+    )
     delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
     delivered.begin()
     delivered.listen()

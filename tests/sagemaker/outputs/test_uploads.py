@@ -214,7 +214,9 @@ async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_
     ]
     told: dict[str, Any] = {}
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
-    await sending.send_outputs(outgoing, tmp_path, connection, "", lambda name, **more: told.update({name: more}))
+    await sending.send_outputs(
+        outgoing, tmp_path, S3Session(connection), "", lambda name, **more: told.update({name: more})
+    )
     assert str(told["model"]["error"]) == "unforeseen: MemoryError()"
     assert told["note"]["sent"]["S3Uri"] == f"s3://{moto_server.bucket}/unforeseen/note"
 
@@ -230,7 +232,9 @@ async def test_a_directory_that_cannot_be_read_keeps_no_other_file_of_a_model_fr
     told: dict[str, Any] = {}
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
     outgoing = [sending.Outgoing(name="model", place=tmp_path, uri=uri)]
-    await sending.send_outputs(outgoing, tmp_path, connection, "", lambda name, **more: told.update({name: more}))
+    await sending.send_outputs(
+        outgoing, tmp_path, S3Session(connection), "", lambda name, **more: told.update({name: more})
+    )
     assert re.search("not 'closed': '.*/closed' cannot be read: Permission denied", str(told["model"]["error"]))
     listed = moto_server.client.list_objects_v2(Bucket=moto_server.bucket, Prefix=uri.path)["Contents"]
     assert [entry["Key"].removeprefix(uri.path) for entry in listed] == ["a", "z"]
@@ -249,7 +253,7 @@ async def test_what_was_waited_for_in_vain_is_told_for_what_is_sent_next(
     monkeypatch.setattr(sending, "writer_to", note)
     told: dict[str, Any] = {}
     outgoing = [sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(BUCKET, "note"), data=b"")]
-    arguments = (outgoing, tmp_path, ConnectionConfig(), "", lambda name, **more: told.update({name: more}))
+    arguments = (outgoing, tmp_path, S3Session(ConnectionConfig()), "", lambda name, **more: told.update({name: more}))
     for silent_s in (0.0, 250.0):
         await sending.send_outputs(*arguments, silent_s=silent_s)
         assert waited_s.pop() >= silent_s
@@ -339,7 +343,7 @@ async def test_an_archive_replaces_that_of_a_run_that_ended_no_better(
         def tell(_: str, lines: list[str] = said, **told: Any) -> None:  # noqa: ANN401 - of every kind
             lines.append(told.get("said", ""))
 
-        await sending.send_outputs(outgoing, tmp_path, connection, "", tell)
+        await sending.send_outputs(outgoing, tmp_path, S3Session(connection), "", tell)
         kept = kept if replaces is None else f"{number}"
         stored = moto_server.client.get_object(Bucket=uri.bucket, Key=uri.path)["Body"].read()
         assert in_archive(stored) == {"weights": kept.encode()}, number

@@ -119,12 +119,14 @@ def running(
     terminal: int | None = None,
     stderr: int | None = None,
     change: str = "",
+    is_fresh: bool = False,
     ends_with: int | None = None,
 ) -> Iterator[Job]:
     """Start a job, in a session of its own on `terminal` if one is given; what still runs at the end is stopped.
 
     It logs to `stderr`, to the terminal, or else to a file. A command that is a text is a program in Python. Lines of
-    Python in `change` run before the job. With `ends_with` the job is over, with this exit code, as the block begins.
+    Python in `change` run before the job. One that `is_fresh` is no fork of a process that has loaded what jobs load
+    late. With `ends_with` the job is over, with this exit code, as the block begins.
     """
     command = script(command) if isinstance(command, str) else command
     with tempfile.TemporaryDirectory(prefix="job-") as name:
@@ -132,7 +134,7 @@ def running(
         (directory / "job.json").write_text(json.dumps(description))
         place = base or directory / "ml"
         start = ("-c", f"{change}\nimport sys\nfrom fastfuse.cli.main import main\nsys.exit(main())")
-        arguments = [sys.executable, *(start if change else ("-m", "fastfuse"))]
+        arguments = [sys.executable, *(["-B"] if is_fresh else []), *(start if change else ("-m", "fastfuse"))]
         arguments += ["run", "--job", str(directory / "job.json")]
         arguments += ["--base-dir", str(place), "--endpoint-url", endpoint_url, "--region", "us-east-1"]
         arguments += ["--force-path-style", *options, *(["--", *command] if command else [])]
