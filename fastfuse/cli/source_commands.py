@@ -17,7 +17,7 @@ from fastfuse.advise.model import Access, Job
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import available_memory_bytes
 from fastfuse.cli import index_options, options
-from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.messages import INTERRUPTED, say, tell
 from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look
 from fastfuse.doctor.rules import Finding, Level, findings
@@ -260,5 +260,5 @@ def warm(
             plan = cache_work.plan_of_source(S3Uri.parse(source), origin, connection, cache)
         return cache_work.fill(plan, hints, bytes_per_s, checks=check)
     except* KeyboardInterrupt:
-        sys.stderr.write("interrupted: what was fetched is kept, and the same command goes on\n")
+        tell("interrupted: what was fetched is kept, and the same command goes on")
     return INTERRUPTED
