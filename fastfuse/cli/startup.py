@@ -29,6 +29,9 @@ def prepare() -> None:
     atexit.register(_flush_stderr)  # the first to be registered is the last to be called
     # As it ends, Python searches all objects for garbage: 250 ms of CPU after a mount, 30 ms if they are frozen.
     atexit.register(gc.freeze)
+    # The caller may ignore SIGCHLD. Then the kernel would reap every child, and its exit code would be lost.
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _flush_stderr() -> None:
@@ -116,8 +119,6 @@ def open_standard_streams() -> None:
 
 def fork() -> Startup:
     """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
-    # The caller may ignore SIGCHLD. Then the kernel would reap the child, and its exit code would be lost.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reader, writer = os.pipe()
     child = os.fork()
     if child:
