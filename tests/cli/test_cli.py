@@ -97,6 +97,17 @@ class TestMount:
         assert settings.connection == ConnectionConfig()
         assert not settings.create_parents
 
+    def test_the_bytes_of_a_source_are_utf8_in_every_locale_and_those_of_a_path_stay(
+        self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        word = "caf\udcc3\udca9"  # as Python decodes it where the locale is ASCII
+        settings = mounted(mounts, f"s3://b/{word}", f"/mnt/{word}", "--inventory", f"s3://i/{word}/manifest.json")
+        assert (settings.source, settings.mountpoint) == (S3Uri("b", "café"), Path(f"/mnt/{word}"))
+        assert settings.origin.inventory == S3Uri("i", "café/manifest.json")
+        monkeypatch.setenv("FASTFUSE_SOURCE", f"s3://b/{word}")
+        monkeypatch.setenv("FASTFUSE_MOUNTPOINT", "/m")
+        assert mounted(mounts).source == S3Uri("b", "café")
+
     def test_the_socket_of_a_helper_is_found_again_after_a_change_of_directory(
         self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
