@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
+from fastfuse.filesystem.mounting.mountpoint import is_mounted
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 
 Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] | None
@@ -29,9 +30,10 @@ _RESERVED = {"daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
 class Mount:
     """A mount that this program made, until `unmount`, the end of its `with` block, or the end of the program."""
 
-    def __init__(self, source: str, path: Path, *, is_temporary: bool) -> None:
+    def __init__(self, source: str, path: Path, device: str, *, is_temporary: bool) -> None:
         self.source = source
         self.path = path
+        self._device = device
         self._is_temporary = is_temporary
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
@@ -63,7 +65,7 @@ class Mount:
         if not self._is_mounted or os.getpid() != self._owner_pid:
             return
         done = _run("unmount", "--lazy", str(self.path))
-        if done.returncode and os.path.ismount(self.path):
+        if is_mounted(self.path, self._device):
             raise _error_of(done)
         self._is_mounted = False
         atexit.unregister(self.unmount)
@@ -91,14 +93,16 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     place = (_temporary_directory() if path is None else Path(path)).absolute()
     try:
         done = _run("mount", "--daemon", *words, "--", source, str(place))
-        if done.returncode:
+        # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
+        if done.returncode or _REFUSAL.search(done.stderr):
             raise _error_of(done)
+        device = entry_of(place).device
     except BaseException:  # Ctrl-C, too
         if path is None:
             with suppress(OSError):
                 place.rmdir()
         raise
-    return Mount(source, place, is_temporary=path is None)
+    return Mount(source, place, device, is_temporary=path is None)
 
 
 def stats(mnt: Mount | str | os.PathLike[str]) -> dict[str, Any]:

@@ -218,7 +218,8 @@ def _read_file(root: Path, interrupted: threading.Event, file: DataFile) -> tupl
 def _served(directory: Path) -> Iterator[str]:
     """Serve `directory` as a bucket until the end of the block, and yield the URL of the server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        command = [sys.executable, "-m", "fastfuse.demo_server", str(directory), str(listener.fileno())]
+        # -P: a file of the working directory must not take the place of a module.
+        command = [sys.executable, "-P", "-m", "fastfuse.demo_server", str(directory), str(listener.fileno())]
         # Standard input is a pipe that nothing is written to: it ends, and the server with it, when this process ends.
         servers = [
             subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])

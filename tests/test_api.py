@@ -5,6 +5,7 @@ import importlib.metadata
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -171,6 +172,29 @@ def test_a_script_that_ends_leaves_no_mount_and_loads_no_event_loop(options: dic
     path, _, loaded = done.stdout.strip().partition(" ")
     assert (done.returncode, done.stderr, loaded) == (3, "", "set() 1")
     assert not Path(path).exists()
+
+
+def test_a_program_that_ignores_sigchld_hears_of_each_failure(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with pytest.raises(errors.FastfuseError, match="nothing"):
+            fastfuse.mount("s3://bucket/nothing/", tmp_path / "nothing", **options)
+        mnt = fastfuse.mount("s3://bucket/train/", tmp_path / "data", **options)
+        with pytest.raises(errors.FastfuseError, match="is mounted already"):
+            fastfuse.mount("s3://bucket/train/", mnt.path, **options)
+        with monkeypatch.context() as changed:
+            changed.setattr(sys, "executable", "false")
+            with pytest.raises(errors.FastfuseError):
+                fastfuse.mount("s3://bucket/train/", tmp_path / "nothing", **options)
+            with pytest.raises(errors.FastfuseError):
+                mnt.unmount()
+        mnt.unmount()
+        assert find_mount(mnt.path) is None
+        assert signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_an_interrupted_mount_leaves_nothing(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     )  # fmt: skip
     found = json.loads(done.stdout.splitlines()[-1])
     return Package(found["version"], {*found["wheel"]}, {*found["sdist"]})
+
+
+def test_every_interpreter_that_is_started_takes_no_module_from_the_working_directory() -> None:
+    texts = [path.read_text() for path in (ROOT / "fastfuse").rglob("*.py")]
+    options = [option for text in texts for option in re.findall(r"sys\.executable,\s*([^,\s]+)", text)]
+    assert {*options} == {'"-P"'}
 
 
 def test_wheel_and_sdist_hold_every_file_of_the_package(package: Package) -> None:

@@ -206,7 +206,7 @@ def mount_settings(
     if grace_s < 0 or not math.isfinite(grace_s):
         raise ConfigurationError(f"--grace-s {grace_s} is not a number of seconds", hint="30 is the default")
     return MountSettings(
-        source=S3Uri.parse(source),
+        source=S3Uri.given(source),
         mountpoint=place,
         connection=connection,
         origin=origin,

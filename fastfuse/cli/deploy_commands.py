@@ -79,7 +79,7 @@ def deploy(
     if source is None:
         raise ConfigurationError("kubernetes takes an S3_URI", hint="write it as s3://BUCKET/PREFIX")
     kind = _kind({Kind.SIDECAR: sidecar, Kind.JOB: job, Kind.DAEMONSET: daemonset}, training_image, command, hosts)
-    uri, options = S3Uri.parse(source), [] if mount_option is None else [f"-o{mount_option}"]
+    uri, options = S3Uri.given(source), [] if mount_option is None else [f"-o{mount_option}"]
     _check_mount(context, str(uri), options)
     target_bytes = parse_size(memory_target, "--memory-target")
     if target_bytes < MINIMUM_MEMORY_BYTES:

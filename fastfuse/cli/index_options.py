@@ -109,7 +109,7 @@ def origin(
         raise ConfigurationError("--shard-by says how to divide what --shard divides", hint="give --shard I/N too")
     return IndexOrigin(
         saved=saved,
-        inventory=None if inventory is None else S3Uri.parse(inventory),
+        inventory=None if inventory is None else S3Uri.given(inventory),
         # A daemon changes to the root directory.
         keys_from=None if keys_from is None else keys_from.absolute(),
         cache=None if no_index_cache else _index_cache(index_cache),
@@ -166,7 +166,7 @@ def parse_index_place(text: str) -> Path | S3Uri:
     """
     if "://" not in text:
         return Path(text).absolute()
-    uri = S3Uri.parse(text)
+    uri = S3Uri.given(text)
     if not uri.path or uri.path.endswith("/"):
         raise ConfigurationError(f"{text!r} names no object", hint="write it as s3://BUCKET/KEY")
     return uri

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -75,15 +76,20 @@ def _instead_of(name: str, group: TyperGroup, known: Mapping[str, str]) -> str:
 
 def warn(message: str, *, hint: str, words: Sequence[str]) -> None:
     """Say on stderr what is not as the user of the command line `words` may think."""
-    sys.stderr.write(log.command_text(message, hint=hint, json=_wants_json(words)) + "\n")
+    tell(log.command_text(message, hint=hint, json=_wants_json(words)))
 
 
 def fail(message: str, *, hint: str, exit_code: int, words: Sequence[str], known: Mapping[str, str]) -> None:
     """Say on stderr why the command line `words` fails. An option in `message` may have been given by a variable."""
     given = [f"{variable} gives {option}" for variable, option in _blamed(message, words, known)]
     hint = "; ".join([*([hint] if hint else []), *given])
-    text = log.command_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words))
-    sys.stderr.write(text + "\n")
+    tell(log.command_text(message, hint=hint, exit_code=exit_code, json=_wants_json(words)))
+
+
+def tell(text: str) -> None:
+    """Write a line to stderr, if it can be written: the exit code says what matters."""
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
 
 
 def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:

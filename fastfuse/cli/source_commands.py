@@ -17,7 +17,7 @@ from fastfuse.advise.model import Access, Job
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import available_memory_bytes
 from fastfuse.cli import index_options, options
-from fastfuse.cli.messages import INTERRUPTED, say
+from fastfuse.cli.messages import INTERRUPTED, say, tell
 from fastfuse.cli.options import option
 from fastfuse.doctor.machine import look
 from fastfuse.doctor.rules import Finding, Level, findings
@@ -53,7 +53,7 @@ def index(
     log.configure(logs)
     from fastfuse.cli import source_output
 
-    return source_output.index(S3Uri.parse(source), origin, connection, output=place, summary=summary, as_json=as_json)
+    return source_output.index(S3Uri.given(source), origin, connection, output=place, summary=summary, as_json=as_json)
 
 
 @options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
@@ -97,7 +97,7 @@ def advise(
     log.configure(logs)
     from fastfuse.cli import source_output
 
-    return source_output.advise(S3Uri.parse(source), origin, connection, job, probes=not no_probe, as_json=as_json)
+    return source_output.advise(S3Uri.given(source), origin, connection, job, probes=not no_probe, as_json=as_json)
 
 
 _VERSION = 1
@@ -117,7 +117,7 @@ def doctor(
     Says what to do about what is in the way.
     With S3_URI a few requests list and read a little of it, and measure the network for up to 5 s and 208 MiB.
     """
-    uri = None if source is None else S3Uri.parse(source)
+    uri = None if source is None else S3Uri.given(source)
     log.configure(logs)
     found: list[Finding] = []
 
@@ -211,7 +211,7 @@ def cache(
     log.configure(logs)
     from fastfuse.cli import cache_work
 
-    uri = None if source is None else S3Uri.parse(source)
+    uri = None if source is None else S3Uri.given(source)
     outcome = cache_work.maintain(action, uri, origin, settings, connection)
     say(json.dumps(outcome.found) if as_json else outcome.text)
     return outcome.exit_code
@@ -257,8 +257,8 @@ def warm(
         else:
             assert cache is not None
             options.checked_cache(cache, connection)
-            plan = cache_work.plan_of_source(S3Uri.parse(source), origin, connection, cache)
+            plan = cache_work.plan_of_source(S3Uri.given(source), origin, connection, cache)
         return cache_work.fill(plan, hints, bytes_per_s, checks=check)
     except* KeyboardInterrupt:
-        sys.stderr.write("interrupted: what was fetched is kept, and the same command goes on\n")
+        tell("interrupted: what was fetched is kept, and the same command goes on")
     return INTERRUPTED

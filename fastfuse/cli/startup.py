@@ -26,8 +26,20 @@ def prepare() -> None:
     # numpy serves for its arrays only. Its OpenBLAS would start a thread for each core, and until the first fork ends
     # them they spin: 100 to 200 ms of CPU on four cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    atexit.register(_flush_stderr)  # the first to be registered is the last to be called
     # As it ends, Python searches all objects for garbage: 250 ms of CPU after a mount, 30 ms if they are frozen.
     atexit.register(gc.freeze)
+    # The caller may ignore SIGCHLD. Then the kernel would reap every child, and its exit code would be lost.
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def _flush_stderr() -> None:
+    """Lose what stderr does not take: Python writes it once more at the exit, and exits with 120 if that fails."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def has_working_directory() -> bool:
@@ -107,8 +119,6 @@ def open_standard_streams() -> None:
 
 def fork() -> Startup:
     """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
-    # The caller may ignore SIGCHLD. Then the kernel would reap the child, and its exit code would be lost.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reader, writer = os.pipe()
     child = os.fork()
     if child:

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -71,6 +72,9 @@ def make_index(
         FastfuseError: no complete index can be made; the content of `fd` is useless.
     """
     gc.disable()  # millions of objects live until the process exits
+    # A limit on the size of files counts for memfds, too.
+    hard_limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard_limit, hard_limit))
     started_s = time.monotonic()
     making = _Making(source, origin, session, fd, counters, before_network)
     snapshot, requests = making.shown()

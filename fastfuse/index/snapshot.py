@@ -25,6 +25,7 @@ of the file that needs it. Every index from outside goes through `verify_snapsho
 """
 
 import codecs
+import errno
 import json
 import mmap
 import os
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.index.inodes.columns import BLOBS, COLUMN_TYPES, OPTIONAL_COLUMN_TYPES, Kind, are_made, are_objects
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import MAX_NAME_BYTES, Reason, Refusals
@@ -66,7 +67,11 @@ class Snapshot:
 
 
 def save_snapshot(snapshot: Snapshot, fd: int) -> None:
-    """Write `snapshot` to the empty file `fd`, from its beginning."""
+    """Write `snapshot` to the empty file `fd`, from its beginning.
+
+    Raises:
+        FastfuseError: this process may not make a file of that size.
+    """
     columns = {name: np.ascontiguousarray(column) for name, column in snapshot.table.columns.items()}
     # Offsets are relative to the end of the header, whose length depends on them otherwise.
     offset = body_crc = 0
@@ -78,12 +83,21 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.seek(0)  # the descriptor may have been read before
-        file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
-        for column in columns.values():
-            file.write(column.view("uint8").data)
-            file.write(_padding(column.nbytes))
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.seek(0)  # the descriptor may have been read before
+            file.write(_HEAD.pack(_MAGIC, _VERSION, len(header), zlib.crc32(header), body_crc) + header)
+            for column in columns.values():
+                file.write(column.view("uint8").data)
+                file.write(_padding(column.nbytes))
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        size_bytes = _HEAD.size + len(header) + offset
+        raise FastfuseError(
+            f"the index has {size_bytes:,} bytes, and the limit on the size of files is lower",
+            hint="raise the limit: see ulimit -f",
+        ) from error
 
 
 def open_snapshot(fd: int) -> Snapshot:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ class TestMount:
         assert settings.mountpoint == Path("/mnt/data")
         assert settings.connection == ConnectionConfig()
         assert not settings.create_parents
+
+    def test_the_bytes_of_a_source_are_utf8_in_every_locale_and_those_of_a_path_stay(
+        self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        word = "caf\udcc3\udca9"  # as Python decodes it where the locale is ASCII
+        settings = mounted(mounts, f"s3://b/{word}", f"/mnt/{word}", "--inventory", f"s3://i/{word}/manifest.json")
+        assert (settings.source, settings.mountpoint) == (S3Uri("b", "café"), Path(f"/mnt/{word}"))
+        assert settings.origin.inventory == S3Uri("i", "café/manifest.json")
+        monkeypatch.setenv("FASTFUSE_SOURCE", f"s3://b/{word}")
+        monkeypatch.setenv("FASTFUSE_MOUNTPOINT", "/m")
+        assert mounted(mounts).source == S3Uri("b", "café")
 
     def test_the_socket_of_a_helper_is_found_again_after_a_change_of_directory(
         self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -436,6 +448,20 @@ def interpreted(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, timeout=60)
 
 
+@contextmanager
+def unwritable(kind: str) -> Iterator[int]:
+    """A descriptor to which nothing can be written."""
+    if kind == "full device":
+        fd = os.open("/dev/full", os.O_WRONLY)
+    else:
+        other_fd, fd = os.pipe() if kind == "pipe without a reader" else os.openpty()
+        os.close(other_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 class TestHelp:
     @pytest.mark.parametrize("command", COMMANDS)
     def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
@@ -539,6 +565,30 @@ class TestProcess:
         command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "nonsense"]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
         assert done.returncode == 2
+
+    @pytest.mark.parametrize(
+        ("words", "exit_code", "stderr_kind"),
+        [
+            ("version", 0, "full device"),  # it warns of the variable
+            ("mount s3://b --region nonsense", 2, "pipe without a reader"),
+            ("mount s3://b --region nonsense", 2, "terminal that hung up"),
+            ("run --channel a={place}/data --base-dir {place}/ml -- true", 0, "full device"),
+            ("run --channel a={place}/data --base-dir {place}/ml -- ls /nonexistent", 2, "terminal that hung up"),
+        ],
+    )
+    def test_messages_that_cannot_be_written_leave_the_exit_code(
+        self, words: str, exit_code: int, stderr_kind: str, tmp_path: Path
+    ) -> None:
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data/file").touch()
+        (tmp_path / "ml").mkdir()
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        with unwritable(stderr_kind) as stderr:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "fastfuse", *words.format(place=tmp_path).split()],
+                env={**environment, "FASTFUSE_NONSENSE": "1"}, stderr=stderr, check=False, timeout=60,
+            )  # fmt: skip
+        assert done.returncode == exit_code
 
     def test_the_command_line_loads_neither_fuse_nor_an_s3_client_and_a_mount_nothing_that_draws(self) -> None:
         shown = "print(*{name.partition('.')[0] for name in sys.modules})"

@@ -1,6 +1,7 @@
 """Indexes for tests."""
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,17 @@ def index_bytes(snapshot: Snapshot) -> bytes:
     with memory_file() as fd:
         save_snapshot(snapshot, fd)
         return os.pread(fd, 1 << 24, 0)
+
+
+@contextmanager
+def file_size_limit(size_bytes: int) -> Iterator[None]:
+    """Let this process make no larger files until the end of the block, as after ``ulimit -S -f``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.errors import ConfigurationError, EmptySourceError, SourceError
+from fastfuse.errors import ConfigurationError, EmptySourceError, FastfuseError, SourceError
 from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.saved import store_index
@@ -18,7 +18,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from tests.index.indexes import memory_file
+from tests.index.indexes import file_size_limit, index_bytes, index_of, memory_file
 from tests.tables import check_table, files_of
 
 MANIFEST = S3Uri("lists", "m.json")
@@ -74,6 +74,19 @@ def test_the_parts_of_a_prefix_are_what_the_whole_shows(server: LoopbackServer, 
     assert [part.view for part in parts] == [f"part {at}/3 by {'bytes' if by_bytes else 'count'}" for at in (1, 2, 3)]
     # What is left out is told on every host.
     assert [part.refusals.total for part in parts] == [2, 2, 2]
+
+
+def test_a_limit_on_the_size_of_files_is_raised_for_an_index_or_named(server: LoopbackServer) -> None:
+    with file_size_limit(100):
+        assert keys(made(server, PREFIX, IndexOrigin())) == SHOWN
+    snapshot = index_of({"a": 1})
+    size_bytes = len(index_bytes(snapshot))
+    with (
+        file_size_limit(size_bytes - 1),
+        pytest.raises(FastfuseError, match=f"the index has {size_bytes:,} bytes") as caught,
+    ):
+        index_bytes(snapshot)
+    assert "ulimit -f" in caught.value.hint
 
 
 def test_a_part_may_be_empty_and_its_source_may_not(server: LoopbackServer) -> None:

@@ -255,6 +255,14 @@ def test_a_file_and_the_command_line_describe_one_job() -> None:
     assert job_of([channel]) == channels_job([option])
 
 
+def test_the_bytes_of_a_channels_source_are_utf8_in_every_locale_and_those_of_a_directory_are_not_decoded() -> None:
+    word = "caf\udcc3\udca9"  # as Python decodes it where the locale is ASCII
+    assert channels_job([f"a=s3://b/{word}"]).channels[0].source == S3Uri("b", "café")
+    for directory in (f"/{word}", f"file:///{word}"):
+        with pytest.raises(ConfigurationError, match="UTF-8"):
+            channels_job([f"a={directory}"])
+
+
 def test_options_of_the_command_line_reach_the_channels() -> None:
     job = channels_job(["a=s3://b/x=y", "b=s3://b,memory-weight=0.5"])
     assert [(item.name, str(item.source)) for item in job.channels] == [("a", "s3://b/x=y"), ("b", "s3://b/")]

@@ -1,6 +1,7 @@
 """``s3://bucket/prefix``, taken apart; and `shown`, for errors that quote what others wrote."""
 
 import re
+import sys
 from dataclasses import dataclass
 
 from fastfuse.errors import ConfigurationError
@@ -47,8 +48,21 @@ class S3Uri:
             raise ConfigurationError(f"{shown(text)} is not UTF-8", hint="every S3 key is") from error
         return cls(bucket, path)
 
+    @classmethod
+    def given(cls, text: str) -> "S3Uri":
+        """Parse a word of the command line or the environment, as `parse` does."""
+        return cls.parse(as_utf8(text))
+
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.path}"
+
+
+def as_utf8(word: str) -> str:
+    """Return the text of a word that Python decoded as the locale says; other text than UTF-8 stays as it is."""
+    try:
+        return word.encode(sys.getfilesystemencoding(), "surrogateescape").decode()
+    except UnicodeError:
+        return word
 
 
 def shown(value: object) -> str:

@@ -34,6 +34,7 @@ from typing import Any, Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.manifests import JsonText, decoded
+from fastfuse.index.sources.uri import as_utf8
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
@@ -109,6 +110,8 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
             )
         source, *settings = rest.split(",")
         uri = f"file://{source}" if source.startswith("/") else source
+        if not uri.startswith("file://"):
+            uri = as_utf8(uri)
         values: dict[str, Any] = {"name": name, "source": uri}
         for setting in settings:
             _take(word, values, setting)
