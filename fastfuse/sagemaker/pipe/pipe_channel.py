@@ -24,6 +24,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.routes import read_files
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import open_directory, path_of
 from fastfuse.sagemaker.local_files import FileReader
@@ -77,6 +78,7 @@ def stream_channel(
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
     stream = PipeStream(sequence_of(table, settings.channel, settings.shard), settings, report)
+    stream.load()
     gc.freeze()
     trio.run(_run_until_told, stream, ready)
     if stream.failure is not None:
@@ -131,6 +133,16 @@ class PipeStream:
         self._directory_fd = -1
         # The seconds that readers waited in epochs that have ended.
         self._waited_s = 0.0
+
+    def load(self) -> None:
+        """Read and load now what requests and renewals need: the command may replace or remove any package.
+
+        Raises:
+            ConfigurationError: a file of the configuration, an authority or a key cannot be read.
+        """
+        if isinstance(self._reader, S3Client):
+            read_files(self._session)
+            trio.run(self._session.load_renewal)
 
     @property
     def waited_s(self) -> float:

@@ -35,9 +35,13 @@ keys = {{"AccessKeyId": "{ACCESS_KEY}", "SecretAccessKey": "{SECRET_KEY}", "Sess
 print(json.dumps({{"Version": 1}} | keys))
 """
 TRAIN = """
-import os, signal
+import os, pathlib, signal, time
 open("@GONE", "w").close()
 open("@BASE/checkpoints/first", "w").write("1")
+begun, epoch = time.monotonic(), 0
+while time.monotonic() < begun + 4:  # longer than keys last
+    assert pathlib.Path(f"@BASE/input/data/stream_{epoch}").read_bytes() == b"data"
+    epoch += 1
 open(os.environ["SM_MODEL_DIR"] + "/weights", "w").write("w")
 print("made", flush=True)
 signal.pause()
@@ -61,6 +65,8 @@ def test_outputs_are_sent_and_keys_renewed_without_the_files_of_packages(moto_se
     description = job_of(
         server.bucket, CheckpointConfig=config, OutputDataConfig={"S3OutputPath": f"s3://{server.bucket}/{prefix}"}
     )
+    [train] = description["InputDataConfig"]
+    description["InputDataConfig"].append({**train, "ChannelName": "stream", "InputMode": "Pipe"})
 
     def stored(key: str) -> bytes | None:
         found = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix + key).get("Contents")
