@@ -5,6 +5,7 @@ Promises are sets of endings: mostly of one, of two where either is right, and o
 reply. A row that is "once" bad is good afterwards, so the client has to come to the right bytes by itself.
 """
 
+import errno
 import gzip
 import zlib
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ class Ending(Enum):
     EACCES = "EACCES (AccessError)"
     WRONG_PLACE = "(ConfigurationError)"
 
+
+ERRNOS = {Ending.RIGHT: 0, Ending.EIO: errno.EIO, Ending.ESTALE: errno.ESTALE, Ending.EACCES: errno.EACCES}
 
 Promise = frozenset[Ending]
 RIGHT = frozenset({Ending.RIGHT})

@@ -94,7 +94,6 @@ def test_what_is_no_head_or_may_be_understood_in_two_ways_is_refused_by_client_a
 
 # --- bodies in chunks
 
-SIZES = (b"", b"xyz", b"-5", b"+5", b"0_5", b"0x5", b" 5", b"0" * 16 + b"5")
 CHUNK_LINE_BYTES = 1 << 10
 TRAILER_BYTES = 16 << 10
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
@@ -155,14 +154,6 @@ def chunked(chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes) -
 
 
 BODIES = st.builds(chunked, CHUNKS, TRAILERS, st.binary(max_size=10))
-# Bodies that are damaged in a place or two.
-DAMAGED = st.builds(
-    lambda raw, at, old, new: raw[:at] + new + raw[at + old :],
-    BODIES,
-    st.integers(0, 100),
-    st.integers(0, 3),
-    st.sampled_from([b"", b"\r", b"\n", b"\r\n", b"0", b"f", b"x", b" ", b"-1", b";", b"\0"]),
-)
 
 
 @given(CHUNKS, TRAILERS, st.binary(max_size=10), PLACES)
@@ -181,31 +172,6 @@ def test_a_body_that_is_cut_off_has_not_ended(raw: bytes, end: int) -> None:
     assert found is not None
     assert whole[0].startswith(found[0])
     assert found[1] == (end >= len(raw) - whole[1])
-
-
-@given(DAMAGED | st.binary(max_size=40) | st.text("0123456789aAfF;\r\n \t", max_size=40).map(str.encode), PLACES)
-def test_garbage_ends_where_a_plain_reader_says_or_is_refused_in_whatever_pieces_it_comes(
-    raw: bytes, places: list[int]
-) -> None:
-    at_once = decoded([raw])
-    assert decoded(split_at(raw, places)) == (at_once if raw else (b"", False, 0))
-    whole = whole_body(raw)
-    if whole is None:
-        assert at_once is None or not at_once[1]
-    else:
-        assert at_once == (whole[0], True, whole[1])
-
-
-@pytest.mark.parametrize(
-    "raw", [*(size + b"\r\nhello\r\n0\r\n\r\n" for size in SIZES), b"5\nhello\n0\n\n", b"4\r\nhello\r\n0\r\n\r\n"]
-)
-def test_chunks_without_a_size_or_of_another_one_are_refused(raw: bytes) -> None:
-    outcome = decoded([raw])
-    assert outcome is None or not outcome[1]
-
-
-def test_the_largest_size_that_a_chunk_can_tell_takes_no_memory() -> None:
-    assert decoded([b"f" * 16 + b"\r\n", b"begun"]) == (b"begun", False, 0)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 100_000])
