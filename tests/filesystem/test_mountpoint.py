@@ -140,6 +140,7 @@ def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path)
 
 
 def test_a_missing_directory_is_created_and_its_parents_where_that_was_asked_for(tmp_path: Path) -> None:
+    """L7"""
     alone = tmp_path / "alone"
     assert prepare_mountpoint(alone, create_parents=False) == alone.resolve()
     alone.rmdir()
