@@ -11,8 +11,9 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ObjectSet, Pace, ServerConfig, SyntheticObjects
 from bench.s3server.faults import Delay, Limit, Stall
 from bench.s3server.synthetic import synthetic_bytes
-from tests.bench.s3server.clients import boto_client, http_get
+from tests.bench.s3server.clients import http_get
 from tests.descriptors import open_descriptors
+from tests.servers import S3Server
 
 _DATA = bytes(range(256)) * 400
 
@@ -29,9 +30,8 @@ def server() -> Iterator[LoopbackServer]:
 
 
 @pytest.fixture
-def client(server: LoopbackServer) -> Iterator[Any]:
-    with boto_client(server.endpoint_url) as client:
-        yield client
+def client(server: LoopbackServer) -> Any:  # noqa: ANN401
+    return S3Server(server.endpoint_url).client
 
 
 def test_a_request_is_in_the_log_when_its_reply_is_there(server: LoopbackServer) -> None:
