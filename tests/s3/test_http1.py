@@ -86,10 +86,12 @@ def test_what_is_no_head_or_may_be_understood_in_two_ways_is_refused_by_client_a
     ref = ObjectRef("bucket", "key", 10, '"e"')
     with pytest.raises(BadReplyHeadError):
         parse_head(head)
+    goods = (GOOD, GOOD + b"\r\nVary: a\r\nVary: b")
+    assert [parse_head(good).body_bytes for good in goods] == [10, 10]
+    if not shutil.which("gcc"):
+        pytest.skip("threads' parser is not compiled: there is no gcc")
     assert direct_headers(head, ref) is None
-    for good in (GOOD, GOOD + b"\r\nVary: a\r\nVary: b"):
-        assert parse_head(good).body_bytes == 10
-        assert direct_headers(good, ref) or not shutil.which("gcc")
+    assert all(direct_headers(good, ref) for good in goods)
 
 
 # --- bodies in chunks
