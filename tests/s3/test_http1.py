@@ -61,7 +61,7 @@ STATUSES = (
 )
 STATUS_LINES = (
     *(b"", b"HTTP/1.1", b" HTTP/1.1 200 OK", b"\r\nHTTP/1.1 200 OK", b"http/1.1 200 OK", b"HTTP/ 200 OK"),
-    *(b"HTTP/2.0 200 OK", b"HTTP/1.2 200 OK", *(b"HTTP/1.1 " + status for status in STATUSES)),
+    *(b"HTTP/2.0 200 OK", b"HTTP/1.2 200 OK", b"ICY 200 OK", *(b"HTTP/1.1 " + status for status in STATUSES)),
 )
 LENGTHS = (b"", b"5, 5", b"1_0", "\u0663".encode(), b"-1", b"+5", b"0x10", b"many", b"9" * 1000)
 TWICE = (b'ETag: "e"', b"Last-Modified: a", b"Content-Range: bytes 0-1/2", b"Content-Length: 10")
