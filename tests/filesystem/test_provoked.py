@@ -119,6 +119,11 @@ def at_once(work: Callable[[Path], None], paths: Sequence[Path], readers: int) -
         assert [*threads.map(work, paths)]
 
 
+def test_a_few_reads_tell_nothing(place: Place) -> None:
+    with place.gives("too little to judge"), place.faulty(Delay(0.5)):
+        in_order(place.next_files(1)[0])
+
+
 def test_one_reader_of_large_files(place: Place) -> None:
     with place.gives("too few readers"), place.faulty(Delay(0.1)):
         at_once(in_order, place.next_files(2), readers=1)
