@@ -333,26 +333,15 @@ def planted(tmp_path: Path, files: Mapping[str, str]) -> dict[str, Module]:
 @pytest.mark.parametrize(
     ("path", "text", "violation"),
     [
-        ("errors.py", "import fastfuse.log", "errors may not import fastfuse.log"),
-        ("log.py", "from fastfuse.metrics import Counters", "log may not import fastfuse.metrics.Counters"),
-        ("readahead/window.py", "from fastfuse.filesystem import worker", "readahead.window may not import"),
         ("s3/client.py", "import boto3.session", "s3.client may not import boto3.session"),
-        ("s3/client.py", "from fastfuse.filesystem import worker", "s3.client may not import fastfuse.filesystem."),
         ("index/lister.py", "def f():\n    import pyfuse3", "index.lister may not import pyfuse3"),
-        ("filesystem/supervisor.py", "from boto3 import run", "filesystem.supervisor may not import boto3.run"),
         ("filesystem/kernel/x.py", "from fastfuse.filesystem import worker", "filesystem.kernel.x may not import"),
-        ("filesystem/kernel/x.py", "import fastfuse.filesystem.talking", "filesystem.kernel.x may not import"),
-        ("objects.py", "import numpy as np", "objects may not import numpy"),
         ("log.py", "from . import errors", "log may not import ..errors"),
         ("log.py", "if TYPE_CHECKING:\n    from fastfuse import cli", "log may not import fastfuse.cli"),
         ("novel.py", "", "novel has no row in FLOORS"),
-        ("log.py", "import os\nos.environ['X']", "log reads the environment in line 2"),
         ("log.py", "import os\nos.getenv('X')", "log reads the environment in line 2"),
-        ("log.py", "from os import environ", "log reads the environment in line 1"),
         ("readahead/window.py", "import time", "readahead.window imports time"),
-        ("readahead/window.py", "from trio import sleep", "readahead.window imports trio.sleep"),
         ("readahead/window.py", "async def f(): ...", "readahead.window is asynchronous in line 1"),
-        ("readahead/window.py", "import os.path", "readahead.window imports os.path"),
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, path: str, text: str, violation: str) -> None:
@@ -365,16 +354,3 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, text: str, viol
 def test_a_planted_cycle_is_found(tmp_path: Path) -> None:
     files = {"a.py": "from fastfuse.b import x", "b.py": "from fastfuse import c", "c.py": "import fastfuse.a"}
     assert set(cycle_of(planted(tmp_path, files))) == {"a", "b", "c"}
-
-
-def test_a_planted_giant_is_found(tmp_path: Path) -> None:
-    body = "".join(f"    x{number} = {number}\n" for number in range(MAX_FUNCTION_LINES))
-    files = {
-        "long.py": "x = 1\n" * (MAX_MODULE_LINES + 1),
-        "short.py": "x = 1\n" * MAX_MODULE_LINES,
-        "functions.py": f"async def giant():\n{body}\ndef fits():\n{body.partition(chr(10))[2]}",
-    }
-    assert size_violations(planted(tmp_path, files)) == [
-        f"functions.giant has {MAX_FUNCTION_LINES + 1} lines",
-        f"long has {MAX_MODULE_LINES + 1} lines",
-    ]

@@ -401,16 +401,6 @@ class TestHintedSampler:
         with listener.accept() as connection:
             assert received(connection, 1) == [b"0003"]
 
-    def test_an_epoch_that_ends_early_withdraws_its_order(self, mountpoint: Path, listener: Listener) -> None:
-        sampler = HintedSampler(Shuffled(1000), self.paths, mountpoint)
-        samples = iter(sampler)
-        next(samples)
-        with listener.accept() as connection:
-            received(connection, 10)
-            samples.close()  # type: ignore[attr-defined]
-            while connection.recv(1 << 20):
-                pass
-
     def test_a_sampler_that_nobody_has_any_more_withdraws_its_order(self, mountpoint: Path, listener: Listener) -> None:
         sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)
         list(sampler)

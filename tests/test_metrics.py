@@ -5,7 +5,6 @@ docs/METRICS.md has their names and labels, and tests/docs compares it."""
 import http.client
 import math
 import os
-import re
 import signal
 import socket
 import struct
@@ -61,14 +60,6 @@ def scraped(address: tuple[str, int]) -> str:
         return reply.read().decode()
     finally:
         connection.close()
-
-
-def test_names_follow_prometheus_rules() -> None:
-    for metric in METRICS:
-        assert re.fullmatch(r"fastfuse(_[a-z]+)+", metric.name)
-        assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket"))
-        assert metric.help[0].isupper() or metric.help[0].isdigit()
-        assert metric.help.endswith((".", ")"))
 
 
 def test_the_exposition_has_every_metric_with_every_label(counters: Counters, scrape: tuple[str, int]) -> None:
@@ -221,17 +212,3 @@ def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
 def test_ipv6_loopback_is_an_address() -> None:
     with bind_metrics("::1", 0) as listener:
         assert listener.family == socket.AF_INET6
-
-
-def test_a_jobs_counters_are_told_apart_by_channel() -> None:
-    train, test = Counters(), Counters()
-    train.count("fastfuse_fetch_requests", 2, "ok")
-    test.count("fastfuse_fetched_bytes", 3)
-    families = {family.name: family for family in scrapes._SharedCollector({"train": train, "test": test}).collect()}
-    gets = {tuple(sample.labels.values()): sample.value for sample in families["fastfuse_fetch_requests"].samples}
-    assert (gets["train", "ok"], gets["test", "ok"]) == (2, 0)
-    samples = families["fastfuse_fetched_bytes"].samples
-    assert [(sample.labels, sample.value) for sample in samples] == [
-        ({"channel": "train"}, 0),
-        ({"channel": "test"}, 3),
-    ]

@@ -47,7 +47,7 @@ class NoReplyError(ConnectionResetError):
 class Kind(Enum):
     """A class of failures, by what can be done about them."""
 
-    # docs/SEMANTICS.md has the table of what each kind leads to; tests/s3/test_retries.py generates it.
+    # docs/SEMANTICS.md has the table of what each kind leads to; tests/s3/test_retry_policy.py generates it.
 
     THROTTLED = auto()  # the service asks for fewer requests
     BUSY = auto()  # a passing fault of the service

@@ -73,6 +73,7 @@ def test_a_mountpoint_that_is_not_empty(server: LoopbackServer, place: Path) -> 
 
 
 def test_a_bad_mountpoint_is_told_before_anything_is_listed(server: LoopbackServer, tmp_path: Path) -> None:
+    """L8"""
     before = server.statistics().requests
     missing = tmp_path / "missing" / "place"
     refused(missing, 5, arguments=mount_arguments(server, missing))

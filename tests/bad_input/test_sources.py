@@ -37,9 +37,10 @@ def arguments(uri: str, path: Path, endpoint_url: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("more", [[], ["--profile", "absent"], ["--metrics-listen", "192.0.2.1:1"], ["-o", "no_such"]])
-def test_a_mountpoint_stays_as_it_was_where_nothing_is_mounted_l7(
+def test_a_mountpoint_stays_as_it_was_where_nothing_is_mounted(
     server: LoopbackServer, tmp_path: Path, more: list[str]
 ) -> None:
+    """L7"""
     there, missing = tmp_path / "there", tmp_path / "missing"
     there.mkdir()
     for place in there, missing:

@@ -1,13 +1,12 @@
 """What is made of runs that nobody measured: verdicts, tables, plots."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from bench import plots
-from bench.report import as_json, as_markdown
+from bench.report import as_markdown
 from bench.results import Results, Run
 from bench.suite import Measured, Plan
 from bench.verdicts import Verdict, verdicts
@@ -84,26 +83,6 @@ def test_reads_one_by_one_are_compared_with_what_the_delay_allows(
         assert (round(verdict.value, 2), verdict.is_met) == (round(share, 2), is_met)
 
 
-@pytest.mark.parametrize(
-    ("like_s3", "fast", "share"), [(4040, 2999, 1.01), (3960, 2999, 0.9998), (2000, 3030, 1.01), (3960, 2000, 0.99)]
-)
-def test_with_hints_either_a_rate_or_a_ratio_is_enough(like_s3: float, fast: float, share: float) -> None:
-    speeds = {("s3", "fastfuse-hints"): like_s3, ("fast", "fastfuse-hints"): fast, ("fast", "rclone"): 1500}
-    runs = [run(profile, "small-16-shuffled", name, elapsed_s=100 / speed) for (profile, name), speed in speeds.items()]
-    verdict = judged(*runs, about="with hints")
-    assert verdict.value == pytest.approx(share, abs=1e-3)
-    assert verdict.is_met == (share >= 1)
-
-
-def test_the_verdicts_of_a_topic_are_together() -> None:
-    everything = ["sequential-1", "sequential-4", "warm-4", "random-4-256k", "small-1", "first-byte"]
-    candidates = ["raw", "local", "fastfuse", "fastfuse-512MiB", "rclone"]
-    runs = [run("s3", workload, name, span_s=1.0, cpu_s=1.0) for workload in everything for name in candidates]
-    topics = [verdict.topic for verdict in verdicts(Results(runs))]
-    assert set(topics) == {"throughput", "memory", "later epochs", "latency", "small files", "CPU"}
-    assert sorted(topics, key=topics.index) == topics
-
-
 MEASURED = Measured(
     runs=[
         run("s3", "sequential-1", "raw", mb_per_s=2000, cpu_s=1.0),
@@ -127,24 +106,6 @@ def test_tables_have_medians_ratios_and_cpu_times_after_targets_and_what_is_left
     assert "| fastfuse | 2 | 900 | 1.00 | 0.0 | 1.25 | 0.50 | 0.00 | 1.6 | 3 | 0 | 1.00 |\n" in bulk
     assert "| runs | files/s | fastfuse / it | first byte ms | median ms | p99 ms | CPU ms each |" in small
     assert "| fastfuse | 1 | 100 | 1.00 | 0.00 | 1.50 | 0.0 | 1.00 | 0.00 | 0.00 | 0.1 | 0 | 0 | 1.00 |\n" in small
-
-
-def test_the_json_has_every_run() -> None:
-    document = json.loads(as_json(MEASURED, Plan(cells=[]), {"cores": "4"}, 120))
-    assert [run["candidate"] for run in document["runs"]] == ["raw", "fastfuse", "fastfuse", "fastfuse"]
-    judged = {verdict["topic"]: verdict["is_met"] for verdict in document["verdicts"]}
-    assert judged == {"throughput": False, "latency": True, "CPU": True}
-    assert document["left_out"] == MEASURED.notes
-
-
-def test_candidates_share_a_diagram_and_so_do_cells_of_one_candidate() -> None:
-    ours = ("sequential-1", "sequential-1-64k", "small-1", "sequential-1-4m")
-    results = Results([run("s3", "sequential-1", "raw"), *(run("s3", workload, "fastfuse") for workload in ours)])
-    both, alone = plots.panels(results, is_bulk=True)
-    assert (both.title, [bar.label for bar in both.bars]) == ("s3 sequential-1", ["raw", "fastfuse"])
-    assert [bar.label for bar in alone.bars] == ["sequential-1-64k", "sequential-1-4m"]
-    (small,) = plots.panels(results, is_bulk=False)
-    assert (small.unit, small.bars) == ("files/s", [plots.Bar("small-1", "fastfuse", 100.0)])
 
 
 def test_without_matplotlib_there_are_no_plots_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, SLOW_DOWN, Delay, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import Delay, FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
@@ -28,7 +27,7 @@ from fastfuse.hints import hand_over
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
-from tests.semantics.places import direct_read
+from tests.semantics.places import forget
 
 pytestmark = pytest.mark.fuse
 
@@ -120,13 +119,6 @@ def at_once(work: Callable[[Path], None], paths: Sequence[Path], readers: int) -
         assert [*threads.map(work, paths)]
 
 
-def forget_pages(paths: Sequence[Path]) -> None:
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(fd)
-
-
 def test_a_few_reads_tell_nothing(place: Place) -> None:
     with place.gives("too little to judge"), place.faulty(Delay(0.5)):
         in_order(place.next_files(1)[0])
@@ -148,22 +140,6 @@ def test_reads_here_and_there(place: Place) -> None:
         at_once(here_and_there, place.next_files(2), readers=2)
 
 
-def test_a_service_that_throttles(place: Place) -> None:
-    with place.gives("throttled"), place.faulty(SLOW_DOWN, times=ENOUGH):
-        at_once(in_order, place.next_files(3), readers=1)
-
-
-def test_a_service_that_fails(place: Place) -> None:
-    with place.gives("requests failed"), place.faulty(INTERNAL_ERROR, times=ENOUGH):
-        at_once(in_order, place.next_files(3), readers=1)
-
-
-def test_reads_that_fail(place: Place) -> None:
-    (path,) = place.next_files(1)
-    with place.gives("reads failed"), place.faulty(ACCESS_DENIED), pytest.raises(PermissionError):
-        in_order(path)
-
-
 def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
     kernel = Path("/sys/class/bdi", entry_of(place.mount.path).device, "read_ahead_kb")
     before = kernel.read_text()
@@ -174,22 +150,9 @@ def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
 
 
 def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
-    forget_pages(place.files)
+    forget(place.mount.path)
     with place.gives("memory target too small"), place.faulty(Delay(0.05)):
         at_once(slowly, place.files, readers=FILES)
-
-
-def test_a_script_that_computes(place: Place) -> None:
-    forget_pages(place.files)
-    in_turn = sorted(place.files)
-    at_once(in_order, in_turn[12:], readers=1)  # the memory has nothing of the tests before
-    with place.gives("not waiting"):
-        for path in in_turn[:2]:
-            began_s = monotonic()
-            in_order(path)
-            # Much longer than the reads, however busy the machine is.
-            threading.Event().wait(max(1.5, 25 * (monotonic() - began_s)))
-        direct_read(in_turn[1], PAGE)  # or the last pause would be no part of the time in use
 
 
 def beginning_first(path: Path) -> None:

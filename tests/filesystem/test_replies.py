@@ -7,9 +7,8 @@ import socket
 import struct
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,13 +17,13 @@ import pytest
 
 from fastfuse.filesystem.kernel.fuse import replies
 from tests.filesystem.test_mountpoint import fuse_mount
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.forked import run_forked
 
 # <linux/fuse.h>: fuse_out_header.
 HEAD = struct.Struct("=IiQ")
 LEAST_BYTES = 4096
 LARGE = os.urandom(LEAST_BYTES)
-PATIENCE_S = 60.0
 
 # The kernel's end, and the session's.
 Connection = tuple[socket.socket, socket.socket]
@@ -73,13 +72,6 @@ def reply_to(request: int, data: bytes) -> bytes:
     return HEAD.pack(HEAD.size + len(data), 0, request) + data
 
 
-def eventually(is_true: Callable[[], bool]) -> None:
-    ends_s = time.monotonic() + PATIENCE_S
-    while not is_true():
-        assert time.monotonic() < ends_s
-        os.sched_yield()
-
-
 @pytest.mark.parametrize(("cores", "threads"), [(1, 0), (2, 1), (3, 2), (4, 3), (8, 4), (192, 4)])
 def test_all_cores_but_one_write_up_to_four(cores: int, threads: int) -> None:
     assert replies.threads_for(cores) == threads
@@ -124,11 +116,11 @@ def test_what_is_more_than_may_wait_for_the_threads_is_written_without_them(conn
     with threads(1, connection, most_waiting=1):
         before = filled(session)
         replies.answer(0, LARGE)
-        eventually(lambda: stuck() == ["fastfuse-reply"])  # with the first, so that the next one waits
+        wait_until(lambda: stuck() == ["fastfuse-reply"])  # with the first, so that the next one waits
         replies.answer(1, LARGE)
         loop = threading.Thread(target=replies.answer, args=(2, LARGE))
         loop.start()
-        eventually(lambda: len(stuck()) == 2)  # the other one is `loop`
+        wait_until(lambda: len(stuck()) == 2)  # the other one is `loop`
         got = [kernel.recv(1 << 20) for _ in range(before + 3)][before:]
         loop.join(PATIENCE_S)
     assert sorted(got) == sorted(reply_to(number, LARGE) for number in range(3))
@@ -183,10 +175,10 @@ def test_what_waits_is_kept_and_what_is_written_is_let_go_without_another_answer
         weakref.finalize(memory, gone.set)
         replies.answer(1, memory.data)
         del memory
-        eventually(lambda: stuck() == ["fastfuse-reply"])
+        wait_until(lambda: stuck() == ["fastfuse-reply"])
         assert not gone.is_set()
         assert [kernel.recv(1 << 20) for _ in range(before + 1)][before] == reply_to(1, LARGE)
-        eventually(gone.is_set)
+        wait_until(gone.is_set)
 
 
 def test_a_thread_that_is_stuck_with_the_last_answer_does_not_move(connection: Connection) -> None:
@@ -195,12 +187,12 @@ def test_a_thread_that_is_stuck_with_the_last_answer_does_not_move(connection: C
         assert replies.are_moving()
         before = filled(session)
         replies.answer(1, LARGE)
-        eventually(lambda: stuck() == ["fastfuse-reply"])
+        wait_until(lambda: stuck() == ["fastfuse-reply"])
         replies.are_moving()
         assert not replies.are_moving()  # nothing waits: the thread has its only answer in hand
         for _ in range(before + 1):
             kernel.recv(1 << 20)
-        eventually(replies.are_moving)
+        wait_until(replies.are_moving)
 
 
 _WITHOUT_ROOM = f"""
@@ -246,11 +238,11 @@ def test_a_read_is_owed_until_its_answer_is_written_not_only_until_a_thread_has_
         struct.pack_into("=Q", memory, 8, 12)  # a message that is not a READ
         assert replies.owed(memory) == {12, 14}
         replies.answer(14, LARGE)
-        eventually(lambda: stuck() == ["fastfuse-reply"])
+        wait_until(lambda: stuck() == ["fastfuse-reply"])
         assert replies.owed(memory) == {12, 14}
         for _ in range(before + 1):
             kernel.recv(1 << 20)
-        eventually(lambda: replies.owed(memory) == {12})
+        wait_until(lambda: replies.owed(memory) == {12})
 
 
 @pytest.mark.fuse

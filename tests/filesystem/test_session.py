@@ -130,6 +130,13 @@ def ask(opcode, number, inode, body):
     sender = os.geteuid(), os.getegid(), os.getpid()
     kernel.send(struct.pack("=IIQQIIIHH", 40 + len(body), opcode, number, inode, *sender, 0, 0) + body)
 
+def serve_files(*names):
+    builder = TableBuilder("bucket", "")
+    count = len(names)
+    builder.add([*names], [5] * count, [1] * count, ['"' + "0" * 32 + '"'] * count, ["STANDARD"] * count)
+    operations.serve(builder.build()[0], None)
+    return [operations.table.lookup(ROOT, name) for name in names]
+
 operations = MountOperations(Counters(), uid=0, gid=0)
 ask(INIT, 1, 0, struct.pack("=IIIII44x", 7, 38, 1 << 20, int(sys.argv[1]), 0))
 session = Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_other=False)
@@ -145,16 +152,20 @@ async def talk():
             print(-struct.unpack_from("=Ii", reply)[1])
         nursery.cancel_scope.cancel()
 
-builder = TableBuilder("bucket", "")
-builder.add([b"file"], [1], [1], ['"' + "0" * 32 + '"'], ["STANDARD"])
-table = builder.build()[0]
-file = table.lookup(ROOT, b"file")
-operations.serve(table, None)
+(file,) = serve_files(b"file")
 with kernel, device:
     trio.run(talk)
 """
 _LEAST = 1 << 13  # READDIRPLUS, which pyfuse3 requires
 _OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
+
+
+def talk_to(program: str, offered: int = 0) -> list[str]:
+    """Run `program` beside another kernel, which offers these flags, too; return the lines that it prints."""
+    program = _WITH_ANOTHER_KERNEL + program
+    done = run_forked([sys.executable, "-c", program, str(_LEAST | offered)], ENVIRONMENT)
+    assert not done.stderr
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -167,9 +178,7 @@ _OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
     ],
 )
 def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
-    program = _WITH_ANOTHER_KERNEL + _OPEN
-    done = run_forked([sys.executable, "-c", program, str(_LEAST | offered)], ENVIRONMENT)
-    assert (done.stdout.split(), done.stderr) == ([str(file), str(directory), str(errno.ENOSYS)], "")
+    assert talk_to(_OPEN, offered) == [str(file), str(directory), str(errno.ENOSYS)]
 
 
 _LOSE_READS = """
@@ -198,8 +207,7 @@ for number in reversed(taken[-3:]):
 
 def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered() -> None:
     """L3"""
-    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _LOSE_READS, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout.split("\n"), done.stderr) == (["False", "False", "True", ""], "")
+    assert talk_to(_LOSE_READS) == ["False", "False", "True"]
 
 
 # Serves as a worker does, and talks to it as the kernel would, from a thread: nothing else ever wakes the loop.
@@ -219,13 +227,17 @@ async def ended(scope):
     await trio.lowlevel.wait_readable(over)
     scope.cancel()
 
+async def work(all_tasks):
+    pass
+
+def talk():
+    pass
+
 def answer_later(number, inode, offset, size_bytes, process, is_direct):
     nursery.start_soon(answer, number)
 
 over, end = os.pipe()
-builder = TableBuilder("bucket", "")
-builder.add([b"file"], [1], [1], ['"' + "0" * 32 + '"'], ["STANDARD"])
-operations.serve(builder.build()[0], None)
+serve_files(b"file")
 replies.keep(session.requests)
 replies.start(session.fd, 0)
 requests = Requests()
@@ -254,9 +266,7 @@ with kernel, device:
 
 
 def test_a_loop_that_waits_for_nothing_else_is_woken_for_what_requests_begin_and_what_libfuse_answers() -> None:
-    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _READ_AND_OPEN
-    done = run_forked([sys.executable, "-c", program, str(_LEAST | _OPENS_FILES)], ENVIRONMENT)
-    assert (done.stdout.split(), done.stderr) == (["bytes", str(errno.ENOSYS)] * 5, "")
+    assert talk_to(_AS_A_WORKER + _READ_AND_OPEN, _OPENS_FILES) == ["bytes", str(errno.ENOSYS)] * 5
 
 
 _FLOOD = """
@@ -265,9 +275,6 @@ async def work(all_tasks):
         await trio.sleep(0.001)
         await trio.lowlevel.wait_writable(end)
     os.write(end, b".")
-
-def talk():
-    pass
 
 def flood():
     device.close()
@@ -288,8 +295,7 @@ print("over")
 
 
 def test_a_loop_has_its_turns_while_the_kernel_asks_without_end() -> None:
-    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _FLOOD, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout, done.stderr) == ("over\n", "")
+    assert talk_to(_AS_A_WORKER + _FLOOD) == ["over"]
 
 
 _FAIL = """
@@ -299,9 +305,6 @@ async def work(all_tasks):
 def fail(*_):
     raise MemoryError("in the place of the loop")
 
-def talk():
-    pass
-
 try:
     trio.run(talking, instruments=[requests])
 except* MemoryError:
@@ -310,8 +313,7 @@ except* MemoryError:
 
 
 def test_a_worker_that_cannot_take_requests_ends_so_that_another_does() -> None:
-    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _FAIL, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout, done.stderr) == ("ended\n", "")
+    assert talk_to(_AS_A_WORKER + _FAIL) == ["ended"]
 
 
 _CRASH_BEFORE = """
@@ -319,12 +321,6 @@ class Crashing(Requests):
     def before_task_step(self, task):
         if interposed.is_left():
             os._exit(1)  # some task of this turn, before the one that serves
-
-async def work(all_tasks):
-    pass
-
-def talk():
-    pass
 
 ask(OPEN, 6, 2, bytes(24))
 for _ in range(2):
@@ -338,9 +334,7 @@ for _ in range(2):
 
 def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
     """L3"""
-    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _CRASH_BEFORE
-    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout.split("\n"), done.stderr) == (["None True", "None True", ""], "")
+    assert talk_to(_AS_A_WORKER + _CRASH_BEFORE) == ["None True", "None True"]
 
 
 # A server of two files, one of which it holds back until Python has heard of something.
@@ -374,13 +368,7 @@ def poke():
         time.sleep(0.0005)  # so that the loop waits again and again, each time shortly
     os.write(end, b".")
 
-async def work(all_tasks):
-    pass
-
-builder = TableBuilder("bucket", "")
-builder.add([b"fast", b"slow"], [5, 5], [1, 1], [ETAG, ETAG], ["STANDARD", "STANDARD"])
-operations.serve(builder.build()[0], None)
-fast, slow = operations.table.lookup(ROOT, b"fast"), operations.table.lookup(ROOT, b"slow")
+fast, slow = serve_files(b"fast", b"slow")
 is_told = threading.Event()
 listener = socket.create_server(("127.0.0.1", 0))
 threading.Thread(target=serve_all, daemon=True).start()
@@ -413,9 +401,7 @@ def talk():
 
 
 def test_python_hears_of_a_file_while_another_takes_long_and_the_kernel_asks_on() -> None:
-    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _HOLD_BACK + _TALK
-    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout, done.stderr) == ("told of fast\n", "")
+    assert talk_to(_AS_A_WORKER + _TWO_FILES + _HOLD_BACK + _TALK) == ["told of fast"]
 
 
 _TELL_OF_BOTH = """
@@ -446,10 +432,8 @@ for inode in (slow, fast):
 @pytest.mark.parametrize("ahead", ["", _GET_AHEAD], ids=["", "ahead"])
 def test_a_file_that_was_read_is_not_fetched_ahead_for_what_python_hears_of_another(ahead: str) -> None:
     """It hears of many at a time, in any order, and the first may end a run of the listing before the second."""
-    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _TELL_OF_BOTH + ahead + _TALK
-    program = program.replace("is_told.wait()", "pass")
-    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
-    assert (done.stdout.split(), done.stderr) == (["2", "2", "0"], "")
+    program = _AS_A_WORKER + _TWO_FILES + _TELL_OF_BOTH + ahead + _TALK
+    assert talk_to(program.replace("is_told.wait()", "pass")) == ["2", "2", "0"]
 
 
 _WITHOUT_THREADS = """

@@ -1,23 +1,13 @@
 """Rates of the last ten seconds, what a worker shows, and the states of a mount."""
 
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.figures import status
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.filesystem.figures.status import Board, Recent
-from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.mounting.mount_settings import MountSettings
-from fastfuse.filesystem.processes.children import fork_child
-from fastfuse.filesystem.worker_process import WorkerProcess
-from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
-from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 
 
 @pytest.fixture
@@ -97,39 +87,6 @@ def test_limits_that_have_changed_since_are_noted(monkeypatch: pytest.MonkeyPatc
 
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
     assert Recent(Counters()).rates()["fastfuse_requests"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("is_draining", "worker_pid", "trouble", "state"),
-    [
-        (False, 7, None, "ok"),
-        (False, 7, {"since": 1.0, "failures": {}, "requests": 1}, "in trouble"),
-        (False, 0, None, "no worker"),
-        (True, 7, {"since": 1.0, "failures": {}, "requests": 1}, "stopping"),
-    ],
-)
-def test_the_state(is_draining: bool, worker_pid: int, trouble: object, state: str) -> None:
-    counters, board = Counters(), Board()
-    counters.set("fastfuse_draining", int(is_draining))
-    board.show({"trouble": trouble, "errors": [[1.0, "a read failed"]]})
-    settings = MountSettings(
-        source=S3Uri("bucket", "data"),
-        mountpoint=Path("/mnt"),
-        connection=ConnectionConfig(),
-        origin=IndexOrigin(),
-        memory_target_bytes=1 << 30,
-        part_size_bytes=8 << 20,
-        uid=0,
-        gid=0,
-    )
-    worker = WorkerProcess(counters, lambda: None)
-    worker.pid = worker_pid
-    session = S3Session(ConnectionConfig())
-    told = Answers(settings, Place(Path("/mnt")), Recent(counters), board, worker, fork_child, session).status()
-    assert told["state"] == state
-    assert told["trouble"] == trouble
-    assert told["errors"] == [[1.0, "a read failed"]]
-    assert told["counters"]['fastfuse_errors{errno="EIO"}'] == 0
 
 
 @pytest.mark.parametrize("seen", [slice(0, 4), slice(4, 8), slice(8, 40), slice(24, 72)])

@@ -158,6 +158,14 @@ def test_what_is_near_to_a_fault_has_the_right_verdict(figures: Figures, name: s
     assert judge(figures).name == name
 
 
+def test_retries_and_failed_reads_are_figures_by_their_causes() -> None:
+    counters = Counters()
+    for metric, cause, count in (("retries", "throttled", 1), ("retries", "broken", 2), ("errors", "EACCES", 3)):
+        counters.count(f"fastfuse_{metric}", count, cause)
+    figures = figures_of(counters, elapsed_s=0.0)
+    assert (figures.throttled, figures.retried, figures.failed_reads) == (1, 2, 3)
+
+
 def test_a_mount_that_did_nothing_is_judged() -> None:
     figures = figures_of(Counters(), elapsed_s=0.0)
     assert json.loads(json.dumps(as_json(figures)))["verdict"]["name"] == "not waiting"

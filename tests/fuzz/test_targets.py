@@ -3,6 +3,7 @@
 `make fuzz` looks for new ones. A finding becomes an input in `corpus/`.
 """
 
+import shutil
 from itertools import islice
 
 import pytest
@@ -18,6 +19,8 @@ SEED = 20
 def test_no_kept_input_does_harm(name: str) -> None:
     for data in seeds(name).values():
         target(name).try_one(data)
+    if name == "heads" and not shutil.which("gcc"):
+        pytest.skip("threads' parser has tried none: there is no gcc")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -109,6 +109,7 @@ class WithoutLogs(MemoryStore):
 
 @pytest.mark.parametrize("count", [1, 1500])
 async def test_a_first_folder_that_is_denied_does_not_keep_the_others_from_being_listed(count: int) -> None:
+    """L8"""
     store = WithoutLogs(dict.fromkeys([f"logs/{at:04}" for at in range(count)] + ["train/a"], b"x"))
     for source in ("", "train/", "train/a"):
         listed = await list_source(store, S3Uri("bucket", source), reader=store)
@@ -151,6 +152,7 @@ def test_denied_reads_of_named_objects_are_told_even_if_their_heads_are_allowed(
 
 @pytest.mark.fuse
 def test_denied_reads_are_told_after_the_first_page(server: LoopbackServer, tmp_path: Path) -> None:
+    """L8"""
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
     told = ("denies access to 'train/0000' (403 AccessDenied", "hint: It takes s3:GetObject")
     refused(tmp_path, 3, *told, arguments=words(server, tmp_path))

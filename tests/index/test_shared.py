@@ -114,6 +114,7 @@ def started(server: LoopbackServer, found: object, count: int) -> list[BaseProce
 def test_hosts_that_start_at_once_list_once_and_one_that_dies_is_replaced(
     server: LoopbackServer, clock: Clock, lists_of_one: int
 ) -> None:
+    """L9"""
     # Nobody's listing is answered, so the first host is killed in it, with its claim in place.
     stalled = server.faults.add(FaultRule(operation="ListObjectsV2", action=Stall(0)))
     found = HOSTS.Queue()
@@ -164,6 +165,7 @@ def is_released(server: LoopbackServer) -> bool:
 
 
 def test_a_young_index_is_opened_and_an_old_one_replaced(server: LoopbackServer, clock: Clock) -> None:
+    """L9"""
     first = opened(server.endpoint_url)
     before = lists(server)
     clock.now_s += 3600
@@ -196,6 +198,7 @@ def test_all_that_is_tried_again_is_counted(server: LoopbackServer) -> None:
 
 
 def test_what_is_no_index_of_the_source_is_never_replaced(server: LoopbackServer, clock: Clock) -> None:
+    """L9"""
     shared = shared_bucket(server)
     shared.put(PLACE.path, b"weights of a week", modified_s=0)
     with pytest.raises(ConfigurationError, match="the index is cut short"):
@@ -244,6 +247,7 @@ def test_a_service_without_conditional_writes_leaves_each_host_to_list(
     aws_environment: object,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """L9"""
     for server in serving(ServerConfig(writes=writes, clock_s=clock)):
         if refuses:
             server.faults.add(FaultRule(operation="PutObject", action=Answer(501, "NotImplemented", "no")))

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,16 +42,6 @@ async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> Non
         assert await engine.read(1, ref, 100_001, 4096) == b""
         assert await engine.read(1, ref, 1 << 40, 4096) == b""
         assert await engine.read(1, ref, 0, 1 << 20) == content(ref)
-
-
-async def test_a_small_file_is_one_get_and_nothing_of_it_is_kept() -> None:
-    ref = listed("sample", 10_000)
-    async with running() as (engine, reader):
-        for count in range(1, 4):
-            assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)
-            assert reader.gets == [("sample", 0, 10_000)] * count
-            figures = engine.statistics()
-            assert (figures.streams, figures.pool.held_bytes, figures.pool.reserved_bytes) == (0, 0, 0)
 
 
 async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> None:
@@ -136,16 +125,6 @@ async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock
             assert trio.current_time() - began < 2.5
             reader.let_go()
         await trio.sleep(1)
-
-
-async def test_a_failing_object_fails_no_other_file() -> None:
-    """Semantics D6."""
-    bad, good = listed("bad", MIB), listed("good", MIB)
-    async with running() as (engine, reader):
-        reader.failures = {("bad", start): UnavailableError("503") for start in range(0, MIB, 4 * KIB)}
-        with pytest.raises(UnavailableError):
-            await engine.read(1, bad, 0, 64 * KIB)
-        assert await engine.read(2, good, 0, MIB) == content(good)
 
 
 async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:

@@ -90,21 +90,6 @@ async def test_files_that_are_no_objects_are_read_when_they_are_begun_and_never_
         assert [key for key, _, _ in reader.gets] == [ref.key for ref in refs[:20]]
 
 
-async def test_two_first_reads_of_one_file_at_once_leave_nothing_behind() -> None:
-    """The kernel sends only one, as it locks the pages; readers past the page cache fetch for themselves."""
-    ref = listed("a", 39 * KB)
-    async with running(CONFIG) as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        async with trio.open_nursery() as readers:
-            for _ in range(2):
-                readers.start_soon(read_whole, engine, 1, ref)
-            await settled()
-            reader.let_go()
-        assert len(reader.gets) == 2
-        figures = engine.statistics()
-        assert (figures.streams, figures.pool.reserved_bytes, figures.pool.parts_in_flight) == (0, 0, 0)
-
-
 async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_and_not_kept() -> None:
     async with serving(2) as (refs, engine, reader):
         await engine.new_order().announce([1])
@@ -273,31 +258,12 @@ async def test_where_nobody_has_said_so_no_file_is_fetched_that_is_not_begun(aut
         assert len(reader.gets) == 100
 
 
-async def test_a_second_shuffled_epoch_that_was_not_kept_is_as_fast_as_the_first(autojump_clock: MockClock) -> None:
-    async with serving(2000, EVERY, delay_s=0.02) as (refs, engine, reader):
-        first_s = await time_s_of_shuffled_epoch(engine, refs)
-        assert await time_s_of_shuffled_epoch(engine, refs, seed=1) < 1.5 * first_s
-        await trio.sleep(1)
-        assert len(reader.gets) < 4000 + 16
-
-
 async def test_readers_in_the_order_of_the_listing_cause_no_more_than_without_it(autojump_clock: MockClock) -> None:
     async with serving(1000, EVERY, delay_s=0.02) as (refs, engine, reader):
         await read_all(engine, refs, in_order(refs)[:300])
         await trio.sleep(1)
         late = [key for key, _, _ in reader.gets if key > f"file-{300 + 512 + 16:05}"]
         assert late == []
-
-
-async def test_a_known_order_takes_the_memory_of_files_that_nobody_has_asked_for(autojump_clock: MockClock) -> None:
-    async with serving(1000, TIGHT, delay_s=0.02) as (refs, engine, _):
-        await read_all(engine, refs, shuffled(refs[500:])[:100])
-        await trio.sleep(1)
-        assert expected_bytes(engine) > 100 * 39 * KB
-        began_s = trio.current_time()
-        await read_all(engine, refs, in_order(refs)[600:900])
-        assert trio.current_time() - began_s < 300 * 0.02 / 5
-        await trio.sleep(1)
 
 
 async def test_a_refresh_amid_a_shuffled_epoch_costs_no_file_a_second_get(autojump_clock: MockClock) -> None:

@@ -31,13 +31,3 @@ def test_guesses_are_counted_apart_until_they_are_adopted_or_dropped_or_there_is
     kept.clear()
     small_files.refreshed()
     assert (small_files.held(), small_files.held(with_guesses=False), small_files.guesses) == ((0, 0), (0, 0), [])
-
-
-def test_nobody_fetches_and_keeps_nothing() -> None:
-    small_files = SmallFiles()
-    assert (small_files.threads.size_of(1), small_files.fetch(1, 10, is_guess=True), small_files.drop(1)) == (
-        0,
-        False,
-        False,
-    )
-    assert small_files.held() == (0, 0)

@@ -4,7 +4,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError, UnavailableError
+from fastfuse.errors import ObjectChangedError, ReadError, UnavailableError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.books import parts_waiting
@@ -49,16 +49,6 @@ async def test_what_a_sequential_reader_wants_next_is_fetched_while_it_reads() -
         assert counts.demanded_parts == 1
         assert counts.waits == 1
         assert counts.hits == 63
-
-
-async def test_a_demanded_part_is_fetched_before_anything_ahead() -> None:
-    async with running() as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        async with trio.open_nursery() as readers:
-            readers.start_soon(engine.read, 1, REF, 0, 4 * KIB)
-            await settled()
-            assert sorted(reader.gets) == [("a", 0, 16 * KIB), ("a", 16 * KIB, 32 * KIB)]
-            reader.let_go()
 
 
 async def test_parts_keep_arriving_ahead_while_the_reader_waits_for_the_first() -> None:
@@ -122,16 +112,6 @@ async def test_a_defect_in_the_store_fails_the_read_and_not_the_mount() -> None:
         with pytest.raises(ZeroDivisionError):
             await engine.read(1, REF, MIB, 4 * KIB)
         assert await engine.read(1, REF, 0, 10) == BYTES[:10]
-
-
-async def test_a_read_across_parts_fails_if_one_of_them_does() -> None:
-    async with running() as (engine, reader):
-        await engine.read(1, REF, 0, 4 * KIB)
-        await settled()
-        reader.failures["a", 32 * KIB] = DeadlineError("too late")
-        with pytest.raises(DeadlineError):
-            await engine.read(1, REF, 16 * KIB, 32 * KIB)
-        assert await engine.read(1, REF, 16 * KIB, 32 * KIB) == BYTES[16 * KIB : 48 * KIB]
 
 
 async def test_a_cancelled_reader_takes_the_fetch_away_from_nobody() -> None:

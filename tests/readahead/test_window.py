@@ -33,24 +33,6 @@ def test_a_reader_from_0_gets_the_first_mib_in_small_parts_side_by_side_and_one_
         assert pool.fetched[:5] == [*quarters, (MIB, 2 * MIB)]
 
 
-@pytest.mark.parametrize(
-    ("parts_in_flight", "sizes_mib"),
-    [
-        (1, [1] * 3 + [2] * 2 + [4] * 2 + [8] * 6),
-        (2, [1] * 3 + [2] * 2 + [4] * 2 + [8] * 6),
-        (8, [1] * 7 + [2] * 4 + [4] * 4 + [8] * 4),
-        # What is 12 MiB ahead is read later, by the time that another MiB takes.
-        (32, [1] * 19 + [2] * 18 + [4] * 2),
-    ],
-)
-def test_the_window_of_a_growing_run_is_spread_over_the_parts_that_may_be_on_their_way_at_multiples_of_their_size(
-    parts_in_flight: int, sizes_mib: list[float]
-) -> None:
-    pool = reading(64 * MIB, replace(CONFIG, max_parts_in_flight=parts_in_flight))
-    pool.read_through(0, 64 * MIB, MIB)
-    assert [(end - start) / MIB for start, end in pool.fetched] == [0.25] * 4 + sizes_mib
-
-
 def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
     pool = reading(4 * GIB)
     pool.read_through(0, 16 * MIB, MIB)
@@ -203,17 +185,6 @@ def test_parts_suit_the_share(share: Share, part_bytes: int) -> None:
     assert window.demand(cursor, GIB // 2, GIB // 2 + 1, (GIB // 2, GIB)) == [(GIB // 2, GIB // 2 + part_bytes)]
 
 
-@pytest.mark.parametrize("skipped", [4 * KIB, 100 * KIB, 127 * KIB])
-def test_jumps_forward_over_less_than_a_request_stay_one_sequential_reader(skipped: int) -> None:
-    pool = reading(GIB)
-    for step in range(300):
-        offset = 100 * MIB + step * (128 * KIB + skipped)
-        cursor = pool.read(offset, offset + 128 * KIB)
-    assert cursor.sequential
-    assert len(pool.window.cursors) == 1
-    assert len(pool.demanded) <= 4
-
-
 @pytest.mark.parametrize(
     ("begin", "end", "request_bytes"), [(500 * MIB + 300 * KIB, 530 * MIB, 128 * KIB), (600 * MIB, 604 * MIB, MIB)]
 )
@@ -256,16 +227,6 @@ def test_the_tail_of_a_small_file_is_all_of_it() -> None:
     pool.read(90 * KIB - 22, 90 * KIB)
     pool.read(0, 90 * KIB)
     assert pool.fetched == [(0, 90 * KIB)]
-
-
-def test_equal_pieces_at_equal_distances_are_fetched_ahead_and_nothing_between_them() -> None:
-    pool = reading(GIB)
-    for piece in range(100):
-        offset = MIB + 100 + piece * 5 * MIB
-        pool.read(offset, offset + 64 * KIB)
-    assert len(pool.demanded) == 4
-    # 64 more are on their way: as many as the share has connections.
-    assert sum(end - start for start, end in pool.fetched) <= (100 + 64) * (64 + 4) * KIB
 
 
 def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing() -> None:

@@ -38,15 +38,6 @@ def test_any_read_is_covered_by_parts_within_the_file_that_never_overlap(
         assert all(pool.gap(byte) is None for byte in (offset, end - 1))
 
 
-@given(size_bytes=sizes, request=requests.filter(lambda length: length >= 4 * KIB))
-@example(size_bytes=8 * 64 * KIB + 10, request=128 * KIB)
-def test_a_sequential_reader_fetches_each_byte_once(size_bytes: int, request: int) -> None:
-    pool = reading(size_bytes)
-    pool.read_through(0, size_bytes, request)
-    assert sum(end - start for start, end in pool.fetched) == size_bytes
-    assert len(pool.demanded) == 1 or request > 16 * KIB
-
-
 @given(
     size_bytes=st.integers(8 * MIB, 256 * MIB),
     shares=st.lists(

@@ -48,14 +48,6 @@ def test_a_tour_sees_what_was_put(server: S3Server) -> None:
         assert mount.stop() == 0
 
 
-def test_names_with_control_characters_can_be_read(rclone_server: S3Server) -> None:
-    """N5"""
-    for name in CONTROL_NAMES:
-        rclone_server.client.put_object(Bucket=rclone_server.bucket, Key=f"control/{name}", Body=name.encode())
-    with mounted(f"s3://{rclone_server.bucket}/control/", rclone_server.endpoint_url) as mount:
-        assert tree(mount.path) == {name: name.encode() for name in CONTROL_NAMES}
-
-
 def test_an_object_replaced_since_the_listing_is_stale(moto_server: S3Server) -> None:
     """D2"""
     moto_server.put("stale/file", b"listed")

@@ -3,9 +3,7 @@
 import gzip
 import socket
 import socketserver
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, suppress
 from dataclasses import replace
@@ -30,7 +28,6 @@ from bench.s3server import (
 )
 from fastfuse.errors import (
     BadReplyError,
-    ConfigurationError,
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
@@ -53,24 +50,6 @@ DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 WATCH = StallWatch(60.0, 60.0)
 RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
-
-
-@contextmanager
-def answering_late(*packets: bytes) -> Iterator[str]:
-    """Answer every request on one connection with `packets`, of which each waits for the one before, by Nagle."""
-
-    def serve() -> None:
-        with suppress(OSError), listener.accept()[0] as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
-            while connection.recv(10_000):
-                for packet in packets:
-                    connection.sendall(packet)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        thread.join()
 
 
 def paired() -> tuple[socket.socket, socket.socket, Connection]:
@@ -166,30 +145,6 @@ async def test_what_an_object_is_comes_from_the_headers(headers: dict[str, str],
 async def test_an_etag_whose_quotes_are_empty_is_none(etag: str) -> None:
     async with canned_client(lambda _: (200, TOLD | {"ETag": etag}, b"")) as (reader, _):
         assert (await reader.head("bucket", "key")).etag == ""
-
-
-async def test_a_reply_in_two_packets_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nagle's algorithm sends the second one only when the first is acknowledged: now, or after the kernel's delay."""
-
-    async def median_s() -> float:
-        times_s = []
-        with answering_late(RANGE_HEAD, DATA[:10]) as url:
-            async with aclosing(client_of(replace(IN_A_REGION, endpoint_url=url))) as reader:
-                for _ in range(15):
-                    began_s = time.perf_counter()
-                    assert await reader.get(REF, 0, 10) == DATA[:10]
-                    times_s.append(time.perf_counter() - began_s)
-        return statistics.median(times_s)
-
-    at_once_s = await median_s()
-    monkeypatch.setattr(Connection, "_acknowledge", lambda _: None)
-    assert at_once_s < await median_s() / 2
-
-
-async def test_a_host_that_has_no_name_is_an_error() -> None:
-    async with aclosing(client_of(replace(IN_A_REGION, endpoint_url="http://a..b:9000"))) as reader:
-        with pytest.raises((ServiceError, ConfigurationError)):
-            await reader.head("bucket", "key")
 
 
 async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
@@ -352,24 +307,6 @@ async def test_a_read_goes_to_the_address_that_a_name_has_now_if_the_one_before_
             ports.reverse()
             assert await client.get(REF, 0, 10) == DATA[:10]
         assert 1 <= refused <= most_refused
-
-
-async def test_a_stalled_reply_delays_no_other_and_is_given_up_at_its_own_time(served: Served) -> None:
-    async with served(deadline_s=3.0) as (server, reader):
-        async with trio.open_nursery() as nursery:  # two connections
-            for _ in range(2):
-                nursery.start_soon(reader.get, REF, 0, 10)
-        server.faults.add(FaultRule(action=Stall(0), operation="GetObject", times=1))
-        done = trio.Event()
-
-        async def read_on() -> None:
-            while not done.is_set():
-                assert await reader.get(REF, 10, 20) == DATA[10:20]
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read_on)
-            assert await reader.get(REF, 0, 10) == DATA[:10]
-            done.set()
 
 
 @pytest.mark.parametrize("size_bytes", [1000, hostile.REF.size_bytes - 1])

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,29 @@ async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) ->
             await trio.to_thread.run_sync(server.sendall, BODY, abandon_on_cancel=True)
     assert body == BODY
     assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    connection.close()
+
+
+async def test_what_came_is_acknowledged_at_once_where_more_is_waited_for(ends: Ends) -> None:
+    """A server that uses Nagle's algorithm sends the rest only then."""
+    server, client = ends
+    connection = Connection(client, None)
+
+    async def receive() -> None:
+        assert await connection.ask(b"GET", WATCH) is not None
+        assert await connection.read_into(memoryview(bytearray(4))) == 4
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(receive)
+            await trio.testing.wait_all_tasks_blocked()
+            for piece in (b"HTTP/1.1 200 OK\r\n", b"content-length: 4\r\n\r\nbo"):
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+                server.sendall(piece)
+                await trio.testing.wait_all_tasks_blocked()
+                # The kernel's delayed acknowledgement would set it, too, and come later.
+                assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+            server.sendall(b"dy")
     connection.close()
 
 

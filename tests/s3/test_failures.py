@@ -35,17 +35,8 @@ REF = ObjectRef("bucket", "key", 1, "")
 @pytest.mark.parametrize(
     ("status", "code", "kind"),
     [
-        (503, "SlowDown", Kind.THROTTLED),
-        (500, "InternalError", Kind.BUSY),
-        (502, "", Kind.BUSY),
-        (429, "", Kind.THROTTLED),
-        (400, "RequestTimeout", Kind.BUSY),
         (501, "NotImplemented", Kind.OTHER),
-        (400, "BadRequest", Kind.OTHER),
-        (403, "", Kind.DENIED),
-        (403, "InvalidObjectState", Kind.ARCHIVED),
         (404, "404", Kind.CHANGED),
-        (404, "NoSuchBucket", Kind.NO_BUCKET),
         (301, "", Kind.WRONG_REGION),
     ],
 )

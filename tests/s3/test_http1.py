@@ -61,7 +61,7 @@ STATUSES = (
 )
 STATUS_LINES = (
     *(b"", b"HTTP/1.1", b" HTTP/1.1 200 OK", b"\r\nHTTP/1.1 200 OK", b"http/1.1 200 OK", b"HTTP/ 200 OK"),
-    *(b"HTTP/2.0 200 OK", b"HTTP/1.2 200 OK", *(b"HTTP/1.1 " + status for status in STATUSES)),
+    *(b"HTTP/2.0 200 OK", b"HTTP/1.2 200 OK", b"ICY 200 OK", *(b"HTTP/1.1 " + status for status in STATUSES)),
 )
 LENGTHS = (b"", b"5, 5", b"1_0", "\u0663".encode(), b"-1", b"+5", b"0x10", b"many", b"9" * 1000)
 TWICE = (b'ETag: "e"', b"Last-Modified: a", b"Content-Range: bytes 0-1/2", b"Content-Length: 10")
@@ -86,15 +86,16 @@ def test_what_is_no_head_or_may_be_understood_in_two_ways_is_refused_by_client_a
     ref = ObjectRef("bucket", "key", 10, '"e"')
     with pytest.raises(BadReplyHeadError):
         parse_head(head)
+    goods = (GOOD, GOOD + b"\r\nVary: a\r\nVary: b")
+    assert [parse_head(good).body_bytes for good in goods] == [10, 10]
+    if not shutil.which("gcc"):
+        pytest.skip("threads' parser is not compiled: there is no gcc")
     assert direct_headers(head, ref) is None
-    for good in (GOOD, GOOD + b"\r\nVary: a\r\nVary: b"):
-        assert parse_head(good).body_bytes == 10
-        assert direct_headers(good, ref) or not shutil.which("gcc")
+    assert all(direct_headers(good, ref) for good in goods)
 
 
 # --- bodies in chunks
 
-SIZES = (b"", b"xyz", b"-5", b"+5", b"0_5", b"0x5", b" 5", b"0" * 16 + b"5")
 CHUNK_LINE_BYTES = 1 << 10
 TRAILER_BYTES = 16 << 10
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
@@ -155,14 +156,6 @@ def chunked(chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes) -
 
 
 BODIES = st.builds(chunked, CHUNKS, TRAILERS, st.binary(max_size=10))
-# Bodies that are damaged in a place or two.
-DAMAGED = st.builds(
-    lambda raw, at, old, new: raw[:at] + new + raw[at + old :],
-    BODIES,
-    st.integers(0, 100),
-    st.integers(0, 3),
-    st.sampled_from([b"", b"\r", b"\n", b"\r\n", b"0", b"f", b"x", b" ", b"-1", b";", b"\0"]),
-)
 
 
 @given(CHUNKS, TRAILERS, st.binary(max_size=10), PLACES)
@@ -181,31 +174,6 @@ def test_a_body_that_is_cut_off_has_not_ended(raw: bytes, end: int) -> None:
     assert found is not None
     assert whole[0].startswith(found[0])
     assert found[1] == (end >= len(raw) - whole[1])
-
-
-@given(DAMAGED | st.binary(max_size=40) | st.text("0123456789aAfF;\r\n \t", max_size=40).map(str.encode), PLACES)
-def test_garbage_ends_where_a_plain_reader_says_or_is_refused_in_whatever_pieces_it_comes(
-    raw: bytes, places: list[int]
-) -> None:
-    at_once = decoded([raw])
-    assert decoded(split_at(raw, places)) == (at_once if raw else (b"", False, 0))
-    whole = whole_body(raw)
-    if whole is None:
-        assert at_once is None or not at_once[1]
-    else:
-        assert at_once == (whole[0], True, whole[1])
-
-
-@pytest.mark.parametrize(
-    "raw", [*(size + b"\r\nhello\r\n0\r\n\r\n" for size in SIZES), b"5\nhello\n0\n\n", b"4\r\nhello\r\n0\r\n\r\n"]
-)
-def test_chunks_without_a_size_or_of_another_one_are_refused(raw: bytes) -> None:
-    outcome = decoded([raw])
-    assert outcome is None or not outcome[1]
-
-
-def test_the_largest_size_that_a_chunk_can_tell_takes_no_memory() -> None:
-    assert decoded([b"f" * 16 + b"\r\n", b"begun"]) == (b"begun", False, 0)
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 100_000])

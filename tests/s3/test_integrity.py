@@ -433,29 +433,3 @@ async def test_a_checksum_of_the_object_beside_a_range_is_not_taken_for_that_of_
         assert bytes(await bench.client.get(ref, 5, 10)) == DATA[5:10]
         assert bytes(await bench.client.get(ref, 0, 10)) == DATA[:10]
         assert bench.counts() == {}
-
-
-def flips(seed: int, per_bytes: int) -> Flip:
-    """Return the action of a proxy that flips one bit in `per_bytes` on the average."""
-    source = random.Random(seed)
-
-    def offsets(start: int, end: int) -> list[int]:
-        return [offset for offset in (start + int(source.expovariate(1 / per_bytes)),) if offset < end]
-
-    return Flip(offsets)
-
-
-@pytest.mark.parametrize("parts", [None, EVEN])
-async def test_nothing_wrong_comes_through_a_proxy_that_flips_bits(parts: list[int] | None) -> None:
-    right = failed = 0
-    for seed in range(20):
-        async with benched(verify=True) as bench:
-            ref = bench.put_parts("crc32c", parts) if parts else bench.put(DATA, told("crc64nvme", DATA))
-            bench.server.faults.add(FaultRule(action=flips(seed, 4_000_000), operation="GetObject"))
-            try:
-                assert await bench.read(ref, 500_000) == DATA
-                right += 1
-            except IntegrityError:
-                failed += 1
-    assert right
-    assert failed

@@ -143,23 +143,6 @@ async def test_a_page_that_is_longer_than_any_is_refused_however_it_is_sent(how:
         await listed(*sent(page_of(MAX_PAGE_BYTES + 1), how))
 
 
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ({"Content-Length": str(len(PAGE))}, PAGE[:-10]),
-        (CHUNKED, in_chunks(PAGE, 20)[:-30]),
-        ({"Content-Encoding": "gzip"}, gzip.compress(PAGE)[:-12]),
-        ({"Content-Encoding": "gzip"}, b"not zipped"),
-    ],
-    ids=["with its length", "in chunks", "zipped", "not zipped"],
-)
-async def test_a_page_that_is_cut_off_is_asked_for_again(headers: dict[str, str], body: bytes) -> None:
-    replies = iter([(200, {"Connection": "close", **headers}, body), (200, {}, PAGE)])
-    async with canned_client(lambda _: next(replies)) as (client, server):
-        assert await listed_by(client) == PAGE
-        assert len(server.seen) == 2
-
-
 # --- connections
 
 

@@ -1,16 +1,16 @@
 """What a command is told where something else than S3 answers, and that a service in trouble is waited for."""
 
-import contextlib
 import socket
 import ssl
 import struct
-import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,41 +26,36 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
 from tests.s3.places import client_of
 
-Serve = Callable[[socket.socket], object]
+Serve = Callable[[trio.SocketStream], Awaitable[object]]
 PAGE = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body>It works.</body></html>"
 LISTING = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 
 
-@contextmanager
-def stranger(serve: Serve, *, scheme: str = "http") -> Iterator[tuple[ConnectionConfig, list[int]]]:
+@asynccontextmanager
+async def stranger(serve: Serve, *, scheme: str = "http") -> AsyncIterator[tuple[ConnectionConfig, list[int]]]:
     """Serve each connection of a port with `serve`; yield how to reach it, and the number of its connections."""
     count = [0]
 
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            count[0] += 1
-            with contextlib.suppress(OSError), connection:
-                serve(connection)
+    async def accept(connection: trio.SocketStream) -> None:
+        count[0] += 1
+        with suppress(trio.BrokenResourceError):
+            await serve(connection)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=accept)
-        thread.start()
-        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
-        try:
-            yield ConnectionConfig(endpoint_url=url, region="us-east-1"), count
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, accept, 0, host="127.0.0.1"))
+        url = f"{scheme}://127.0.0.1:{listener.socket.getsockname()[1]}"
+        yield ConnectionConfig(endpoint_url=url, region="us-east-1"), count
+        nursery.cancel_scope.cancel()
+
+
+async def close(connection: trio.SocketStream) -> None:
+    await connection.receive_some()
 
 
 def reply(data: bytes) -> Serve:
-    def serve(connection: socket.socket) -> None:
-        connection.recv(1 << 16)
-        connection.sendall(data)
+    async def serve(connection: trio.SocketStream) -> None:
+        await connection.receive_some()
+        await connection.send_all(data)
 
     return serve
 
@@ -70,8 +65,8 @@ def http(status: str, body: bytes = b"", media_type: str = "text/html; charset=u
     return reply(f"{head}Connection: close\r\n\r\n".encode() + body)
 
 
-def reset(connection: socket.socket) -> None:
-    connection.recv(1 << 16)
+async def reset(connection: trio.SocketStream) -> None:
+    await connection.receive_some()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -113,14 +108,14 @@ STRANGERS = [
         http("400 Bad Request", b"<title>400 The plain HTTP request was sent to HTTPS port</title>"),
         "400, text/html: '400 The plain HTTP request was sent to HTTPS port'",
     ),
-    ("a server that closes", lambda c: c.recv(1 << 16), "the connection was closed without an answer"),
+    ("a server that closes", close, "the connection was closed without an answer"),
     ("a server that resets", reset, "the connection was closed without an answer"),
 ]
 
 
 @pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
 async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve: Serve, shown: str) -> None:
-    with stranger(serve) as (config, count):
+    async with stranger(serve) as (config, count):
         error = await use(config, listed)
     assert isinstance(error, ServiceError)
     assert f"What answers at {config.endpoint_url} is not an S3 service: " in str(error)
@@ -133,7 +128,7 @@ async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve
 @pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
 async def test_so_does_the_question_for_an_object(serve: Serve, shown: str) -> None:
     """What speaks HTTP is not told from S3: a page has no words in reply to a HEAD, and moto sends pages, too."""
-    with stranger(serve) as (config, count):
+    async with stranger(serve) as (config, count):
         error = await use(config, lambda client: client.head("bucket", "key"))
     assert count[0] in (1, 4)
     if shown.startswith("200"):
@@ -146,10 +141,9 @@ async def test_so_does_the_question_for_an_object(serve: Serve, shown: str) -> N
 
 
 async def test_so_does_the_question_for_a_region() -> None:
-    with stranger(lambda c: c.recv(1 << 16)) as (config, count):
-        async with aclosing(client_of(ConnectionConfig(endpoint_url=config.endpoint_url))) as client:
-            with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
-                await listed(client)
+    async with stranger(close) as (config, count), aclosing(client_of(replace(config, region=None))) as client:
+        with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
+            await listed(client)
     assert count[0] == 4
 
 
@@ -157,12 +151,12 @@ async def test_so_does_the_question_for_a_region() -> None:
     ("serve", "message"),
     [
         (http("400 Bad Request", PAGE), "does not speak TLS: wrong version number"),
-        (lambda c: None, "is not an S3 service: Connection reset by peer"),
+        (trio.SocketStream.aclose, "is not an S3 service: Connection reset by peer"),
     ],
     ids=["answers", "closes"],
 )
 async def test_https_to_a_port_without_tls_says_so(serve: Serve, message: str) -> None:
-    with stranger(serve, scheme="https") as (config, _):
+    async with stranger(serve, scheme="https") as (config, _):
         error = await use(config, listed)
     assert message in str(error)
     assert "http://" in error.hint
@@ -173,7 +167,7 @@ async def test_http_to_a_port_with_tls_says_that_the_scheme_may_be_wrong(tmp_pat
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _, files = create_chain(tmp_path)
     context.load_cert_chain(files.certificate, files.key)
-    with stranger(lambda c: context.wrap_socket(c, server_side=True)) as (config, _):
+    async with stranger(lambda c: trio.SSLStream(c, context, server_side=True).do_handshake()) as (config, _):
         error = await use(config, listed)
     assert "is not an S3 service" in str(error)
     assert "https://" in error.hint
@@ -182,7 +176,7 @@ async def test_http_to_a_port_with_tls_says_that_the_scheme_may_be_wrong(tmp_pat
 @pytest.mark.parametrize("is_signed", [True, False])
 async def test_the_native_api_of_swift_says_that_unsigned_requests_may_be_why(is_signed: bool) -> None:
     """Swift answers a request that is not signed by its own API, in which the path of a bucket means nothing."""
-    with stranger(http("412 Precondition Failed", b"Bad URL")) as (config, _):
+    async with stranger(http("412 Precondition Failed", b"Bad URL")) as (config, _):
         error = await use(replace(config, sign_request=is_signed), listed)
     assert "is not an S3 service: 412, text/html: 'Bad URL'" in str(error)
     assert ("--no-sign-request" in error.hint) is not is_signed
@@ -208,29 +202,28 @@ def in_turn(*serves: Serve) -> Serve:
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_a_service_in_trouble_is_waited_for(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
-    with stranger(in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))) as (config, count):
-        async with aclosing(client_of(config)) as client:
-            assert await listed(client) == parse_page(LISTING)
+    serve = in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))
+    async with stranger(serve) as (config, count), aclosing(client_of(config)) as client:
+        assert await listed(client) == parse_page(LISTING)
     assert count[0] == 7
     if trouble == "the page of a gateway":
         assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 
-@pytest.mark.parametrize("serve", [lambda c: c.recv(1 << 16), http("200 OK", PAGE)], ids=["closes", "a page"])
+@pytest.mark.parametrize("serve", [close, http("200 OK", PAGE)], ids=["closes", "a page"])
 async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Serve) -> None:
     answer = http("200 OK", LISTING)
-    with stranger(in_turn(answer, *[serve] * 6, answer)) as (config, count):
-        async with aclosing(client_of(config)) as client:
-            for _ in range(2):
-                assert await listed(client) == parse_page(LISTING)
+    serve = in_turn(answer, *[serve] * 6, answer)
+    async with stranger(serve) as (config, count), aclosing(client_of(config)) as client:
+        for _ in range(2):
+            assert await listed(client) == parse_page(LISTING)
     assert count[0] == 8
 
 
 async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
     answer = http("206 Partial Content", b"01234", more='Content-Range: bytes 0-4/10\r\nETag: "e"\r\n')
-    with stranger(in_turn(*[lambda c: c.recv(1 << 16)] * 6, answer)) as (config, count):
-        async with aclosing(client_of(config)) as client:
-            assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
+    async with stranger(in_turn(*[close] * 6, answer)) as (config, count), aclosing(client_of(config)) as client:
+        assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
     assert count[0] == 7
 
 

@@ -3,7 +3,7 @@
 import mmap
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,15 @@ def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:
             return buffer[: os.preadv(descriptor, [buffer], offset)]
     finally:
         os.close(descriptor)
+
+
+def errno_of(read: Callable[..., object], *arguments: object) -> int:
+    """Return the errno that reading ends with; 0 where it succeeds."""
+    try:
+        read(*arguments)
+    except OSError as error:
+        return error.errno or -1
+    return 0
 
 
 def refresh(path: Path) -> str:

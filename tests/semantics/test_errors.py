@@ -21,7 +21,7 @@ from bench.s3server import (
     Truncate,
 )
 from bench.s3server.faults import Action
-from tests.semantics.places import Place, block_bytes, direct_read, place
+from tests.semantics.places import Place, block_bytes, direct_read, errno_of, place
 
 MIB = 1 << 20
 SIZE = 300_000
@@ -37,16 +37,6 @@ MISFORTUNES: dict[str, Action] = {
     "stalled": Stall(100),
     "silent": Stall(0),
 }
-
-
-def errno_of(read: object, *arguments: object) -> int:
-    """The errno that reading ends with; 0 where it succeeds."""
-    assert callable(read)
-    try:
-        read(*arguments)
-    except OSError as error:
-        return error.errno or -1
-    return 0
 
 
 def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_what_to_do() -> None:
@@ -96,22 +86,6 @@ def test_a_misfortune_that_lasts_is_an_input_output_error_within_the_deadline(tr
     assert re.search(
         r"WARNING .*: a read at \d+ failed with EIO after \d\.\d s: '.*' could not be read", troubled.mount.log
     )
-
-
-def test_a_read_that_waits_for_a_connection_fails_at_its_deadline_and_the_log_tells_what_failed() -> None:
-    """D5: one file has three of four connections."""
-    options = ("--max-connections", "4", "--read-deadline-s", str(DEADLINE_S))
-    with place({"file": bytes(12 * MIB)}, *options) as here, ThreadPoolExecutor(12) as threads:
-        here.server.faults.add(FaultRule(action=SERVICE_UNAVAILABLE, operation="GetObject"))
-        reads = [threads.submit(errno_of, direct_read, here.path / "file", 4096, number * MIB) for number in range(12)]
-        assert {read.result() for read in reads} == {errno.EIO}
-        assert re.search(
-            r" failed with EIO after \d\.\d s: 'file' could not be read within 3 s\. What failed last: "
-            r"'file' could not be read \(503 ServiceUnavailable, request \w+\)\.\n",
-            here.mount.log,
-        )
-        here.server.faults.clear()
-        assert direct_read(here.path / "file", 4096, MIB // 2) == bytes(4096)
 
 
 def test_a_stalled_object_delays_no_other() -> None:

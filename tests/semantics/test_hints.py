@@ -3,7 +3,6 @@
 import os
 import select
 import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.hints import order
+from tests.bad_input.checks import as_nobody
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, abort_connection
@@ -20,9 +20,6 @@ from tests.semantics.test_metrics import Scrape
 
 METRICS = ("--metrics-listen", "0")
 NAMES = [f"{number % 10}/{number:04}" for number in range(2000)]
-
-# As numbers, for they need no entry in /etc/passwd.
-SOMEBODY_ELSE = 54321
 
 
 @pytest.fixture(scope="module")
@@ -94,30 +91,10 @@ def test_the_command_ends_quietly_when_it_is_interrupted(here: Place) -> None:
 def test_whoever_may_read_may_announce(allowed: bool) -> None:
     with place({"a": b""}, *METRICS, *(["--allow-other"] if allowed else [])) as here:
         counted = Counted(here)
-        # A directory that somebody else may pass; the mountpoint itself is the file system's.
-        here.path.parent.chmod(here.path.parent.stat().st_mode | stat.S_IXOTH)
-        child = os.fork()
-        if child == 0:
-            announced_as(SOMEBODY_ELSE, here.path)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        assert (code, counted()) == ((0, (1, 0)) if allowed else (5, (0, 0)))
-
-
-def announced_as(uid: int, mountpoint: Path) -> None:
-    """Announce one file as that user, and end this process as the command would."""
-    from fastfuse.errors import MountError
-    from fastfuse.hints import hand_over
-
-    code = 1
-    try:
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        hand_over(["a"], mountpoint)
-        code = 0
-    except MountError as error:
-        code = error.exit_code if "takes no hints from this user" in str(error) else 1
-    finally:
-        os._exit(code)
+        command = as_nobody([sys.executable, "-m", "fastfuse", "hint", str(here.path)])
+        done = subprocess.run(command, input=b"a\n", env=dict(ENVIRONMENT), capture_output=True, check=False)
+        assert (done.returncode, counted()) == ((0, (1, 0)) if allowed else (5, (0, 0))), done.stderr
+        assert allowed or b"takes no hints from this user" in done.stderr
 
 
 def test_a_list_that_cannot_be_read_is_a_mistake(here: Place) -> None:

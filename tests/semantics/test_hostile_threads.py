@@ -4,7 +4,6 @@
 kernel with what comes, and may keep it. What a thread refuses, the client asks for again, and meets the same row.
 """
 
-import errno
 import os
 import random
 import sys
@@ -19,7 +18,8 @@ from tests.filesystem.waiting import wait_until
 from tests.mounting import mounted
 from tests.s3 import hostile, hostile_rows
 from tests.s3.hostile import BUCKET, Peer, Reply, Request, page_of, serving
-from tests.s3.hostile_rows import ROWS, Ending
+from tests.s3.hostile_rows import ERRNOS, ROWS
+from tests.semantics.places import errno_of
 
 _NAMES = (
     "a byte behind the body",
@@ -50,7 +50,6 @@ _NAMES = (
     "weak ETag",
 )
 _ROWS = [row for name in _NAMES for row in ROWS if row.name == name]
-_ERRNOS = {Ending.RIGHT: 0, Ending.EIO: errno.EIO, Ending.ESTALE: errno.ESTALE, Ending.EACCES: errno.EACCES}
 # Names in no order, so that nothing is fetched ahead.
 _KEYS = [f"{number:08x}" for number in random.Random(0).sample(range(1 << 32), 900)]
 _BAD = dict(zip(_KEYS, _ROWS, strict=False))
@@ -123,15 +122,15 @@ def _read_all(endpoint_url: str, data: bytes, by_threads: set[str], options: Seq
 
         def is_armed() -> bool:
             key = next(good)
-            assert _errno_of_reading(mount.path / key, data) == 0
+            assert errno_of(_read, mount.path / key, data) == 0
             return key in by_threads
 
         for key, row in _BAD.items():
-            allowed = {_ERRNOS[ending] for ending in row.get}
+            allowed = {ERRNOS[ending] for ending in row.get}
             wait_until(is_armed)
-            assert _errno_of_reading(mount.path / key, data) in allowed, row.name
+            assert errno_of(_read, mount.path / key, data) in allowed, row.name
             if 0 in allowed:
-                assert _errno_of_reading(mount.path / key, data) in allowed, row.name
+                assert errno_of(_read, mount.path / key, data) in allowed, row.name
         missed = [row.name for key, row in _BAD.items() if key not in by_threads]
         # The client gets the first part of a large file, and may fail before a thread gets another one.
         assert len(missed) < len(_BAD) // 2 if len(data) > 1 << 20 else missed == [], missed
@@ -139,15 +138,8 @@ def _read_all(endpoint_url: str, data: bytes, by_threads: set[str], options: Seq
         assert "Traceback" not in mount.log
 
 
-def _errno_of_reading(path: Path, data: bytes) -> int:
-    """Read a file whole, past what the kernel keeps; return the errno that it ends with, 0 for the right bytes."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        got = b"".join(iter(lambda: os.read(fd, 1 << 20), b""))
-    except OSError as error:
-        return error.errno or -1
-    finally:
-        os.close(fd)
-    assert got == data
-    return 0
+def _read(path: Path, data: bytes) -> None:
+    """Read a file whole, past what the kernel keeps."""
+    with path.open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert b"".join(iter(lambda: file.read(1 << 20), b"")) == data

@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, Stall
-from tests.filesystem.waiting import wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import fuse_connections
 from tests.readahead.readers import tensors
 from tests.semantics.places import block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
-PATIENCE_S = 60.0
 # linux/fs.h
 _FS_IOC_GETFLAGS = 0x80086601
 

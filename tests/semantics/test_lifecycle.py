@@ -213,25 +213,6 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert mount.stop() == 0
 
 
-def test_a_daemon_is_ready_as_its_parent_returns_and_ends_with_it(server: LoopbackServer, directory: Path) -> None:
-    """L1, L2"""
-    before = descendants(os.getpid())
-    done = run_fastfuse(*mount_command(URI, directory, server.endpoint_url, "--daemon")[3:])
-    assert done.returncode == 0
-    assert f"mounted {URI}/ at {directory}" in done.stderr
-    (supervisor,) = descendants(os.getpid()) - before - workers_of(before)
-    assert (directory / "file").read_bytes() == DATA["file"]
-    assert run_fastfuse("unmount", str(directory)).returncode == 0
-    assert os.waitstatus_to_exitcode(os.waitpid(supervisor, 0)[1]) == 0
-    assert find_mount(directory) is None
-
-
-def workers_of(known: set[int]) -> set[int]:
-    """The new processes that are children of new processes."""
-    new = descendants(os.getpid()) - known
-    return {below for pid in new for below in descendants(pid)}
-
-
 def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
     """L5"""
     with place({"elsewhere": b""}, "--allow-empty", uri=f"{URI}/nothing/") as here:

@@ -1,7 +1,6 @@
 """Clause L3: the worker may die, and its readers do not notice."""
 
 import errno
-import hashlib
 import os
 import re
 import signal
@@ -16,13 +15,13 @@ import pytest
 
 from bench.s3server import FaultRule, Limit, Stall
 from fastfuse.filesystem.talking.control import ask_status, entry_of
-from tests.filesystem.waiting import wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import Mount, run_fastfuse
 from tests.semantics.places import Place, block_bytes, direct_read, forget, place
+from tests.semantics.test_lifecycle import stopping
 from tests.semantics.test_metrics import Scrape
 
 MIB = 1 << 20
-PATIENCE_S = 60.0
 
 
 class Progress:
@@ -42,13 +41,14 @@ class Progress:
             assert self._changed.wait_for(lambda: self._total_bytes >= total_bytes, PATIENCE_S)
 
 
-def digest(path: Path, progress: Progress) -> str:
-    hashed = hashlib.sha256()
+def read_half(path: Path, progress: Progress) -> bytes:
+    data = b""
     with path.open("rb", buffering=0) as file:
-        while chunk := file.read(MIB // 4):
-            hashed.update(chunk)
+        while len(data) < path.stat().st_size // 2:
+            chunk = file.read(MIB // 4)
             progress.add(len(chunk))
-    return hashed.hexdigest()
+            data += chunk
+    return data
 
 
 def kill_worker(mount: Mount, killed: Collection[int] = (), number: signal.Signals = signal.SIGKILL) -> int:
@@ -60,38 +60,13 @@ def kill_worker(mount: Mount, killed: Collection[int] = (), number: signal.Signa
     return pid
 
 
-def test_four_readers_finish_although_the_worker_is_killed_three_times() -> None:
-    """L3"""
-    size = 8 * MIB
-    data = {f"file{number}": block_bytes(number, size) for number in range(4)}
-    with ThreadPoolExecutor(4) as threads, place(data, "--part-size", "1MiB") as here:
-        # Slow enough that every kill finds readers at work, whatever the kernel reads ahead.
-        here.server.faults.add(FaultRule(action=Limit(4 * MIB), operation="GetObject"))
-        progress = Progress()
-        readers = [threads.submit(digest, here.path / name, progress) for name in data]
-        killed: set[int] = set()
-        for quarter in range(1, 4):
-            progress.wait_for(quarter * size - 4 * MIB)
-            killed.add(kill_worker(here.mount, killed))
-        assert [reader.result(PATIENCE_S) for reader in readers] == [
-            hashlib.sha256(content).hexdigest() for content in data.values()
-        ]
-        assert len(killed) == 3
-        assert here.mount.log.count("; starting another") == 3
-
-
-def read_half(path: Path, progress: Progress) -> None:
-    with path.open("rb", buffering=0) as file:
-        while file.tell() < path.stat().st_size // 2:
-            progress.add(len(file.read(MIB // 4)))
-
-
-def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dropped_it() -> None:
+def test_readers_go_on_although_the_worker_is_killed_three_times_and_nothing_is_left_of_their_reads() -> None:
     """L3"""
     size = 8 * MIB
     data = {f"file{number}": block_bytes(number, size) for number in range(4)}
     options = ("--part-size", "1MiB", "--metrics-listen", "0")
     with ThreadPoolExecutor(4) as threads, place(data, *options) as here:
+        # Slow enough that every kill finds readers at work, whatever the kernel reads ahead.
         rule = here.server.faults.add(FaultRule(action=Limit(4 * MIB), operation="GetObject"))
         port, progress = here.mount.metrics_port(), Progress()
         readers = [threads.submit(read_half, here.path / name, progress) for name in data]
@@ -100,8 +75,7 @@ def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dr
             progress.wait_for(quarter * size // 2 - 2 * MIB)
             others.add(kill_worker(here.mount, others))
         here.server.faults.remove(rule)
-        for reader in readers:
-            reader.result(PATIENCE_S)
+        assert [reader.result(PATIENCE_S) for reader in readers] == [content[: size // 2] for content in data.values()]
         wait_until(lambda: Scrape(port)["worker_respawns_total",] == 3 and Scrape(port)["streams",] > 0)
 
         def left() -> dict[str, int]:
@@ -110,6 +84,8 @@ def test_nothing_is_left_of_reads_that_workers_died_under_once_the_kernel_has_dr
             return {name: now[name,] for name in ("streams", "pool_bytes", "gets_in_flight", "waiting_reads")}
 
         wait_until(lambda: not any(left().values()), lambda: str(left()))
+        assert [(here.path / name).read_bytes() for name in data] == [*data.values()]
+        assert here.mount.log.count("; starting another") == 3
 
 
 def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:
@@ -151,9 +127,7 @@ def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="other"))
         read = threads.submit(direct_read, here.path / "other", 4096, 8 * MIB)
         wait_until(lambda: here.server.faults.hits(rule) > 0)
-        assert here.mount.notified().startswith("STATUS=")
-        here.mount.process.send_signal(signal.SIGTERM)
-        assert here.mount.notified() == "STOPPING=1"
+        stopping(here)
         with pytest.raises(OSError, match="shutdown") as caught:
             direct_read(here.path / "file", 4096)
         assert caught.value.errno == errno.ESHUTDOWN
@@ -169,9 +143,7 @@ def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_an
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
         read = threads.submit(direct_read, here.path / "file", 4096, 8 * MIB)
         here.wait_for_gets(1)
-        assert here.mount.notified().startswith("STATUS=")
-        here.mount.process.send_signal(signal.SIGTERM)
-        assert here.mount.notified() == "STOPPING=1"
+        stopping(here)
         kill_worker(here.mount)
         here.server.faults.remove(rule)
         assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]

@@ -11,7 +11,8 @@ import pytest
 from botocore.exceptions import ClientError
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from tests.bench.s3server.clients import boto_client, error_of
+from tests.bench.s3server.clients import error_of
+from tests.servers import S3Server
 
 _OBJECTS = {
     "a": b"file beside a folder",
@@ -28,25 +29,14 @@ _OBJECTS = {
 
 
 @pytest.fixture(scope="module")
-def clients() -> Iterator[tuple[Any, Any]]:
+def clients(moto_server: S3Server) -> Iterator[tuple[Any, Any]]:
     """Ours and moto's, with the same objects in bucket ``data``."""
-    from moto.server import ThreadedMotoServer  # loads for half a second
-
-    moto = ThreadedMotoServer(port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    try:
-        with (
-            LoopbackServer({"data": MemoryObjects(_OBJECTS)}) as server,
-            boto_client(server.endpoint_url) as ours,
-            boto_client(f"http://{host}:{port}") as theirs,
-        ):
-            theirs.create_bucket(Bucket="data")
-            for key, data in _OBJECTS.items():
-                theirs.put_object(Bucket="data", Key=key, Body=data)
-            yield ours, theirs
-    finally:
-        moto.stop()
+    theirs = moto_server.client
+    theirs.create_bucket(Bucket="data")
+    for key, data in _OBJECTS.items():
+        theirs.put_object(Bucket="data", Key=key, Body=data)
+    with LoopbackServer({"data": MemoryObjects(_OBJECTS)}) as server:
+        yield S3Server(server.endpoint_url).client, theirs
 
 
 def _observe(clients: tuple[Any, Any], action: Callable[[Any], Any]) -> list[Any]:

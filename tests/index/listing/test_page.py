@@ -200,7 +200,8 @@ def test_a_document_type_is_refused_in_whichever_encoding(encoding: str) -> None
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"not xml", b"<html><body>login</body></html>", b"<ListBucketResult/>", body_of([Row("a")])[:-30],
+    [b"", b"not xml", b"<html><body>login</body></html>", b"<ListBucketResult/>", b"<ListVersionsResult/>",
+     bytes(range(256)) * 100, body_of([Row("a")])[:-30],
      wrapped("<Contents><Size>1</Size></Contents>"),
      b"<Error><Code>SlowDown</Code></Error>", b"<ListBucketResult><IsTruncated>maybe</IsTruncated></ListBucketResult>"],
 )  # fmt: skip
