@@ -11,8 +11,10 @@ from fastfuse.errors import SourceError
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.listing.lister import list_source
+from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.pipe.content import epoch_order, source_order
 from tests.sagemaker.prefixes import in_fast_file_mode, matching, paths_of_key_names
 from tests.store import MemoryStore
@@ -87,3 +89,19 @@ def test_fast_file_mode_takes_a_folder_or_an_object_and_says_others_differ(sourc
     assert all("File and Pipe mode take every key that begins with it, also" in warning for warning in warnings)
     if not is_different:
         assert files(table) == files(listed(objects, prefix, is_key_name_prefix=True))
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "path", "expected"),
+    [
+        (InputMode.FILE, SourceKind.PREFIX, "train", True),
+        (InputMode.FILE, SourceKind.PREFIX, "train/", False),
+        (InputMode.PIPE, SourceKind.PREFIX, "", False),
+        (InputMode.FILE, SourceKind.MANIFEST, "train.json", False),
+    ],
+)
+def test_a_kept_listing_of_a_folder_or_a_manifest_serves_every_mode(
+    mode: InputMode, kind: SourceKind, path: str, expected: bool
+) -> None:
+    channel = Channel(name="train", input_mode=mode, source=S3Uri("b", path), source_kind=kind)
+    assert channel.is_key_name_prefix is expected
