@@ -57,6 +57,18 @@ def abort_connection(path: Path) -> None:
         (connections / str(minor) / "abort").write_text("1")
 
 
+@contextmanager
+def tmpfs(place: Path, options: str = "rw", *, source: str = "none") -> Iterator[Path]:
+    """Mount a file system in memory at `place`, a new directory or an empty one, until the end of the block."""
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, source, place], check=True)
+    try:
+        yield place
+    finally:
+        # Lazily: the traceback of a failure holds directories open.
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
 @dataclass
 class Mount:
     """A mount that was ready; `process` is its supervisor."""
@@ -101,11 +113,15 @@ class Mount:
         return self.wait()
 
 
+def access(endpoint_url: str) -> tuple[str, ...]:
+    """Return the options of a command that reads from a server of the tests."""
+    return "--endpoint-url", endpoint_url, "--region", "us-east-1", "--force-path-style"
+
+
 def mount_command(uri: str, path: Path | None, endpoint_url: str, *options: str) -> list[str]:
     return [
         *(sys.executable, "-m", "fastfuse", "mount", uri, *([] if path is None else [str(path)])),
-        *("--endpoint-url", endpoint_url, "--region", "us-east-1", "--force-path-style", "--memory-target", "256MiB"),
-        *options,
+        *(*access(endpoint_url), "--memory-target", "256MiB", *options),
     ]
 
 

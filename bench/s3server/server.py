@@ -117,6 +117,10 @@ class LoopbackServer:
         """The recorded requests, oldest first."""
         return self._log.records()
 
+    def count(self, operation: str, key: str | None = None) -> int:
+        """Return how many of the recorded requests are of `operation`, and for `key` if one is given."""
+        return sum(one.operation == operation and key in (None, one.key) for one in self.requests)
+
     def clear_requests(self) -> None:
         """Forget the recorded requests; the statistics go on."""
         self._log.clear()

@@ -55,8 +55,6 @@ class ServerConfig:
     clock_s: Callable[[], float] | None = None
     # Requests signed at a time that is further from that clock are refused.
     most_skew_s: float = inf
-    # False: ``encoding-type=url`` is ignored and keys are sent as bare XML.
-    encode_keys: bool = True
     # How many requests the log keeps; 0 keeps none, for benches.
     log_limit: int = 10_000
 

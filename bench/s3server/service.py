@@ -157,7 +157,7 @@ def _object_headers(stored: StoredObject, etag: str) -> dict[str, str]:
     return headers
 
 
-def _list_query(query: Mapping[str, bytes], *, may_encode: bool) -> ListQuery:
+def _list_query(query: Mapping[str, bytes]) -> ListQuery:
     max_keys = query.get("max-keys", b"1000")
     if not max_keys.isdigit():
         raise _S3Error(400, "InvalidArgument", "Provided max-keys not an integer or within integer range")
@@ -171,7 +171,7 @@ def _list_query(query: Mapping[str, bytes], *, may_encode: bool) -> ListQuery:
         start_after=query.get("start-after", b""),
         token=None if token is None else token.decode("latin-1"),
         max_keys=min(int(max_keys), 1000),
-        url_encoded=encoding == b"url" and may_encode,
+        url_encoded=encoding == b"url",
     )
 
 
@@ -283,7 +283,7 @@ class Service:
         return self._xml_reply(call, DECLARATION + b"<%b%b>%b</%b>" % (tag, _NAMESPACE, constraint, tag))
 
     def _list(self, call: Call, actions: list[Action]) -> Reply:
-        query = _list_query(call.request.query, may_encode=self._config.encode_keys)
+        query = _list_query(call.request.query)
         view = self._buckets[call.bucket].view()
         limits = [action.keys for action in actions if isinstance(action, ShortPage)]
         try:

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from fastfuse.advise.model import PART_BYTES
 from fastfuse.advise.probe import shape_of
-from fastfuse.index.inodes.builder import TableBuilder
 from tests.advise.shapes import shape_of_sizes
-from tests.index.indexes import MD5, index_of
+from tests.index.indexes import MD5, index_of, table_of
 
 _sizes = st.one_of(st.sampled_from([0, 1, PART_BYTES, PART_BYTES + 1, (1 << 63) - 1]), st.integers(0, 1 << 40))
 
@@ -22,7 +21,5 @@ def test_the_figures_are_those_of_the_objects(sizes: list[int]) -> None:
 
 
 def test_archived_objects_are_counted() -> None:
-    builder = TableBuilder("bucket", "")
     classes = ["STANDARD", "GLACIER", "GLACIER_IR", "DEEP_ARCHIVE"]
-    builder.add([b"a", b"b", b"c", b"d"], [1] * 4, [10**18] * 4, [MD5] * 4, classes)
-    assert shape_of(builder.build()[0]).archived_objects == 2
+    assert shape_of(table_of({name: (1, 10**18, MD5, name) for name in classes})).archived_objects == 2

@@ -23,6 +23,7 @@ from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.writer import Range
 from fastfuse.metrics import CACHE_FAILURES, Counters
 from tests.cache.node import KIB, MIB, CountingStore, content, settings_of, tier
+from tests.mounting import tmpfs
 
 DATA = {f"{n}": content(f"{n}", 700 * KIB if n % 4 == 0 else 39_000) for n in range(20)}
 
@@ -156,11 +157,8 @@ FAULTS = (
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
     """A place in a small file system of its own."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tier-test", str(tmp_path)], check=True)
-    try:
+    with tmpfs(tmp_path, "size=24m"):
         yield tmp_path / "cache"
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
 @pytest.fixture(autouse=True)

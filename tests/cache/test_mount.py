@@ -31,18 +31,20 @@ pytestmark = pytest.mark.fuse
 DATA = {f"d/{n}": random.Random(n).randbytes(5 * MIB + n if n < 2 else 39_000 + n) for n in range(60)}
 
 
-def wrong_files(mount: Mount) -> list[str]:
-    return [key for key, data in DATA.items() if Path(mount.path, key[2:]).read_bytes() != data]
+def small(count: int) -> dict[str, bytes]:
+    """Return small files in a random order."""
+    return {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(count), count)}
 
 
-def all_right(mount: Mount, data: Mapping[str, bytes]) -> bool:
-    """Read files through the kernel, past pages that it has."""
-    for key, content in data.items():
-        with open(mount.path / key[2:], "rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            if file.read() != content:
-                return False
-    return True
+def is_right(mount: Mount, key: str, data: Mapping[str, bytes]) -> bool:
+    """Read a file through the kernel, past pages that it has."""
+    with open(mount.path / key[2:], "rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return file.read() == data[key]
+
+
+def all_right(mount: Mount, data: Mapping[str, bytes] = DATA) -> bool:
+    return all(is_right(mount, key, data) for key in data)
 
 
 def options_of(place: Path) -> tuple[str, ...]:
@@ -68,11 +70,11 @@ def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
             mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as other,
             ThreadPoolExecutor() as readers,
         ):
-            assert [*readers.map(wrong_files, (one, other))] == [[], []]
+            assert all(readers.map(all_right, (one, other)))
             assert fetched_bytes() == sum(map(len, DATA.values())) + 2  # each mount reads a byte first (L8)
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as later:
-            assert wrong_files(later) == []
+            assert all_right(later)
             wait_until(lambda: told_of(tmp_path).search(run_fastfuse("status", str(later.path)).stdout) is not None)
             slow_gets = run_fastfuse("top", str(later.path)).stdout.partition("slow GETs")[2]
             assert slow_gets.count("\n") == 1  # the heading
@@ -105,12 +107,9 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
     data = {f"d/{n}": contents[n % len(contents)] for n in range(2000)}
     options, unread, read = (*options_of(tmp_path), "--part-size", "1MiB"), iter(data), list[str]()
 
-    def is_right(mount: Mount, key: str) -> bool:
-        return Path(mount.path, key[2:]).read_bytes() == data[key]
-
     def reads_next(*mounts: Mount) -> bool:
         read.append(next(unread))
-        return all(readers.map(is_right, mounts, repeat(read[-1])))
+        return all(readers.map(is_right, mounts, repeat(read[-1]), repeat(data)))
 
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server, ThreadPoolExecutor() as readers:
         with (
@@ -122,7 +121,7 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
             assert all(reads_next(one, other) for _ in range(24))
             assert one.log.count("WARNING") == other.log.count("WARNING") == 0
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as later:
-            assert all(is_right(later, key) for key in read)
+            assert all(is_right(later, key, data) for key in read)
         fetched_bytes = Counter[str]()
         for one_get in server.requests:
             if one_get.operation == "GetObject" and one_get.sent_bytes > 1:  # each mount reads a byte first (L8)
@@ -132,51 +131,41 @@ def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> 
 
 def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetched(tmp_path: Path) -> None:
     """What is kept is damaged bit by bit: rows of the index, a segment, and at last the disk, which hangs."""
-    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in range(400)}
-    order = random.Random(1).sample([*data], len(data))
+    data = small(400)
+    first, *others = data
     options = "--cache", str(tmp_path / "cache"), "--cache-size", "128MiB", "--cache-min-free", "0"
     impatient = "--read-deadline-s", "4"
 
-    def is_right(mount: Mount, key: str) -> bool:
-        return Path(mount.path, key[2:]).read_bytes() == data[key]
-
-    def all_right(mount: Mount) -> bool:
-        return all(is_right(mount, key) for key in order)
-
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
-
-        def get_count() -> int:
-            return sum(one.operation == "GetObject" for one in server.requests)
-
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            unread = iter(order[1:])
-            wait_until(lambda: is_right(mount, next(unread)) and has_threads(mount))
-            server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key=order[0]))
+            unread = iter(others)
+            wait_until(lambda: is_right(mount, next(unread), data) and has_threads(mount))
+            server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key=first))
             with pytest.raises(PermissionError):
-                is_right(mount, order[0])
+                is_right(mount, first, data)
             server.faults.clear()
-            assert all_right(mount)
+            assert all_right(mount, data)
         segments = [*tmp_path.glob("cache/*.segment")]
         assert len(segments) > 1
-        before = get_count()
+        before = server.count("GetObject")
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
             assert has_threads(mount)
-            assert get_count() == before + 1  # (L8)
+            assert server.count("GetObject") == before + 1  # (L8)
         with closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index, index:
             index.execute("UPDATE extents SET segment = -(object % 2) WHERE object % 3 = 0")
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
         segments[0].write_bytes(bytes(segments[0].stat().st_size))
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
             assert mount.log.count("a kept range cannot be used and is fetched again") == 1
             assert mount.log.count("WARNING") == 1
         for segment in segments:
             segment.unlink()
             os.mkfifo(segment, 0o666)  # whoever opens it waits
         with mounted("s3://bucket/d/", server.endpoint_url, *options, *impatient) as mount:
-            assert all_right(mount)
+            assert all_right(mount, data)
             assert mount.log.count("is not used for 30 s: its disk has not answered within") == 1
             with ExitStack() as opened:
                 for segment in segments:
@@ -186,18 +175,7 @@ def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetc
 
 # What a thread hashes it has to decode from the path of a request first.
 ODD_NAMES = (
-    "a b",
-    "100%",
-    "%41",
-    "\u00e4/\u20ac",
-    "q?x=1&y#z",
-    "'\"",
-    "~-_.",
-    "deep/er/and/deeper",
-    "\x7f",
-    "%",
-    "%2",
-    "+",
+    *("a b", "100%", "%41", "\u00e4/\u20ac", "q?x=1&y#z", "'\"", "~-_.", "deep/er/and/deeper", "\x7f", "%", "%2", "+"),
 )
 
 
@@ -269,7 +247,7 @@ def reads_until_threads_do(mount: Mount, unread: Iterator[str], data: Mapping[st
     read, got = list[str](), 0
     while got < 3:
         read.append(next(unread))
-        assert all_right(mount, {read[-1]: data[read[-1]]})
+        assert is_right(mount, read[-1], data)
         got += has_threads(mount)
     return read
 
@@ -287,7 +265,7 @@ def test_what_a_thread_has_got_last_is_kept_as_the_mount_ends(monkeypatch: pytes
             read = reads_until_threads_do(mount, iter(data), data)
         before = len(server.requests)
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
-            assert all_right(mount, {key: data[key] for key in read})
+            assert all(is_right(mount, key, data) for key in read)
         assert {one.key for one in server.requests[before:] if one.operation == "GetObject"}.isdisjoint(read[-3:])
 
 
@@ -342,9 +320,6 @@ def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(
     with_change(monkeypatch, NO_LOOKS)
     data, last = small_files(), "d/last"
 
-    def is_right(mount: Mount, key: str) -> bool:
-        return all_right(mount, {key: data[key]})
-
     with (
         LoopbackServer({"bucket": MemoryObjects(data)}) as server,
         ThreadPoolExecutor(1) as readers,
@@ -353,17 +328,17 @@ def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(
     ):
         unread = iter(data)
         kept = next(unread)
-        assert is_right(other, kept)
+        assert is_right(other, kept, data)
         reads_until_threads_do(one, unread, data)
-        assert is_right(one, kept)
+        assert is_right(one, kept, data)
         rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=last, times=1))
-        reading = readers.submit(is_right, one, last)
+        reading = readers.submit(is_right, one, last, data)
         wait_until(lambda: server.faults.hits(rule) > 0)
-        assert is_right(one, kept)
+        assert is_right(one, kept, data)
         server.faults.remove(rule)
         assert reading.result()
-        assert is_right(other, last)
-        assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
+        assert is_right(other, last, data)
+        assert server.count("GetObject", last) == 1
 
 
 def test_a_file_that_a_thread_has_got_is_not_fetched_again_before_it_is_written(
@@ -386,32 +361,28 @@ def test_a_file_that_a_thread_has_got_is_not_fetched_again_before_it_is_written(
     ):
         reads_until_threads_do(mount, iter(data), data)
         index.execute("BEGIN IMMEDIATE")
-        assert all_right(mount, {last: data[last]})
-        reading = readers.submit(all_right, mount, {last: data[last]})
+        assert is_right(mount, last, data)
+        reading = readers.submit(is_right, mount, last, data)
         wait_until(lambda: "is claimed" in mount.log or reading.done())
         index.execute("ROLLBACK")
         assert reading.result()
-        assert sum(request.key == last and request.operation == "GetObject" for request in server.requests) == 1
+        assert server.count("GetObject", last) == 1
 
 
 def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path: Path) -> None:
     """The index forgets all after the first reads, so later ones find only what is remembered; then that is damaged."""
-    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}
+    data = small(500)
 
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
-
-        def get_count() -> int:
-            return sum(one.operation == "GetObject" for one in server.requests)
-
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
             assert all_right(mount, data)
         with mounted("s3://bucket/d/", server.endpoint_url, *options_of(tmp_path)) as mount:
             assert all_right(mount, data)
-            before = get_count()
+            before = server.count("GetObject")
             with closing(sqlite3.connect(tmp_path / "cache" / "index.db")) as index, index:
                 index.execute("DELETE FROM extents")
             assert all_right(mount, data)
-            assert get_count() - before < len(data) / 2  # the files beside these are fetched on suspicion
+            assert server.count("GetObject") - before < len(data) / 2  # the files beside these are fetched on suspicion
             for segment in tmp_path.glob("cache/*.segment"):
                 segment.write_bytes(bytes(segment.stat().st_size))
             assert all_right(mount, dict(islice(data.items(), 100)))
@@ -433,7 +404,7 @@ def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_a
     reads.Reads.answer = counted
     """
     with_change(monkeypatch, change)
-    data = {f"d/{n}": random.Random(n).randbytes(15_000 + n) for n in random.Random(1).sample(range(500), 500)}
+    data = small(500)
     options = (*options_of(tmp_path), "--read-deadline-s", "4")
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server, ExitStack() as opened:
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
@@ -467,7 +438,7 @@ def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> No
             wait_until(lambda: Path(mount.path, str(next(unread))).read_bytes() != b"" and has_threads(mount))
             with pytest.raises(PermissionError):
                 Path(mount.path, "cold").read_bytes()
-            return sum(one.key == "d/cold" for one in server.requests)
+            return server.count("GetObject", "d/cold")
 
     assert get_count() == get_count(*options_of(tmp_path))
 
@@ -493,7 +464,8 @@ def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_o
             with mounting(places[0]) as by_disk:
                 stopped = by_signal.worker()
                 os.kill(stopped, signal.SIGSTOP)
-                assert wrong_files(by_disk) == wrong_files(by_signal) == []
+                assert all_right(by_disk)
+                assert all_right(by_signal)
                 assert by_disk.log.count("the worker does not answer: it hung") == 1
                 assert f"the next worker does not use the cache {places[0]}/cache" in by_disk.log
                 assert "  cache     not used by this worker" in run_fastfuse("status", str(by_disk.path)).stdout
@@ -501,7 +473,7 @@ def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_o
                 assert by_signal.worker() != stopped
                 assert "does not use the cache" not in by_signal.log
         with mounting(places[1]) as later:
-            assert wrong_files(later) == []
+            assert all_right(later)
             wait_until(lambda: told_of(places[1]).search(run_fastfuse("status", str(later.path)).stdout) is not None)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects, SyntheticObjects
-from tests.mounting import mounted, run_fastfuse
+from tests.mounting import access, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen
 
 OBJECTS = {f"train/small/{at}": b"x" * 1000 for at in range(100)} | {"train/large": bytes(3 << 20)}
@@ -22,16 +22,12 @@ def server() -> Iterator[LoopbackServer]:
         yield server
 
 
-def connection(server: LoopbackServer) -> list[str]:
-    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-
-
 def operations(server: LoopbackServer) -> list[str]:
     return [record.operation for record in server.requests]
 
 
 def found(server: LoopbackServer, *words: str) -> Any:  # noqa: ANN401 - JSON
-    done = run_fastfuse("advise", *words, "--json", *connection(server))
+    done = run_fastfuse("advise", *words, "--json", *access(server.endpoint_url))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -39,7 +35,7 @@ def found(server: LoopbackServer, *words: str) -> Any:  # noqa: ANN401 - JSON
 @pytest.mark.parametrize("columns", [80, 200])
 def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns: int) -> None:
     words = ["advise", URI, "--hosts", "4", "--epochs", "3", "--hours", "2", "--host-price", "3.825"]
-    code, text = finished_on_terminal(*words, *connection(server), columns=columns)
+    code, text = finished_on_terminal(*words, *access(server.endpoint_url), columns=columns)
     assert code == 0, text
     lines = lines_on_screen(text)
     assert max(map(len, lines)) <= columns
@@ -60,7 +56,7 @@ def test_json_has_shape_network_job_and_every_estimate(server: LoopbackServer) -
 
 def test_a_saved_index_is_advised_on_without_a_request(server: LoopbackServer, tmp_path: Path) -> None:
     index = str(tmp_path / "x.index")
-    assert run_fastfuse("index", URI, "-o", index, *connection(server)).returncode == 0
+    assert run_fastfuse("index", URI, "-o", index, *access(server.endpoint_url)).returncode == 0
     before = len(server.requests)
     report = found(server, URI, "--index", index, "--no-probe")
     assert len(server.requests) == before
@@ -78,7 +74,7 @@ def test_figures_of_the_network_that_are_not_measured_are_called_assumed(server:
     rates = "90 MB/s a connection, 1,250 MB/s in all"
 
     def network(source: str, *words: str) -> str:
-        done = run_fastfuse("advise", source, *words, *connection(server))
+        done = run_fastfuse("advise", source, *words, *access(server.endpoint_url))
         return re.sub(r"\s+", " ", done.stdout).partition(" network ")[2].partition(" recommended ")[0]
 
     assert network(URI, "--no-probe") == f"assumed: 20.0 ms, {rates} nothing is measured"
@@ -106,6 +102,6 @@ def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files(
 
 
 def test_a_summary_ends_with_the_short_form(server: LoopbackServer) -> None:
-    done = run_fastfuse("index", URI, "--summary", "--json", *connection(server))
+    done = run_fastfuse("index", URI, "--summary", "--json", *access(server.endpoint_url))
     assert json.loads(done.stdout)["advice"].startswith("FastFile: Training begins")
     assert operations(server).count("GetObject") == 0

@@ -202,29 +202,19 @@ class TestIndexOrigin:
         ("options", "message"),
         [
             ({"index": "x", "inventory": "s3://b/m"}, "--index and --inventory contradict"),
-            ({"inventory": "s3://b/m", "keys_from": Path("k")}, "--inventory and --keys-from contradict"),
-            ({"keys_from": Path("k"), "index_max_age": "1h"}, "--keys-from and --index-max-age contradict"),
             ({"index": "/i", "index_max_age": "1h"}, "--index and --index-max-age contradict"),
             ({"index": "s3://b/i", "index_max_age": "0s"}, "--index and --index-max-age contradict"),
             ({"no_index_cache": True, "index_max_age": "1h"}, "--no-index-cache and --index-max-age contradict"),
-            ({"no_index_cache": True, "index_cache": Path("c")}, "--no-index-cache and --index-cache contradict"),
-            ({"index_max_age": "soon"}, "--index-max-age 'soon' is not a time"),
             ({"index": "s3://b/folder/"}, "names no object"),
-            ({"inventory": "/file"}, "is not an S3 URI"),
             (
                 {"source_type": SourceKind.MANIFEST, "inventory": "s3://b/m"},
                 "--inventory and --source-type ManifestFile contradict",
-            ),
-            (
-                {"source_type": SourceKind.AUGMENTED_MANIFEST, "keys_from": Path("k")},
-                "--keys-from and --source-type AugmentedManifestFile contradict",
             ),
             ({"attribute_name": ["a"]}, "--attribute-name picks attributes of an augmented manifest"),
             (
                 {"attribute_name": ["a", "a"], "source_type": SourceKind.AUGMENTED_MANIFEST},
                 "the attribute name 'a' is given twice",
             ),
-            ({"shard": "4/3"}, "4/3 is no part of 3"),
             ({"shard_by": ShardBy.COUNT}, "--shard-by says how to divide what --shard divides"),
         ],
     )

@@ -12,15 +12,17 @@ import termios
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.cli.top_command import Look, Screen
+from fastfuse.cli.top_command import Look, Screen, the_only_mount
+from fastfuse.errors import ConfigurationError
 from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
 from tests.terminals import terminal
@@ -269,8 +271,14 @@ def test_a_window_of_tmux(mount: Mount, columns: int) -> None:
         subprocess.run([*tmux, "kill-server"], check=False)
 
 
-@fuse
-def test_without_a_mountpoint_there_has_to_be_one_mount(mount: Mount) -> None:
-    """Other tests' mounts may be there, too."""
-    done = run_fastfuse("top", "--interval", "0.1")
-    assert done.returncode == 0 or "top shows one mount, and there are " in done.stderr
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [(["/a"], None), ([], "nothing of fastfuse is mounted"), (["/a", "/b"], "there are 2: give a MOUNTPOINT")],
+)
+def test_without_a_mountpoint_there_has_to_be_one_mount(
+    paths: list[str], found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [SimpleNamespace(path=Path(path)) for path in paths]
+    monkeypatch.setattr("fastfuse.cli.top_command.fastfuse_file_systems", lambda: entries)
+    with nullcontext() if found is None else pytest.raises(ConfigurationError, match=found):
+        assert the_only_mount("top shows") == Path("/a")

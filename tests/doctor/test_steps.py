@@ -20,7 +20,7 @@ from bench.s3server import (
 from bench.s3server.faults import Action
 from fastfuse.advise.model import Network
 from fastfuse.doctor.rules import Level, clock, network, region
-from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.mounting import ENVIRONMENT, access, run_fastfuse
 from tests.s3.canned import Target, canned_server
 from tests.terminals import terminal
 
@@ -43,15 +43,11 @@ def server(running: LoopbackServer) -> Iterator[LoopbackServer]:
     running.faults.clear()
 
 
-def connection(endpoint_url: str) -> tuple[str, ...]:
-    return ("--endpoint-url", endpoint_url, "--force-path-style", "--region", "us-east-1")
-
-
 def asked(
     uri: str, endpoint_url: str, *more: str, environment: Mapping[str, str] = ENVIRONMENT
 ) -> dict[str, dict[str, Any]]:
     """Return the findings about the service; the machine's own are left out."""
-    words = ("doctor", "--json", uri, *connection(endpoint_url), *more)
+    words = ("doctor", "--json", uri, *access(endpoint_url), *more)
     done = run_fastfuse(*words, environment=environment)
     assert "Traceback" not in done.stderr
     checks = json.loads(done.stdout)["checks"]
@@ -83,7 +79,7 @@ def test_it_tells_whose_keys_and_no_secret(server: LoopbackServer) -> None:
         "AWS_SECRET_ACCESS_KEY": "not-to-be-seen",
         "AWS_SESSION_TOKEN": "nor-this",
     }
-    words = ("doctor", "s3://bucket/tiny/", *connection(server.endpoint_url), "-v")
+    words = ("doctor", "s3://bucket/tiny/", *access(server.endpoint_url), "-v")
     done = run_fastfuse(*words, environment={**ENVIRONMENT, **keys})
     assert "...WXYZ from env" in done.stdout
     assert not any(secret in done.stdout + done.stderr for secret in keys.values())
@@ -196,7 +192,7 @@ def test_what_is_no_uri_is_a_mistake_of_usage() -> None:
 @pytest.mark.parametrize("columns", [80, 200])
 def test_no_line_is_wider_than_the_terminal(server: LoopbackServer, columns: int) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
-    with terminal("doctor", "s3://bucket/data/", *connection(server.endpoint_url), columns=columns) as shown:
+    with terminal("doctor", "s3://bucket/data/", *access(server.endpoint_url), columns=columns) as shown:
         assert shown.finished() == 1
     lines = [line for line in shown.output.splitlines() if line]
     assert max(map(len, lines)) <= columns

@@ -3,25 +3,47 @@
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from tests.tables import check_table
 
 MD5 = '"' + "0123456789abcdef" * 2 + '"'
 
 
+# Size, time, ETag, storage class.
+Row = tuple[int, int, str, str]
+
+
+def table_of(
+    objects: Mapping[str, Row] | Iterable[str],
+    *,
+    bucket: str = "bucket",
+    prefix: str = "",
+    made: Mapping[bytes, bytes] = MappingProxyType({}),
+    order: Sequence[int] | None = None,
+) -> InodeTable:
+    """Return the table of objects, by their keys below `prefix`, and of the made files."""
+    rows = objects if isinstance(objects, Mapping) else dict.fromkeys(objects, (1, 10**18, MD5, "STANDARD"))
+    builder = TableBuilder(bucket, prefix)
+    builder.add([f"{prefix}{key}".encode() for key in rows], *(zip(*rows.values(), strict=True) if rows else [()] * 4))
+    for path, content in made.items():
+        builder.add_made(path, content, 5)
+    if order is not None:
+        builder.set_source_order(order)
+    return builder.build()[0]
+
+
 def index_of(objects: dict[str, int], *, source: str = "s3://bucket/", age_s: float = 0.0) -> Snapshot:
     """An index of keys and sizes, listed `age_s` ago."""
-    builder = TableBuilder("bucket", "")
-    keys = [key.encode() for key in objects]
-    builder.add(keys, list(objects.values()), [10**18] * len(keys), [MD5] * len(keys), ["STANDARD"] * len(keys))
-    table, refusals = builder.build()
+    table = table_of({key: (size_bytes, 10**18, MD5, "STANDARD") for key, size_bytes in objects.items()})
     listed_at_ns = time.time_ns() - int(age_s * 1e9)
-    return Snapshot(source=source, listed_at_ns=listed_at_ns, table=table, refusals=refusals)
+    return Snapshot(source=source, listed_at_ns=listed_at_ns, table=table, refusals=Refusals())
 
 
 def columns(table: InodeTable) -> dict[str, bytes]:

@@ -1,6 +1,5 @@
 """`fastfuse index`, `mount --index` and the kept listings, as a user has them: real processes and real mounts."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, access, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 
 __all__ = ["moto_server"]
@@ -28,16 +27,8 @@ def server(objects: MemoryObjects) -> Iterator[LoopbackServer]:
         yield server
 
 
-def connection(server: LoopbackServer) -> list[str]:
-    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-
-
-def lists(server: LoopbackServer) -> int:
-    return sum(record.operation == "ListObjectsV2" for record in server.requests)
-
-
 def make(server: LoopbackServer, output: Path | str, *options: str) -> None:
-    done = run_fastfuse("index", "s3://bucket/train", "-o", str(output), *options, *connection(server))
+    done = run_fastfuse("index", "s3://bucket/train", "-o", str(output), *options, *access(server.endpoint_url))
     assert done.returncode == 0, done.stderr
 
 
@@ -47,7 +38,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path: Path) -> None:
     make(server, tmp_path / "x.index")
-    before = lists(server)
+    before = server.count("ListObjectsV2")
     with mounted("s3://bucket/train/", server.endpoint_url, "--index", str(tmp_path / "x.index")) as mount:
         # The file may change, or go, while it is mounted.
         os.truncate(tmp_path / "x.index", 0)
@@ -56,7 +47,7 @@ def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path:
         assert "using the listing of s3://bucket/train" in mount.log
         assert "b'train/bad//name'" in mount.log
         assert mount.stop() == 0
-    assert lists(server) == before
+    assert server.count("ListObjectsV2") == before
 
 
 def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
@@ -92,26 +83,6 @@ def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: Loopback
     assert "1 keys of s3://bucket/train cannot be shown as files" in told
 
 
-def test_an_index_that_cannot_be_written_is_one_line(server: LoopbackServer, tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "x.index"
-    done = run_fastfuse("index", "s3://bucket/train", "-o", str(path), *connection(server))
-    assert done.returncode == 2
-    assert f"fastfuse: error: the index {path} cannot be written: No such file or directory" in done.stderr
-
-
-def test_the_summary_is_printed_for_people_and_as_json(server: LoopbackServer, tmp_path: Path) -> None:
-    make(server, tmp_path / "x.index")
-    words = ["index", "s3://bucket/train", "--summary", *connection(server)]
-    done = run_fastfuse(*words)
-    assert done.returncode == 0
-    assert "an empty path segment" in done.stdout
-    read_back = run_fastfuse(*words, "--json", "--index", str(tmp_path / "x.index"))
-    found = json.loads(read_back.stdout)
-    assert (found["objects"], found["directories"], found["total_bytes"]) == (3, 2, 3)
-    assert found["refused"] == {"an empty path segment": 1}
-    assert found["refused_examples"] == [["'train/bad//name'", "an empty path segment"]]
-
-
 def test_a_young_listing_is_taken_from_the_cache_and_an_old_one_is_not(
     server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
 ) -> None:
@@ -123,9 +94,9 @@ def test_a_young_listing_is_taken_from_the_cache_and_an_old_one_is_not(
 
     assert shown() == {"a", "b/c", "empty"}
     objects.put("train/new", b"")
-    before = lists(server)
+    before = server.count("ListObjectsV2")
     assert shown("--index-max-age", "1h") == {"a", "b/c", "empty"}
-    assert lists(server) == before
+    assert server.count("ListObjectsV2") == before
     assert shown("--index-max-age", "0.001s") == {"a", "b/c", "empty", "new"}
     assert shown("--index-max-age", "1h") == {"a", "b/c", "empty", "new"}
     assert len(os.listdir(tmp_path / "cache")) == 1
@@ -144,9 +115,8 @@ def test_without_a_cache_nothing_is_kept(server: LoopbackServer, tmp_path: Path)
 def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:
     for name in ("a", "b/c"):
         moto_server.put(f"indexed/{name}", name.encode())
-    options = ["--endpoint-url", moto_server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
     index = "s3://bucket/kept/x.index"
-    done = run_fastfuse("index", "s3://bucket/indexed/", "-o", index, *options)
+    done = run_fastfuse("index", "s3://bucket/indexed/", "-o", index, *access(moto_server.endpoint_url))
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert f"wrote {index}: 2 objects" in done.stderr
     with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
@@ -160,13 +130,14 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
 def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: LoopbackServer, tmp_path: Path) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("train/b/c\ns3://bucket/train/a\n")
-    before = lists(server)
+    before = server.count("ListObjectsV2")
     with mounted("s3://bucket/train", server.endpoint_url, "--keys-from", str(keys)) as mount:
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc"}
         assert mount.stop() == 0
-    assert lists(server) == before
+    assert server.count("ListObjectsV2") == before
     keys.write_text("train/a\ntrain/absent\n")
-    done = run_fastfuse("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *connection(server))
+    options = ("--summary", "--keys-from", str(keys), *access(server.endpoint_url))
+    done = run_fastfuse("index", "s3://bucket/train", *options)
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr

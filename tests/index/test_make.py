@@ -59,10 +59,6 @@ def keys(snapshot: Snapshot) -> list[str]:
     return sorted((table.key(inode) for inode in files_of(table).values() if not table.is_made(inode)), key=str.encode)
 
 
-def requests(server: LoopbackServer, operation: str) -> int:
-    return sum(record.operation == operation for record in server.requests)
-
-
 @pytest.mark.parametrize("by_bytes", [False, True])
 def test_the_parts_of_a_prefix_are_what_the_whole_shows(server: LoopbackServer, by_bytes: bool) -> None:
     parts = [made(server, PREFIX, IndexOrigin(shard=Shard(index=at, count=3, by_bytes=by_bytes))) for at in range(3)]
@@ -102,10 +98,10 @@ def test_a_part_may_be_empty_and_its_source_may_not(server: LoopbackServer) -> N
 def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer, tmp_path: Path) -> None:
     origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
     first = made(server, PREFIX, replace(origin, shard=Shard(index=0, count=2)))
-    lists = requests(server, "ListObjectsV2")
+    lists = server.count("ListObjectsV2")
     second = made(server, PREFIX, replace(origin, shard=Shard(index=1, count=2)))
     assert sorted(keys(first) + keys(second), key=str.encode) == SHOWN == keys(made(server, PREFIX, origin))
-    assert requests(server, "ListObjectsV2") == lists
+    assert server.count("ListObjectsV2") == lists
 
 
 def test_a_folder_and_a_key_name_prefix_are_kept_for_themselves(server: LoopbackServer, tmp_path: Path) -> None:
@@ -116,9 +112,9 @@ def test_a_folder_and_a_key_name_prefix_are_kept_for_themselves(server: Loopback
     first = [keys(made(server, source, view)) for view in views]
     # The object 'set/a' has the name of a directory.
     assert first == [["set/a/x"], ["set/a!b", "set/a/x"], ["set/a!b"], ["set/a/x"], []]
-    lists = requests(server, "ListObjectsV2")
+    lists = server.count("ListObjectsV2")
     assert [keys(made(server, source, view)) for view in views] == first
-    assert requests(server, "ListObjectsV2") == lists
+    assert server.count("ListObjectsV2") == lists
 
 
 def test_a_kept_listing_of_key_names_is_refused_where_nothing_can_be_shown(
@@ -141,9 +137,9 @@ def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_
     ]
     first = [keys(made(server, AUGMENTED, view)) for view in views]
     assert [len(found) for found in first] == [7, 0, 4, 3]
-    heads = requests(server, "HeadObject")
+    heads = server.count("HeadObject")
     assert [keys(made(server, AUGMENTED, view)) for view in views] == first
-    assert requests(server, "HeadObject") == heads
+    assert server.count("HeadObject") == heads
     # As a prefix, the manifest is an object.
     assert keys(made(server, AUGMENTED, replace(origin, kind=SourceKind.PREFIX))) == ["m.jsonl"]
 
@@ -151,10 +147,10 @@ def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_
 def test_parts_are_taken_from_the_index_of_the_whole_prefix(server: LoopbackServer, tmp_path: Path) -> None:
     path, origin = tmp_path / "x.index", IndexOrigin(saved=tmp_path / "x.index")
     made(server, PREFIX, IndexOrigin(), save=path)
-    lists = requests(server, "ListObjectsV2")
+    lists = server.count("ListObjectsV2")
     parts = [keys(made(server, PREFIX, replace(origin, shard=Shard(index=at, count=2)))) for at in range(2)]
     assert parts == [SHOWN[0::2], SHOWN[1::2]]
-    assert requests(server, "ListObjectsV2") == lists
+    assert server.count("ListObjectsV2") == lists
 
 
 def test_the_index_of_a_view_is_taken_for_that_view_and_no_other(server: LoopbackServer, tmp_path: Path) -> None:
@@ -178,12 +174,3 @@ def test_the_index_of_a_view_is_taken_for_that_view_and_no_other(server: Loopbac
                 with pytest.raises(ConfigurationError, match=r"it is an index of .* as .*, not as ") as raised:
                     made(server, source, replace(wanted, saved=path))
                 assert "--shard" in raised.value.hint
-
-
-def test_the_order_of_a_manifest_is_kept_in_its_index(server: LoopbackServer, tmp_path: Path) -> None:
-    origin = IndexOrigin(kind=SourceKind.MANIFEST)
-    made(server, MANIFEST, origin, save=tmp_path / "x.index")
-    table = made(server, MANIFEST, replace(origin, saved=tmp_path / "x.index")).table
-    rows = table.source_order()
-    assert rows is not None
-    assert [table.key(table.inode(row)) for row in rows.tolist()] == KEYS[6::-1]

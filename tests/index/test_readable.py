@@ -9,12 +9,12 @@ import trio.testing
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.errors import AccessError, ObjectArchivedError, ObjectChangedError, ObjectDeniedError
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import check_readable, samples, samples_of_table
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
 from tests.bad_input.checks import refused
+from tests.index.indexes import table_of
 from tests.mounting import mount_command, run_fastfuse
 from tests.store import MemoryStore
 
@@ -56,12 +56,10 @@ def test_samples_are_the_first_the_middle_and_the_last_that_can_be_read() -> Non
 
 
 def test_samples_of_a_table_are_those_of_its_objects() -> None:
-    builder = TableBuilder("bucket", "p/")
-    names = [b"p/0", b"p/1", b"p/2", b"p/d/3", b"p/d/4"]
-    classes = ["GLACIER", "STANDARD", "STANDARD", "STANDARD", "STANDARD"]
-    builder.add(names, [5, 0, 5, 5, 5], [0] * 5, ['"e"'] * 5, classes)
-    assert [one.key for one in samples_of_table(builder.build()[0])] == ["p/2", "p/d/3", "p/d/4"]
-    assert samples_of_table(TableBuilder("bucket", "p/").build()[0]) == []
+    usual = dict.fromkeys(["2", "d/3", "d/4"], (5, 0, '"e"', "STANDARD"))
+    rows = {"0": (5, 0, '"e"', "GLACIER"), "1": (0, 0, '"e"', "STANDARD")} | usual
+    assert [one.key for one in samples_of_table(table_of(rows, prefix="p/"))] == ["p/2", "p/d/3", "p/d/4"]
+    assert samples_of_table(table_of([])) == []
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.saved import copy_index, find_kept, keep, kept_path, load_index, store_index, verify_index
@@ -17,7 +16,7 @@ from fastfuse.index.snapshot import Snapshot, open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from tests.index.indexes import MD5, index_bytes, index_of, memory_file
+from tests.index.indexes import index_bytes, index_of, memory_file, table_of
 
 SOURCE = S3Uri("bucket", "")
 
@@ -168,10 +167,8 @@ def test_each_source_of_each_service_has_a_file_of_its_own(cache: Path) -> None:
 
 
 def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") -> Snapshot:
-    builder = TableBuilder(bucket, prefix)
-    keys = [f"{prefix}{name}".encode() for name in names]
-    builder.add(keys, [1] * len(keys), [10**18] * len(keys), [MD5] * len(keys), ["STANDARD"] * len(keys))
-    return Snapshot(source=source, listed_at_ns=17, table=builder.build()[0], refusals=Refusals(), view=view)
+    table = table_of(names, bucket=bucket, prefix=prefix)
+    return Snapshot(source=source, listed_at_ns=17, table=table, refusals=Refusals(), view=view)
 
 
 def verified(snapshot: Snapshot, asked: str, view: str = "") -> None:
@@ -218,9 +215,8 @@ def test_an_index_of_anything_else_is_refused(snapshot: Snapshot, asked: str, me
 
 @pytest.mark.parametrize("view", ["", KEY_NAME_PREFIX])
 def test_only_an_index_of_a_manifest_has_contents_of_its_own(view: str) -> None:
-    builder = TableBuilder("b", "a/")
-    builder.add_made(b"made", b"content", 10**18)
-    made = Snapshot(source="s3://b/a/", listed_at_ns=17, table=builder.build()[0], refusals=Refusals(), view=view)
+    table = table_of([], bucket="b", prefix="a/", made={b"made": b"content"})
+    made = Snapshot(source="s3://b/a/", listed_at_ns=17, table=table, refusals=Refusals(), view=view)
     with pytest.raises(ConfigurationError, match="has contents of files of its own"):
         verified(made, "s3://b/a/", view)
     manifest = str(SourceKind.AUGMENTED_MANIFEST)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fastfuse.cli.source_output import shown, summarise
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.tree import Reason, Refusals
 from fastfuse.index.snapshot import Snapshot
-from tests.index.indexes import MD5, index_of
+from tests.index.indexes import MD5, index_of, table_of
 
 _sizes = st.one_of(st.sampled_from([0, 1, 4095, 4096, 2**30, 5 * 2**30]), st.integers(0, (1 << 63) - 1))
 _keys = st.lists(st.sampled_from("abcd"), min_size=1, max_size=3).map(lambda names: "/".join(names) + ".x")
@@ -54,13 +53,11 @@ def rendered(summary: dict[str, Any]) -> str:
 
 
 def test_it_is_printed_as_a_table_and_as_json() -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add(
-        [b"a/[bold]x", b"a/b", b"c"], [0, 5000, 3 << 30], [10**18] * 3, [MD5] * 3, ["STANDARD", "GLACIER", "GLACIER"]
-    )
+    rows = {"a/[bold]x": (0, "STANDARD"), "a/b": (5000, "GLACIER"), "c": (3 << 30, "GLACIER")}
+    table = table_of({key: (size_bytes, 10**18, MD5, name) for key, (size_bytes, name) in rows.items()})
     refusals = Refusals()
     refusals.add(b"x//\x1b[31m", Reason.EMPTY_SEGMENT)
-    snapshot = Snapshot(source="s3://bucket/[red]", listed_at_ns=10**18, table=builder.build()[0], refusals=refusals)
+    snapshot = Snapshot(source="s3://bucket/[red]", listed_at_ns=10**18, table=table, refusals=refusals)
     summary = summarise(snapshot)
     text = rendered(summary)
     for words in ("s3://bucket/[red]", "2001-09-09T01:46:40+00:00", "GLACIER", "empty", "< 64 KiB", "/a/"):

@@ -95,13 +95,13 @@ def test_fast_file_mode_takes_a_folder_or_an_object_and_says_others_differ(sourc
     ("mode", "kind", "path", "expected"),
     [
         (InputMode.FILE, SourceKind.PREFIX, "train", True),
-        (InputMode.PIPE, SourceKind.PREFIX, "p/train", True),
-        (InputMode.FAST_FILE, SourceKind.PREFIX, "train", False),
         (InputMode.FILE, SourceKind.PREFIX, "train/", False),
         (InputMode.PIPE, SourceKind.PREFIX, "", False),
         (InputMode.FILE, SourceKind.MANIFEST, "train.json", False),
     ],
 )
-def test_the_mode_decides_where_prefixes_may_end(mode: InputMode, kind: SourceKind, path: str, expected: bool) -> None:
+def test_a_kept_listing_of_a_folder_or_a_manifest_serves_every_mode(
+    mode: InputMode, kind: SourceKind, path: str, expected: bool
+) -> None:
     channel = Channel(name="train", input_mode=mode, source=S3Uri("b", path), source_kind=kind)
     assert channel.is_key_name_prefix is expected

@@ -8,11 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import Changes, take_over
 from fastfuse.index.inodes.table import ROOT, Attributes, InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, open_snapshot
+from tests.index import indexes
 from tests.index.indexes import MD5, index_bytes, memory_file
 from tests.tables import check_table, walk
 
@@ -29,10 +29,7 @@ Objects = dict[str, Version]
 
 
 def table_of(objects: Objects) -> InodeTable:
-    builder = TableBuilder("bucket", "")
-    columns = zip(*map(astuple, objects.values()), strict=True) if objects else [()] * 4
-    builder.add([key.encode() for key in objects], *map(list, columns))
-    return builder.build()[0]
+    return indexes.table_of({key: astuple(version) for key, version in objects.items()})
 
 
 def versions_of(table: InodeTable, objects: Objects) -> dict[bytes, Version]:

@@ -1,14 +1,17 @@
-"""Made files: in the table beside the objects, with bytes of their own (clauses N2-N4 hold for their names)."""
+"""Made files: in the table beside the objects, and read from it (clauses N2-N4 hold for their names)."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fastfuse.errors import ObjectChangedError
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
+from fastfuse.index.made import MadeReader
 from tests.index.indexes import MD5
+from tests.store import MemoryStore
 from tests.tables import check_table, walk
 
 _names = st.sampled_from([b"a", b"a!", b"a-c", b"b", b"c", b".fastfuse"])
@@ -83,14 +86,23 @@ def test_a_made_file_is_of_no_bucket_and_its_key_is_its_path() -> None:
     assert table.attributes(find(table, b"d")).mtime_ns == 17
 
 
-@given(st.binary(max_size=20), st.binary(max_size=20))
-def test_the_etag_of_a_made_file_changes_with_its_bytes(one: bytes, other: bytes) -> None:
-    etags = []
-    for content in (one, other):
-        table, _ = build([], {b"m": content})
-        etags.append(table.ref(find(table, b"m")).etag)
-    assert (etags[0] == etags[1]) == (one == other)
-    assert all(etag.startswith('"') and etag.endswith('"') for etag in etags)
+@pytest.mark.parametrize(
+    ("listed", "made"),
+    [([], {b"m": b"9876543210"}), ([], {}), ([], {b"m/x": b"0123456789"}), ([[b"m"]], {})],
+)
+async def test_a_made_file_that_another_table_does_not_have_has_changed(
+    listed: list[list[bytes]], made: dict[bytes, bytes]
+) -> None:
+    table, _ = build([], {b"m": b"0123456789"})
+    reader = MadeReader(MemoryStore(), lambda: table)
+    ref = table.ref(find(table, b"m"))
+    assert await reader.get(ref, 2, 5) == b"234"
+    for start, end in [(0, 0), (-1, 2), (3, 2), (0, 11)]:
+        with pytest.raises(ValueError, match="of 10"):
+            await reader.get(ref, start, end)
+    table, _ = build(listed, made)
+    with pytest.raises(ObjectChangedError, match="another file"):
+        await reader.get(ref, 0, 1)
 
 
 def test_only_made_files_have_bytes_in_the_table() -> None:

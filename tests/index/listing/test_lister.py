@@ -18,10 +18,8 @@ from bench.s3server import (
     SLOW_DOWN,
     FaultRule,
     LoopbackServer,
-    MemoryObjects,
     Reset,
     ServerConfig,
-    ShortPage,
     SyntheticObjects,
     Truncate,
 )
@@ -286,37 +284,6 @@ async def test_a_source_of_which_nothing_can_be_shown_is_empty() -> None:
         await list_source(store, S3Uri("bucket", "p/"))
 
 
-ODD_KEYS: Mapping[bytes, str] = {
-    b"p/a//b": "an empty path segment",
-    b"p/../x": "a '.' or '..' path segment",
-    b"p/n\xff": "bytes that are not UTF-8",
-    b"p/" + b"x" * 256: "a path segment over 255 bytes",
-    b"p/twice": "a file with the same name as a directory",
-}
-GOOD_KEYS = [b"p/twice/good", b"p/ok"]
-
-
-async def test_keys_left_out_are_counted_and_logged_exactly_n2_n4(caplog: pytest.LogCaptureFixture) -> None:
-    listing = await list_source(PagedStore(sorted([*ODD_KEYS, *GOOD_KEYS])), S3Uri("b", "p/"))
-    assert sorted(files_of(listing.table)) == ["ok", "twice/good"]
-    assert listing.refusals.total == len(ODD_KEYS)
-    assert {record.getMessage() for record in caplog.records} == {
-        f"left out: key {key!r} has {reason}" for key, reason in ODD_KEYS.items()
-    }
-
-
-_ODD = ("a b", "a+b", "a%2Fb", "a&b<c>", "line\nfeed", "\x01\x1f", "日本/語 😀", "?x=1#y", "tab\there", "é", "e\u0301")
-_HOSTILE = {f"hostile/{name}": name.encode() for name in _ODD}
-
-
-@pytest.fixture(params=[True, False], ids=["url-encoded", "bare XML"])
-def server(request: pytest.FixtureRequest, aws_environment: object) -> Iterator[LoopbackServer]:
-    with LoopbackServer(
-        {"bucket": MemoryObjects(_HOSTILE)}, ServerConfig(page_keys_max=3, encode_keys=request.param)
-    ) as server:
-        yield server
-
-
 @asynccontextmanager
 async def source(server: LoopbackServer) -> AsyncIterator[S3Client]:
     config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
@@ -344,13 +311,6 @@ async def serial_table(server: LoopbackServer) -> InodeTable:
     server.faults.clear()
     async with source(server) as pages:
         return await listed_serially(pages, "bucket")
-
-
-async def test_hostile_keys_arrive_over_http_in_pages_of_three(server: LoopbackServer) -> None:
-    server.faults.add(FaultRule(action=ShortPage(0), operation="ListObjectsV2", skip=1, times=1))
-    listing = await listed(server, "hostile/")
-    assert sorted(files_of(listing.table)) == sorted(key.removeprefix("hostile/") for key in _HOSTILE)
-    assert listing.request_count == 6  # the second page twice, by its token and by its last key
 
 
 COUNT = 6000

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
@@ -15,6 +14,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
+from tests.index import indexes
 
 PART_BYTES = 64 << 10
 MEMORY_BYTES = 1 << 20
@@ -32,17 +32,8 @@ def refs_of(objects: MemoryObjects) -> list[ObjectRef]:
 
 
 def table_of(refs: Iterable[ObjectRef], *, prefix: str = "") -> InodeTable:
-    refs = list(refs)
-    builder = TableBuilder("bucket", prefix)
-    builder.add(
-        [ref.key.encode() for ref in refs],
-        [ref.size_bytes for ref in refs],
-        [ref.modified_ns for ref in refs],
-        [ref.etag for ref in refs],
-        [ref.storage_class for ref in refs],
-    )
-    table, _ = builder.build()
-    return table
+    rows = {ref.key: (ref.size_bytes, ref.modified_ns, ref.etag, ref.storage_class) for ref in refs}
+    return indexes.table_of({key.removeprefix(prefix): row for key, row in rows.items()}, prefix=prefix)
 
 
 def snapshot_fd(table: InodeTable) -> int:

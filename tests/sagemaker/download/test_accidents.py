@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel, settle_channel
 from tests.forked import Forked
+from tests.mounting import tmpfs
 from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, settings_for, snapshot_fd
 
 OBJECTS = {f"small/{number:02}": os.urandom(1000) for number in range(20)} | {"z-large": os.urandom(40 * PART_BYTES)}
@@ -111,21 +110,10 @@ def test_without_extended_attributes_only_an_md5_keeps_a_file(s3: Source, tmp_pa
     assert (report.kept_files, report.fetched_bytes) == (20, 40 * PART_BYTES)
 
 
-@contextmanager
-def small_disk(place: Path, *, size_bytes: int) -> Iterator[Path]:
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", place], check=True)
-    try:
-        yield place
-    finally:
-        # Lazily: the traceback of a failure holds directories open.
-        subprocess.run(["umount", "--lazy", place], check=True)
-
-
 def test_a_disk_that_fills_up_is_told_and_the_next_run_ends_well(s3: Source, tmp_path: Path) -> None:
     connection = ConnectionConfig(endpoint_url=s3.server.endpoint_url, region="us-east-1", sign_request=False)
     fd = snapshot_fd(s3.table())
-    with small_disk(tmp_path / "disk", size_bytes=TOTAL_BYTES + (1 << 20)) as place:
+    with tmpfs(tmp_path / "disk", f"size={TOTAL_BYTES + (1 << 20)}") as place:
         filler = place / "filler"
 
         def fill(_: DownloadReport) -> None:
@@ -146,7 +134,7 @@ def test_a_disk_that_fills_up_is_told_and_the_next_run_ends_well(s3: Source, tmp
 
 
 def test_a_disk_without_enough_inodes_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", size_bytes=1 << 30) as place:
+    with tmpfs(tmp_path / "disk", f"size={1 << 30}") as place:
         subprocess.run(["mount", "-o", "remount,nr_inodes=10", place], check=True)
         with pytest.raises(DiskError, match=r"needs 22 inodes in '.*', and . are free there"):
             s3.run(place)

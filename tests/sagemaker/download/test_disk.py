@@ -11,10 +11,10 @@ from bench.s3server import MemoryObjects
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.download.disk import Trust, disk_claims, open_root, version_of
+from fastfuse.sagemaker.download.disk import disk_claims, open_root, version_of
 from fastfuse.sagemaker.download.landing import Places, jobs
+from tests.mounting import tmpfs
 from tests.sagemaker.download.channels import Source, files_below, table_of
-from tests.sagemaker.download.test_accidents import small_disk
 
 MIB = 1 << 20
 OBJECTS = {"large": os.urandom(2 * MIB), "small": b"s"}
@@ -39,7 +39,7 @@ def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
 
 def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
     claims = disk_claims(2)
-    with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as place:
+    with tmpfs(tmp_path / "disk", f"size={4 * MIB}") as place:
         other = claims[0]
         other.put(place.stat().st_dev, 3 * MIB)
         with pytest.raises(DiskError, match=r"needs 2 MiB in '.*', the job's other channels 3 MiB, and .* are"):
@@ -84,15 +84,6 @@ REF = ObjectRef("bucket", "key", 3, '"etag"', 10**18)
 def test_whatever_changes_of_an_object_makes_it_another_version(change: dict[str, object]) -> None:
     assert version_of(replace(REF, **change)) != version_of(REF)  # type: ignore[arg-type]
     assert version_of(replace(REF)) == version_of(REF)
-
-
-@pytest.mark.parametrize(
-    ("boot", "settled_ns", "is_covered"), [(b"ours", 0, True), (b"other", 99, False), (b"other", 100, True)]
-)
-def test_a_file_of_another_boot_is_believed_in_if_the_disk_was_waited_for_since(
-    boot: bytes, settled_ns: int, *, is_covered: bool
-) -> None:
-    assert Trust(boot=b"ours", settled_ns=settled_ns).covers(boot, 100) is is_covered
 
 
 def table_with(*keys: str) -> InodeTable:

@@ -9,13 +9,13 @@ import trio
 import trio.testing
 
 from fastfuse.errors import UnavailableError, first_of
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from tests.descriptors import open_descriptors
 from tests.fakes import CountingReader, FailingReader, SlowReader
+from tests.index import indexes
 from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, files_below, settings_for, table_of
 from tests.store import MemoryStore
 
@@ -101,9 +101,7 @@ async def test_the_first_error_ends_everything(tmp_path: Path, autojump_clock: t
 
 
 async def test_made_files_are_made_again_each_time(tmp_path: Path) -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add_made(b"order.txt", b"1\n2\n", 5)
-    table, _ = builder.build()
+    table = indexes.table_of([], made={b"order.txt": b"1\n2\n"})
     reader = MadeReader(MemoryStore(), lambda: table)
     for _ in range(2):
         report = await download(table, reader, settings_for(tmp_path), ignore, most_gets=4)

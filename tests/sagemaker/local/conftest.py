@@ -3,7 +3,6 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.semantics.leftovers import nothing_is_left
 from tests.semantics.places import block_bytes
 
-__all__ = ["FILES", "mounted_tmpfs", "nothing_is_left", "write_files"]
+__all__ = ["FILES", "nothing_is_left", "write_files"]
 
 # In the order of their keys: "b-1" comes before "b/...".
 FILES = {name: block_bytes(number, 5000) for number, name in enumerate(("a", "b-1", "b/2", "b/c/3", "d", "e", "f"), 1)}
@@ -22,17 +21,6 @@ def write_files(directory: Path, files: dict[str, bytes] = FILES) -> Path:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
     return directory
-
-
-@contextmanager
-def mounted_tmpfs(place: Path, source: str = "none") -> Iterator[Path]:
-    """Mount a file system at `place` that says that it came from `source`."""
-    place.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", source, place], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", place], check=True)
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,9 @@ from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory, Tr
 from fastfuse.sagemaker.description.job import channels_job, located
 from fastfuse.sagemaker.local_files import FileReader, Found, find_directory, list_files
 from fastfuse.sagemaker.pipe.content import source_order
+from tests.mounting import tmpfs
 from tests.sagemaker.jobs import CHANNEL, job_of, request, with_field
-from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
+from tests.sagemaker.local.conftest import FILES, write_files
 from tests.tables import check_table
 
 ID = "fs-0123456789abcdef0"
@@ -119,14 +120,14 @@ def test_a_directory_that_holds_the_channels_place_is_refused(tmp_path: Path, di
 )
 def test_a_directory_path_begins_at_the_root_of_the_file_system(tmp_path: Path, source: str, path: str) -> None:
     """What an NFS or Lustre mount of a folder shows begins below that root."""
-    with mounted_tmpfs(tmp_path / "fsx", source) as fsx:
+    with tmpfs(tmp_path / "fsx", source=source) as fsx:
         write_files(fsx / "data/train")
         assert found(path, fsx) == Found(fsx / "data/train", fsx)
 
 
 def test_no_link_leads_out_of_a_file_system(tmp_path: Path) -> None:
     outside = write_files(tmp_path / "outside")
-    with mounted_tmpfs(tmp_path / "efs") as efs:
+    with tmpfs(tmp_path / "efs") as efs:
         write_files(efs / "data")
         (efs / "in").symlink_to("data")
         (efs / "out").symlink_to("../outside")

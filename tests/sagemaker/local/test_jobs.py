@@ -12,7 +12,8 @@ from typing import Any
 
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, run
-from tests.sagemaker.local.conftest import FILES, mounted_tmpfs, write_files
+from tests.mounting import tmpfs
+from tests.sagemaker.local.conftest import FILES, write_files
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, running
 from tests.sagemaker.running.test_accidents import kill_all
 
@@ -72,7 +73,7 @@ for path in ("ro/a", "ro/below/x", "rw/new", "rw/below/new"):
         print(error.strerror, path)
 print(open("/proc/self/mountinfo").read())
 """
-    with mounted_tmpfs(tmp_path / "efs") as efs, mounted_tmpfs(efs / "train" / "below"):
+    with tmpfs(tmp_path / "efs") as efs, tmpfs(efs / "train" / "below"):
         subprocess.run(["mount", "--make-rshared", efs], check=True)  # as systemd has them
         write_files(efs / "train", {"a": b"a", "below/x": b"x"})
         channels = [on_efs("ro", "/train"), on_efs("rw", "/train/", "rw", "FastFile")]

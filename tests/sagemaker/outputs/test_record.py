@@ -13,10 +13,9 @@ from fastfuse import __version__
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.record import RECORD_NAME, Usage, listing_of, read_failure
+from tests.index.indexes import MD5
 from tests.sagemaker.running.jobs import BUCKET, Job, channel, running
-from tests.semantics.leftovers import nothing_is_left
 
-MD5 = '"0123456789abcdef0123456789abcdef"'
 OBJECTS = {"a/x": (3, MD5), "a/y": (4, '"odd"'), "b": (5, '"older"'), "c": (0, MD5[:-1] + '-7"')}
 
 
@@ -49,8 +48,6 @@ def test_another_size_version_or_name_makes_another_hash(change: Mapping[str, tu
     changed = {key: value for key, value in {**OBJECTS, **change}.items() if value}
     assert described(changed)["ListingSha256"] != described(OBJECTS)["ListingSha256"]
 
-
-__all__ = ["nothing_is_left"]
 
 CHANNELS = [channel("f", "File", "data/"), channel("m", "FastFile", "data/"), channel("p", "Pipe", "data/")]
 READ_ALL = """

@@ -33,12 +33,8 @@ from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source
 from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
-from tests.sagemaker.outputs.test_uploads import newest_children
 from tests.sagemaker.running.jobs import BUCKET, running
-from tests.semantics.leftovers import nothing_is_left
 from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
-
-__all__ = ["nothing_is_left"]
 
 
 class Sync:
@@ -436,7 +432,7 @@ open(place + "second", "w").write("2")
     with running(server.endpoint_url, description, base=tmp_path, command=mask + text) as job:
         job.wait_for_output("made")
         # The last child before the command.
-        os.kill(newest_children(job)[1], signal.SIGKILL)
+        os.kill(job.children()[-2], signal.SIGKILL)
         job.wait_for_log(
             "checkpoints are no longer uploaded: the process that uploads was killed by signal 9; another "
         )

@@ -53,10 +53,7 @@ from tests.sagemaker.jobs import request, source
 from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, Job, running, script
-from tests.semantics.leftovers import nothing_is_left
 from tests.servers import S3Server
-
-__all__ = ["nothing_is_left"]
 
 MAKE = """
 import os, signal, sys
@@ -427,12 +424,6 @@ def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackSer
     assert message in record["FailureReason"]
 
 
-def newest_children(job: Job) -> list[int]:
-    """The children of the run, the one that was started last first (the kernel lists them by age)."""
-    path = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children")
-    return [*map(int, path.read_text().split())][::-1]
-
-
 def test_a_terminal_that_hangs_up_costs_neither_the_model_nor_the_mounts_their_end(server: LoopbackServer) -> None:
     """A bar is drawn, which is erased before the next line."""
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
@@ -455,7 +446,7 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
     with running(server.endpoint_url, job_of(BUCKET), command=MAKE) as job:
         wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
-        os.kill(newest_children(job)[0], signal.SIGKILL)
+        os.kill(job.children()[-1], signal.SIGKILL)
         server.faults.clear()
         assert job.wait() == 6, job.log
         assert "the process that uploads was killed by signal 9" in job.log
@@ -474,7 +465,7 @@ def test_a_run_that_is_killed_while_it_uploads_says_where_the_model_lies(server:
 def test_a_run_at_its_own_limit_uploads_or_says_where_the_model_lies(server: LoopbackServer, is_over: bool) -> None:
     with running(server.endpoint_url, job_of(BUCKET), command=MADE_AND_WAITING) as job:
         job.wait_for_output("made")
-        command, mount, _ = newest_children(job)
+        _, mount, command = job.children()
         limit, hard = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (3, hard))
         os.kill(mount, signal.SIGSTOP)

@@ -6,26 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.sagemaker.pipe.content import attributes_of, find_object, source_order
-
-MD5 = '"' + "0123456789abcdef" * 2 + '"'
-
-
-def table_of(
-    keys: list[str], *, bucket: str = "bucket", prefix: str = "", made: dict[str, bytes] | None = None
-) -> InodeTable:
-    builder = TableBuilder(bucket, prefix)
-    count = len(keys)
-    builder.add([key.encode() for key in sorted(keys)], [1] * count, [0] * count, [MD5] * count, ["STANDARD"] * count)
-    for path, content in (made or {}).items():
-        builder.add_made(path.encode(), content, 0)
-    return builder.build()[0]
+from tests.index.indexes import table_of
 
 
 def test_made_files_are_no_objects() -> None:
-    table = table_of(["a", "c"], made={"b": b"text", "folder/made": b"a\n"})
+    table = table_of(["a", "c"], made={b"b": b"text", b"folder/made": b"a\n"})
     assert [table.key(int(inode)) for inode in source_order(table)] == ["a", "c"]
 
 
@@ -37,7 +24,7 @@ def test_a_source_with_an_order_of_its_own_is_streamed_in_it_and_twice_where_it_
 
 
 def test_an_object_is_found_by_bucket_and_key() -> None:
-    table = table_of(["data/a/b", "data/c"], prefix="data/")
+    table = table_of(["a/b", "c"], prefix="data/")
     assert table.key(find_object(table, "bucket", "data/a/b") or 0) == "data/a/b"
     for bucket, key in (("bucket", "data/a"), ("bucket", "data/c/b"), ("bucket", "a/b"), ("other", "data/c")):
         assert find_object(table, bucket, key) is None

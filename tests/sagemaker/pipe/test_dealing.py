@@ -137,19 +137,3 @@ def test_one_host_gets_what_an_unsharded_channel_does() -> None:
     table, _ = table_of(SourceKind.PREFIX, range(1, 71), [])
     channel = channel_of(SourceKind.PREFIX, 7)
     assert dealt(table, channel, 1)[0] == [_content(table, channel, None, epoch) for epoch in range(EPOCHS)]
-
-
-@pytest.mark.parametrize(
-    ("mode", "is_sharded", "seed", "expected"),
-    [
-        (InputMode.PIPE, True, 0, True),
-        (InputMode.PIPE, True, None, False),
-        (InputMode.PIPE, False, 7, False),
-        (InputMode.FILE, True, 7, False),
-        (InputMode.FAST_FILE, True, 7, False),
-    ],
-)
-def test_only_a_stream_is_dealt_anew(mode: InputMode, is_sharded: bool, seed: int | None, expected: bool) -> None:
-    source = S3Uri("bucket", "")
-    channel = Channel(name="a", input_mode=mode, source=source, is_sharded=is_sharded, shuffle_seed=seed)
-    assert channel.is_dealt_anew is expected

@@ -22,41 +22,6 @@ def fifo(tmp_path: Path) -> Iterator[Fifo]:
     fifo.close()
 
 
-async def test_a_reader_that_has_come_is_noticed_and_gets_what_is_written(tmp_path: Path, fifo: Fifo) -> None:
-    waited = trio.Event()
-
-    async def wait() -> None:
-        await fifo.opened()
-        waited.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
-        await trio.testing.wait_all_tasks_blocked()
-        assert not waited.is_set()
-        fd = os.open(fifo.path, os.O_RDONLY)
-        await waited.wait()
-    await fifo.write(b"data")
-    fifo.close()
-    assert os.read(fd, 100) == b"data"
-    assert os.read(fd, 100) == b""
-    os.close(fd)
-    assert os.listdir(tmp_path) == []
-
-
-async def test_a_reader_that_goes_while_a_write_waits_ends_the_write(fifo: Fifo) -> None:
-    fd = os.open(fifo.path, os.O_RDONLY)
-    await fifo.opened()
-    async with trio.open_nursery() as nursery:
-
-        async def write() -> None:
-            with pytest.raises(BrokenPipeError):
-                await fifo.write(bytes(16 << 20))
-
-        nursery.start_soon(write)
-        await trio.testing.wait_all_tasks_blocked()
-        os.close(fd)
-
-
 async def test_who_writes_to_a_fast_reader_lets_other_tasks_run(fifo: Fifo) -> None:
     fd = os.open(fifo.path, os.O_RDONLY)
     await fifo.opened()

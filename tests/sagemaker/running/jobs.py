@@ -3,11 +3,13 @@
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import termios
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -77,6 +79,17 @@ class Job:
     @property
     def data(self) -> Path:
         return self.base / "input" / "data"
+
+    def children(self) -> list[int]:
+        """The children of the run, by age."""
+        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+    def metrics(self) -> str:
+        address = re.search(r"metrics are served at (\S+)", self.log)
+        assert address, self.log
+        with urllib.request.urlopen(address[1], timeout=60) as reply:
+            return str(reply.read(), "utf-8")
 
     def wait(self) -> int:
         return self.process.wait(PATIENCE_S)

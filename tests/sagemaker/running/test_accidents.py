@@ -11,7 +11,7 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.filesystem.waiting import wait_for_end
-from tests.sagemaker.download.test_accidents import small_disk
+from tests.mounting import tmpfs
 from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
@@ -72,7 +72,7 @@ def kill_all(job: Job) -> None:
 def test_a_disk_that_fills_up_during_a_download_ends_the_run(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="data/x", skip=1))
     channels = [channel("data", "File", "data/"), channel("mounted", "FastFile", "data/")]
-    with small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES + 8 * MIB) as base:
+    with tmpfs(tmp_path / "disk", f"size={SIZE_BYTES + 8 * MIB}") as base:
         with run(channels, base=base, command=CHECKSUMS) as job:
             server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
             filler = fill(base)
@@ -97,7 +97,7 @@ def test_two_channels_that_do_not_fit_together_end_the_run(server: LoopbackServe
     server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
     channels = [channel("one", "File", "data/"), channel("two", "File", "data/")]
     with (
-        small_disk(tmp_path / "disk", size_bytes=SIZE_BYTES * 3 // 2) as base,
+        tmpfs(tmp_path / "disk", f"size={SIZE_BYTES * 3 // 2}") as base,
         run(channels, base=base, command=CHECKSUMS, ends_with=5) as job,
     ):
         assert "the job's other channels" in job.log
@@ -107,7 +107,7 @@ def test_two_channels_that_do_not_fit_together_end_the_run(server: LoopbackServe
 def test_a_disk_that_fills_up_meanwhile_does_not_disturb_who_only_reads(run: Run, mode: str, tmp_path: Path) -> None:
     channels = [channel("data", mode, "data/")]
     with (
-        small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base,
+        tmpfs(tmp_path / "disk", f"size={4 * MIB}") as base,
         run(channels, base=base, command=FILL_BYTES + READ_TWICE, ends_with=0) as job,
     ):
         assert "the model: [Errno 28]" in job.log
@@ -125,7 +125,7 @@ except OSError as error:
 def meanwhile():
     pass
 """
-    with small_disk(tmp_path / "disk", size_bytes=4 * MIB) as base:
+    with tmpfs(tmp_path / "disk", f"size={4 * MIB}") as base:
         subprocess.run(["mount", "-o", "remount,nr_inodes=40", base], check=True)
         with run([channel("data", "Pipe", "data/")], base=base, command=take_inodes + READ_TWICE, ends_with=5) as job:
             assert "the model: [Errno 28]" in job.log
@@ -135,7 +135,7 @@ def meanwhile():
 
 
 def test_a_full_disk_is_told_before_anything_is_served(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", size_bytes=MIB) as base:
+    with tmpfs(tmp_path / "disk", f"size={MIB}") as base:
         fill(base)
         with run([channel("data", "Pipe", "data/")], base=base, ends_with=5) as job:
             assert "No space left on device" in job.log

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import urllib.request
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -83,10 +82,7 @@ def test_the_trouble_of_a_channel_and_its_end_are_told(server: LoopbackServer, r
         assert all(line.endswith(" so far) channel=train") for line in told[::2])
         assert "page 1 of the listing of 's3://bucket/train/': 503 SlowDown, request FASTFUSE; trying" in told[0]
         assert "'s3://bucket/train/a': 503 SlowDown, request FASTFUSE; trying again (attempt 1 failed, " in told[2]
-        address = re.search(r"metrics are served at (\S+)", job.log)
-        assert address, job.log
-        with urllib.request.urlopen(address[1], timeout=60) as reply:
-            counted = re.findall(r'fastfuse_retries_total{.*cause="throttled".*} (.*)', reply.read().decode())
+        counted = re.findall(r'fastfuse_retries_total{.*cause="throttled".*} (.*)', job.metrics())
         assert counted == ["2.0"]
 
 

@@ -1,14 +1,12 @@
 """A run takes the options of a mount, for all its channels or for one."""
 
-import re
-import urllib.request
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from tests.index.sources.reports import Row, csv_file, manifest
-from tests.mounting import run_fastfuse
+from tests.mounting import access, run_fastfuse
 from tests.sagemaker.jobs import ABSENT, request, source, with_field
 from tests.sagemaker.running.jobs import BUCKET, channel, running
 
@@ -20,7 +18,7 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
     report = {"inventory/1.csv.gz": csv_file([Row("eval/y", 200)])}
     reports = {**report, "inventory/manifest.json": manifest(report)}
     with LoopbackServer({BUCKET: MemoryObjects(OBJECTS | reports)}) as server:
-        service = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
+        service = access(server.endpoint_url)
         assert run_fastfuse("index", f"s3://{BUCKET}/train/", "-o", str(index), *service).returncode == 0
         before = len(server.requests)
         options = ["--metrics-listen", "0", "--index", f"train={index}", "--uid", "7", "--gid", "8"]
@@ -33,10 +31,7 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
             assert (found.st_uid, found.st_gid) == (7, 8)
             assert (job.data / "train/a").read_bytes() == OBJECTS["train/a"]
             assert (job.data / "eval/y").stat().st_size == 200
-            address = re.search(r"metrics are served at (\S+)", job.log)
-            assert address, job.log
-            with urllib.request.urlopen(address[1], timeout=60) as reply:
-                families = {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
+            families = {family.name: family for family in text_string_to_metric_families(job.metrics())}
             fetched = [(item.labels, item.value) for item in families["fastfuse_fetched_bytes"].samples]
             assert fetched == [
                 ({"channel": name, "mount": str(job.data / name), "bucket": BUCKET}, size_bytes)

@@ -193,7 +193,7 @@ def test_after_kill_9_a_reader_never_sees_its_epoch_end(run: Run, is_below_a_she
 def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: Run) -> None:
     with run(CHANNELS, "--metrics-listen", "0") as job:
         job.wait_for_log("All channels are ready")
-        _, guardian, *_ = _children(job.process.pid)
+        _, guardian, *_ = job.children()
         processes = [os.pidfd_open(pid) for pid in descendants(job.process.pid) if pid != guardian]
         with (job.data / "piped_0").open("rb", buffering=0) as file:
             assert file.read(1)
@@ -201,7 +201,7 @@ def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: R
             for process in processes:
                 wait_for_end(process)
             with pytest.raises(urllib.error.URLError, match="refused"):  # the next run may have the address
-                metrics_of(job)
+                job.metrics()
             wait_until(lambda: "an end that will not come" in job.log)
             os.set_blocking(file.fileno(), False)
             # What was in the FIFO, and then nothing yet, which is not the end.
@@ -244,7 +244,7 @@ def test_mounts_that_are_killed_or_unmounted_are_told_and_the_others_go_on(run: 
     with run([*CHANNELS, channel("other", "FastFile", "data/")], command=PATIENT) as job:
         job.wait_for_output("ready")
         # Channels are the first children but the guardian, in their order.
-        _, victim, *_ = _children(job.process.pid)
+        _, victim, *_ = job.children()
         os.kill(victim, signal.SIGKILL)
         job.wait_for_log("channel mounted: its process was killed by signal 9; the other channels go on")
         assert len((job.data / "other" / "x").read_bytes()) == 40 << 20
@@ -258,7 +258,7 @@ def test_mounts_that_are_killed_or_unmounted_are_told_and_the_others_go_on(run: 
 def test_a_stream_whose_process_is_killed_ends_the_command_and_the_run_fails(run: Run) -> None:
     with run(CHANNELS, command=PATIENT) as job:
         job.wait_for_output("ready")
-        _, _, victim, *_ = _children(job.process.pid)
+        _, _, victim, *_ = job.children()
         os.kill(victim, signal.SIGKILL)
         assert job.wait() == 1
         assert job.output.split() == ["ready", "SIGTERM"]
@@ -270,25 +270,12 @@ def test_a_metrics_endpoint_that_is_killed_is_started_again_and_is_none_of_the_c
     change = "from fastfuse.filesystem.figures import endpoint; endpoint._START_EVERY_S = 0.0"
     with run(CHANNELS, "--metrics-listen", "0", command=PATIENT, change=change) as job:
         job.wait_for_output("ready")
-        endpoint, *_ = _children(job.process.pid)
+        endpoint, *_ = job.children()
         os.kill(endpoint, signal.SIGKILL)
-        assert b'channel="mounted"' in metrics_of(job)
+        assert 'channel="mounted"' in job.metrics()
         assert job.log.count("the metrics endpoint was killed by signal 9; it is started again") == 1
         assert job.stop() == 40 + signal.SIGTERM
         assert "which the command left running" not in job.log
-
-
-def metrics_of(job: Job) -> bytes:
-    address = re.search(r"metrics are served at (\S+)", job.log)
-    assert address, job.log
-    with urllib.request.urlopen(address[1], timeout=60) as reply:
-        answer: bytes = reply.read()
-    return answer
-
-
-def _children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None:

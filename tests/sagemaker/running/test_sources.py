@@ -47,7 +47,9 @@ def test_fast_file_mode_refuses_a_prefix_that_is_only_the_beginning_of_names(run
 
 def test_hosts_divide_every_key_that_begins_with_the_prefix_and_one_may_be_without_a_share(run: Run) -> None:
     channels = [channel(mode, mode, "data/train-01") for mode in ("File", "Pipe")]
-    channels[1]["ShuffleConfig"] = {"Seed": 7}
+    channels += [channel("fast", "FastFile", "set/train/")]
+    for each in channels:
+        each["ShuffleConfig"] = {"Seed": 7}
     channels += [channel(f"one{mode}", mode, "one/only.csv") for mode in ("File", "Pipe")]
     channels += [channel("folder", "File", "set/train")]
     for each in channels:
@@ -57,8 +59,9 @@ def test_hosts_divide_every_key_that_begins_with_the_prefix_and_one_may_be_witho
     for host, found in enumerate(hosts):
         # Paths are relative to the folder, or else to the last slash.
         assert found["File"] == {key.removeprefix("data/"): f"{key}\n" for key in keys[host::2]}
-        assert found["folder"] == {path: f"set/train/{path}\n" for path in ["a", "b/c"][host::2]}
-    # Shuffled, they divide each epoch anew.
+        folder = {path: f"set/train/{path}\n" for path in ["a", "b/c"][host::2]}
+        assert found["folder"] == found["fast"] == folder
+    # A shuffled stream is divided anew in each epoch, and only that.
     epochs = [[found["Pipe"][epoch].splitlines() for found in hosts] for epoch in "01"]
     assert [sorted(shares[0] + shares[1]) for shares in epochs] == [keys] * 2
     assert sorted(epochs[0][0]) != sorted(epochs[1][0])

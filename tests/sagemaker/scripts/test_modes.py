@@ -31,7 +31,7 @@ def server() -> Iterator[LoopbackServer]:
 # Three hosts are more than one of the scripts has objects.
 @pytest.mark.parametrize(("host_count", "mode"), [(3, "FastFile"), (2, "File"), (2, "Pipe")])
 def test_hosts_read_every_record_once_between_them(server: LoopbackServer, host_count: int, mode: str) -> None:
-    channels = [channel(script, mode, f"{script.removesuffix('_torch')}/") for script in scripts()]
+    channels = [channel(script, mode, f"{script}/") for script in scripts()]
     for each in channels:
         each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
     options = ("--part-size", "1MiB", "--host")
