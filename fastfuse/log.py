@@ -262,6 +262,7 @@ class UnblockedStderr:
         self.encoding = self._handler.stream.encoding
 
     def write(self, text: str) -> int:
+        """Write `text` if that takes no waiting, and return its length even if it is lost."""
         self._handler.handle(logging.makeLogRecord({"msg": text, "end": ""}))
         return len(text)
 
@@ -269,6 +270,7 @@ class UnblockedStderr:
         """Do nothing: `write` flushes."""
 
     def isatty(self) -> bool:
+        """Return whether standard error is a terminal."""
         return self._handler.stream.isatty()
 
 

@@ -59,6 +59,6 @@ class Disk:
             raise
 
 
-def unanswered(waited_s: float) -> str:
+def unanswered_reason(waited_s: float) -> str:
     """Return the reason why a disk that owes an answer for so long is off."""
     return f"its disk has not answered within {waited_s:g} s, and is not asked again before it does"
