@@ -1,17 +1,15 @@
 """Where log lines go and what they look like. Nothing here decides what is worth a line."""
 
 import errno
-import io
 import json
 import logging
 import logging.handlers
 import os
 import re
-import select
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
@@ -19,6 +17,7 @@ from types import TracebackType
 from typing import Final, TextIO
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.log_output import READER_TIMEOUT_S, Unbuffered, Unwaiting, has_room
 
 _OWN: Final = "fastfuse"
 # The first logs most, the last least.
@@ -27,8 +26,6 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 SYSLOG: Final = Path("/dev/log")
 # Log files name objects and keys: the owner's group may read them, as under /var/log.
 _LOG_MODE: Final = 0o640
-# What reads of the data wait, once, for a reader of the log that has stopped; one that keeps up needs microseconds.
-_READER_TIMEOUT_S: Final = 0.1
 # What every record has; the rest came through `extra=`.
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -200,15 +197,16 @@ class _Unblocked(logging.Handler):
     """
 
     _lost_count = 0
-    # Why the first of them was lost, and the last line could not be written; "" if nobody read it in time.
-    _lost_for = _failure = ""
+    # Why the first of them was lost, and the last line was: "" if nobody read it in time, None if it was written.
+    _lost_for: str | None = None
+    _failure: str | None = None
 
     def handle(self, record: logging.LogRecord) -> bool:
         with self.lock or nullcontext():
             if self._lost_count and self._write(_loss_record(self._lost_count, self._lost_for), timeout_s=0):
                 self._lost_count = 0
             # A reader that is merely slow is waited for; one that has stopped, only once.
-            is_written = self._write(record, timeout_s=0 if self._lost_count else _READER_TIMEOUT_S)
+            is_written = self._write(record, timeout_s=0 if self._lost_count else READER_TIMEOUT_S)
             if not is_written:
                 if not self._lost_count:
                     self._lost_for = self._failure
@@ -219,14 +217,16 @@ class _Unblocked(logging.Handler):
     def handleError(self, record: logging.LogRecord) -> None:
         """Note why a line cannot be written. Other errors than the system's are mistakes of ours, and are shown."""
         error = sys.exc_info()[1]
-        if isinstance(error, OSError):
+        if isinstance(error, BlockingIOError):
+            self._failure = ""
+        elif isinstance(error, OSError):
             self._failure = error.strerror or str(error)
         else:
             super().handleError(record)
 
     def _write(self, record: logging.LogRecord, *, timeout_s: float) -> bool:
-        self._failure = ""
-        return _takes_a_line(self._output(), timeout_s=timeout_s) and super().handle(record) and not self._failure
+        self._failure = None if has_room(self._output(), timeout_s=timeout_s) else ""
+        return self._failure is None and super().handle(record) and self._failure is None
 
     def _output(self) -> object:
         return getattr(self, "stream", None)
@@ -236,7 +236,19 @@ class _Unblocked(logging.Handler):
 
 
 class _Stderr(_Unblocked, logging.StreamHandler[TextIO]):
-    pass
+    """Standard error, to which nothing is written through its own description if another can be had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with suppress(OSError, ValueError):  # a stream of a test, or one that was closed
+            file = Unwaiting(self.stream.fileno())
+            self.setStream(TextIOWrapper(file, self.stream.encoding, self.stream.errors, write_through=True))
+
+    def close(self) -> None:
+        """Close what was opened here; standard error stays open."""
+        if isinstance(self.stream, TextIOWrapper) and isinstance(self.stream.buffer, Unwaiting):
+            self.stream.close()
+        super().close()
 
 
 class UnblockedStderr:
@@ -250,6 +262,7 @@ class UnblockedStderr:
         self.encoding = self._handler.stream.encoding
 
     def write(self, text: str) -> int:
+        """Write `text` if that takes no waiting, and return its length even if it is lost."""
         self._handler.handle(logging.makeLogRecord({"msg": text, "end": ""}))
         return len(text)
 
@@ -257,6 +270,7 @@ class UnblockedStderr:
         """Do nothing: `write` flushes."""
 
     def isatty(self) -> bool:
+        """Return whether standard error is a terminal."""
         return self._handler.stream.isatty()
 
 
@@ -265,29 +279,13 @@ class _Syslog(_Unblocked, logging.handlers.SysLogHandler):
         return getattr(self, "socket", None)
 
 
-class _Unbuffered(io.FileIO):
-    """A log file that is given each line once; one that was torn, as by a full disk, is ended before the next."""
-
-    _before_next = b""
-
-    def write(self, line: bytes, /) -> int:  # type: ignore[override]
-        left = whole = self._before_next + line
-        try:
-            while left:
-                left = left[super().write(left) :]
-        finally:
-            if len(left) < len(whole):
-                self._before_next = b"\n" if left else b""
-        return len(whole)
-
-
 class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
     """A log file that other users cannot read, whichever process creates it and whatever the umask is."""
 
     def _open(self) -> TextIOWrapper:
-        return self._lines_to(_Unbuffered(self.baseFilename, "ab", opener=_open_log))
+        return self._lines_to(Unbuffered(self.baseFilename, "ab", opener=_open_log))
 
-    def _lines_to(self, file: _Unbuffered) -> TextIOWrapper:
+    def _lines_to(self, file: Unbuffered) -> TextIOWrapper:
         # Nothing is kept back: what was lost is not written later, and closing a file on a full disk does not fail.
         return TextIOWrapper(file, self.encoding, self.errors, write_through=True)
 
@@ -311,10 +309,10 @@ class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
 
     def _tell_loss(self) -> None:
         if self._lost_for:
-            stderr = _Stderr()
-            stderr.setFormatter(self.formatter)
             message = f"the log file {self.baseFilename} cannot be written, so lines are lost: {self._lost_for}"
-            stderr.handle(_own_warning(message))
+            with closing(_Stderr()) as stderr:
+                stderr.setFormatter(self.formatter)
+                stderr.handle(_own_warning(message))
 
     def moved(self) -> int:
         """Follow the file if it was moved away; return the descriptor of another than at the last call, or -1."""
@@ -325,7 +323,7 @@ class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
 
     def go_on_in(self, fd: int) -> None:
         """Write to `fd` from now on, which this handler closes."""
-        old = self.setStream(self._lines_to(_Unbuffered(fd, "ab")))
+        old = self.setStream(self._lines_to(Unbuffered(fd, "ab")))
         if old is not None:
             old.close()
 
@@ -346,7 +344,7 @@ def _log_files() -> Iterator[_LogFile]:
 
 
 def _open_log(path: str, flags: int) -> int:
-    # A named pipe that nobody reads would make us wait. One that somebody reads, as behind /dev/stderr, is written to.
+    # A named pipe that nobody reads would make us wait, now or later. One that is read, as behind /dev/stderr, will do.
     flags |= os.O_NONBLOCK
     try:
         fd = os.open(path, flags | os.O_EXCL, _LOG_MODE)
@@ -354,33 +352,16 @@ def _open_log(path: str, flags: int) -> int:
             os.fchmod(fd, _LOG_MODE)
     except FileExistsError:
         fd = os.open(path, flags)
-    os.set_blocking(fd, True)
     return fd
 
 
-def _loss_record(count: int, reason: str) -> logging.LogRecord:
+def _loss_record(count: int, reason: str | None) -> logging.LogRecord:
     why = f"as they could not be written ({reason})" if reason else "as nobody read them in time"
     return _own_warning(f"log lines were lost, {why}: {count}")
 
 
 def _own_warning(message: str) -> logging.LogRecord:
     return logging.makeLogRecord({"name": _OWN, "levelname": "WARNING", "levelno": logging.WARNING, "msg": message})
-
-
-def _takes_a_line(output: object, *, timeout_s: float) -> bool:
-    """Return whether `output`, a stream or a socket, takes a line without waiting, after `timeout_s` at most.
-
-    A pipe says so while it has room for PIPE_BUF bytes, 4,096 here: only a longer traceback could still wait.
-    """
-    try:
-        fd = output.fileno() if hasattr(output, "fileno") else -1
-    except (OSError, ValueError):  # a stream of a test, or one that was closed
-        fd = -1
-    if fd < 0:
-        return True
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return bool(poll.poll(timeout_s * 1000))
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

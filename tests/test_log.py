@@ -3,16 +3,19 @@
 import json
 import logging
 import os
+import pty
 import re
 import resource
 import select
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fastfuse import log_output
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.filesystem.processes.privileges import become_nobody
@@ -209,6 +212,117 @@ def test_a_text_that_nobody_reads_is_lost_and_counted(monkeypatch: pytest.Monkey
         told = rb"log lines were lost, as nobody read them in time: \d+\na bar\r"
         assert re.fullmatch(told, heard_from(reading_fd))
         monkeypatch.undo()
+
+
+def socket_ends() -> tuple[int, int]:
+    """Return what reads and what writes of a pair of sockets."""
+    reading, writing = socket.socketpair()
+    return reading.detach(), writing.detach()
+
+
+# What may stand behind standard error: makes an end that reads and one that writes.
+ENDS: dict[str, Callable[[], tuple[int, int]]] = {"terminal": pty.openpty, "pipe": os.pipe, "socket": socket_ends}
+
+
+@pytest.fixture
+def _ends_when_stuck() -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a write or a read waits"))
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("_ends_when_stuck")
+@pytest.mark.parametrize("line_bytes", [50, 5_000, 300_000])
+@pytest.mark.parametrize("kind", [*ENDS, "log file"])
+def test_no_line_waits_for_a_reader_whatever_its_length_and_a_torn_one_is_ended(
+    monkeypatch: pytest.MonkeyPatch, kind: str, line_bytes: int
+) -> None:
+    reading_fd, writing_fd = ENDS.get(kind, os.pipe)()
+    with open(reading_fd, "rb", buffering=0), open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        configure(LogConfig(file=Path(f"/proc/self/fd/{writing_fd}") if kind == "log file" else None))
+        text = UnblockedStderr()
+        for _ in range(2_000_000 // line_bytes):  # more than any holds
+            logging.getLogger("fastfuse").info("x" * line_bytes)
+            if kind != "log file":
+                text.write("x" * line_bytes + "\n")
+        heard_from(reading_fd)
+        logging.getLogger("fastfuse").info("heard again")
+        lines = heard_from(reading_fd).replace(b"\r", b"").splitlines()
+        assert re.search(rb"log lines were lost, as nobody read them in time: \d+$", lines[-2])
+        assert lines[-1].endswith(b" heard again")
+        assert lines[:-2] in ([], [b""])  # the end of the line that was torn
+        assert os.get_blocking(writing_fd)  # it is others', too
+        monkeypatch.undo()
+        logging.getLogger().handlers.pop().close()
+
+
+@pytest.mark.usefixtures("_ends_when_stuck")
+def test_a_long_line_is_whole_for_a_reader_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading_fd, writing_fd = os.pipe()
+    with open(reading_fd, "rb", buffering=0), open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setattr(log_output, "READER_TIMEOUT_S", 60.0)
+        text, whole = UnblockedStderr(), b"x" * 1_000_000
+        reader = fork_child(lambda: read_all_of(reading_fd, whole))
+        assert text.write(whole.decode()) == len(whole)
+        assert wait_child(reader) == 0
+        monkeypatch.undo()
+
+
+def read_all_of(fd: int, whole: bytes) -> None:
+    heard = b""
+    while len(heard) < len(whole):
+        heard += os.read(fd, 1 << 12)
+    assert heard == whole
+
+
+@pytest.mark.usefixtures("_ends_when_stuck")
+@pytest.mark.parametrize("kind", ENDS)
+def test_standard_error_is_followed_where_it_leads_elsewhere(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    reading_fd, writing_fd = os.pipe()
+    other_reading_fd, other_writing_fd = ENDS[kind]()
+    ends = open(reading_fd, "rb", buffering=0), open(other_reading_fd, "rb"), open(other_writing_fd, "wb")  # noqa: SIM115
+    with ends[0], ends[1], ends[2], open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        text = UnblockedStderr()
+        text.write("first")
+        os.dup2(other_writing_fd, writing_fd)
+        text.write("second")
+        assert heard_from(other_reading_fd) == b"second"
+        # Nothing keeps the pipe open that it left.
+        assert os.read(reading_fd, 100) == b"first"
+        assert os.read(reading_fd, 100) == b""
+        monkeypatch.undo()
+
+
+def test_standard_error_that_cannot_be_opened_again_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    reading_fd, writing_fd = os.pipe()
+    with open(reading_fd, "rb"), open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        monkeypatch.setattr(os, "open", refuse)
+        UnblockedStderr().write("to another user's terminal")
+        monkeypatch.undo()
+        assert heard_from(reading_fd) == b"to another user's terminal"
+
+
+def test_standard_error_that_is_a_file_is_written_where_others_left_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "errors"
+    with path.open("w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        text = UnblockedStderr()
+        os.write(stderr.fileno(), b"theirs\n")
+        text.write("ours\n")
+        os.write(stderr.fileno(), b"theirs\n")
+        monkeypatch.undo()
+    assert path.read_text() == "theirs\nours\ntheirs\n"
 
 
 def test_lines_that_a_full_disk_does_not_take_are_lost_and_counted(

@@ -17,7 +17,7 @@ import trio
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
-from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered
+from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered_reason
 from fastfuse.cache.identity import identity, identity_begin
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
@@ -257,7 +257,7 @@ class CachedReader:
         """Leave the tier alone, because its disk has not given an object in this segment for so long."""
         if not self._disk.is_off:
             trio.lowlevel.spawn_system_task(self._probe, segment)
-        self._leave_alone("disk", unanswered(waited_s))
+        self._leave_alone("disk", unanswered_reason(waited_s))
 
     async def _probe(self, segment: int) -> None:
         """Keep the tier off until its disk gives something of this segment, or says that it cannot."""
@@ -394,7 +394,7 @@ class CachedReader:
         try:
             await self._disk.ask(read)
         except (trio.TooSlowError, NoThreadError) as error:
-            self._leave_alone("disk", str(error) or unanswered(self._disk.patience_s))
+            self._leave_alone("disk", str(error) or unanswered_reason(self._disk.patience_s))
             return None
         if failed:
             self._lose(object_id, *failed[0])

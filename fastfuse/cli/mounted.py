@@ -252,7 +252,7 @@ def report(
     written = output or Path("-" if as_json else "fastfuse-report.html")
     if str(written) == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8")  # as the page says of itself
+            sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # as the page says of itself
         say(text)
         return 0
     try:

@@ -364,7 +364,8 @@ class SharedIndex:
                     try:
                         etag = await claim.put(_nonce(), replaces=replaces)
                     except WriteConflictError as error:
-                        if replaces == refused:  # and no host has held the claim meanwhile
+                        # Assumed, not known: no host has held the claim meanwhile. Every release has the same ETag.
+                        if replaces == refused:
                             if claim.has_bare_etags:
                                 raise refused_condition() from error
                             claim.has_bare_etags = True
@@ -373,7 +374,7 @@ class SharedIndex:
                     else:
                         return await self._check_turn(index, claim, etag)
                 else:
-                    refused = ""  # every release has the same ETag
+                    refused = ""
                     if not has_told:
                         has_told = True
                         _log.info("waiting for the listing of %s that another host makes", self.source)

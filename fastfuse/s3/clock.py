@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 # No service refuses less, and `Date` has whole seconds.
 _AGREES_S = 60.0
-# What the clock of a service may show: S3 began in 2006, and signatures cannot carry every later year.
+# What the clock of a service may show. S3 began in 2006; a clock that is a century ahead is broken.
 _YEARS = range(2006, 2106)
 # For so long after a correction, what is refused was signed before it.
 _LATE_S = 10.0

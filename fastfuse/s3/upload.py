@@ -364,29 +364,30 @@ class ObjectWriter:
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:.3g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
-        try:
-            boto, credentials = await self._clients.current()
-        except FastfuseError as error:
-            if self._outlives_outages:
-                retry_if_passing(error)
-            raise
-        try:
-            reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
-        except (BotoCoreError, ClientError) as error:
-            failure = failure_of_exception(error)
-            is_mended, _ = await self._session.replace_refused(credentials, failure.kind)
-            verb = "read" if operation == "head_object" else "write"
-            final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
-            if {"IfMatch", "IfNoneMatch"} & arguments.keys():
-                final = _conditional_error(error, final)
-            failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
-            if self._outlives_outages and failure.kind is Kind.EXPIRED:
-                # Whatever renews the credentials may be late.
-                failed.attempts = UNTIL_DEADLINE
-            raise failed from safe_cause(error)
-        except ValueError as error:  # botocore raises it for a malformed header
-            raise self._bad_reply("a header that makes no sense") from error
-        return reply
+        async with AsyncExitStack() as exits:
+            try:
+                boto, credentials = await exits.enter_async_context(self._clients.current())
+            except FastfuseError as error:
+                if self._outlives_outages:
+                    retry_if_passing(error)
+                raise
+            try:
+                reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
+            except (BotoCoreError, ClientError) as error:
+                failure = failure_of_exception(error)
+                is_mended, _ = await self._session.replace_refused(credentials, failure.kind)
+                verb = "read" if operation == "head_object" else "write"
+                final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
+                if {"IfMatch", "IfNoneMatch"} & arguments.keys():
+                    final = _conditional_error(error, final)
+                failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
+                if self._outlives_outages and failure.kind is Kind.EXPIRED:
+                    # Whatever renews the credentials may be late.
+                    failed.attempts = UNTIL_DEADLINE
+                raise failed from safe_cause(error)
+            except ValueError as error:  # botocore raises it for a malformed header
+                raise self._bad_reply("a header that makes no sense") from error
+            return reply
 
     def _field(self, reply: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - each has its own type
         if name not in reply:

@@ -1,7 +1,7 @@
 """botocore's clients, which sign and send the requests of uploads."""
 
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -18,43 +18,58 @@ from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
 UPLOADS_IN_FLIGHT: Final = 4
 
 
+class _Client:
+    """An open client, the credentials that it signs with, and the number of its requests that are under way."""
+
+    def __init__(self, boto: Any, credentials: Credentials | None, exits: AsyncExitStack) -> None:  # noqa: ANN401
+        # Its class is made at run time.
+        self.boto = boto
+        self.credentials = credentials
+        self.request_count = 0
+        self.close = exits.aclose
+
+
 class Clients:
     """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
 
     def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
-        """Open no client yet; `exits` closes those that are open in the end."""
+        """Open no client yet; `exits` closes the one that is open in the end."""
         self._session = session
         self._region = region
         self._opening = trio.Lock()
-        # The class is made at run time.
-        self._boto: Any = None
-        # Those that the client signs with.
-        self._credentials: Credentials | None = None
-        # They close the client of now, and the one before: its last requests may be under way.
-        self._exits = self._exits_before = AsyncExitStack()
+        self._current: _Client | None = None
         exits.push_async_callback(self._close)
 
-    async def current(self) -> tuple[Any, Credentials | None]:
-        """Return a client that signs with the current credentials, and these."""
+    @asynccontextmanager
+    async def current(self) -> AsyncIterator[tuple[Any, Credentials | None]]:
+        """Yield a client that signs with the current credentials, and these; it is not closed during the block."""
         source = self._session.credentials
         credentials = None if source is None else await source.current()
         async with self._opening:
-            if self._boto is None or credentials is not self._credentials:
+            client = self._current
+            if client is None or credentials is not client.credentials:
                 exits = AsyncExitStack()
                 boto = await self.make(partial(self._open, exits), credentials)
-                self._boto, self._credentials = boto, credentials
-                last, self._exits_before, self._exits = self._exits_before, self._exits, exits
-                await last.aclose()
-            return self._boto, credentials
+                last, client = client, _Client(boto, credentials, exits)
+                self._current = client
+                if last is not None and not last.request_count:
+                    await last.close()
+            client.request_count += 1
+        try:
+            yield client.boto, credentials
+        finally:
+            client.request_count -= 1
+            if client is not self._current and not client.request_count:
+                await client.close()
 
-    async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_boto`
+    async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_Client`
         boto = await exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
         boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
         return boto
 
     async def _close(self) -> None:
-        await self._exits_before.aclose()
-        await self._exits.aclose()
+        if self._current is not None:
+            await self._current.close()
 
     async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
         """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""

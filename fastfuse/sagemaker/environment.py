@@ -60,6 +60,7 @@ def service_environment(inherited: Mapping[str, str], connection: ConnectionConf
 
 
 def count_gpus() -> int:
+    """Return how many GPUs nvidia-smi lists; 0 if there is no driver, or none that answers."""
     command = ["nvidia-smi", "--list-gpus"]
     try:
         tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)

@@ -18,7 +18,7 @@ from fastfuse.cache import writer
 from fastfuse.cache.catalog import Extent
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
-from fastfuse.cache.hanging_disk import OFF_S
+from fastfuse.cache.hanging_disk import OFF_S, Disk
 from fastfuse.cache.identity import identity
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import DamagedError, Filling, Segments
@@ -82,6 +82,26 @@ async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and
             await trio.lowlevel.checkpoint()
         await read_all(reader)
         assert (len(asked), len(store.fetched)) == (2 * len(refs), 24)
+
+
+async def test_a_disk_is_off_once_an_answer_is_late_for_which_a_cancelled_reader_waits_no_more(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    disk, answers = Disk(10.0), threading.Event()
+
+    def hang() -> None:
+        answers.wait()
+
+    with trio.CancelScope() as reading:
+        reading.cancel()
+        await disk.ask(hang)
+    was_off = [disk.is_off]
+    mock_clock.jump(10.0)
+    was_off.append(disk.is_off)
+    assert was_off == [False, True]
+    answers.set()
+    while disk.is_off:
+        await trio.lowlevel.checkpoint()
 
 
 async def test_a_disk_that_hangs_for_threads_without_the_interpreter_is_off_until_one_read_is_answered(

@@ -168,8 +168,9 @@ async def test_credentials_that_replaced_refused_ones_sign_an_upload(
     assert "Credential=SECOND/" in signed[0]
 
 
-async def test_of_the_clients_of_renewed_credentials_two_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests with the credentials of before may be under way."""
+async def test_a_client_of_former_credentials_is_open_while_a_request_of_it_is_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     session = S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
     create, opened_clients = session.aws.create_client, list[str]()
 
@@ -188,10 +189,22 @@ async def test_of_the_clients_of_renewed_credentials_two_are_open(monkeypatch: p
     monkeypatch.setattr(session.credentials, "current", current)
     async with AsyncExitStack() as exits:
         clients = Clients(session, exits, "us-east-1")
-        for names in (["A"], ["A", "B"], ["B", "C"], ["C", "D"]):
-            keys = Credentials(access_key=names[-1], secret_key="-")
-            assert await clients.current() == await clients.current()
-            assert opened_clients == names
+        for name in "AB":
+            keys = Credentials(access_key=name, secret_key="-")
+            async with clients.current() as first, clients.current() as second:
+                assert first == second
+            assert opened_clients == [name]
+        async with AsyncExitStack() as longer, AsyncExitStack() as under_way:
+            await longer.enter_async_context(clients.current())
+            await under_way.enter_async_context(clients.current())
+            for name in "CDE":
+                keys = Credentials(access_key=name, secret_key="-")
+                async with clients.current():
+                    assert opened_clients == ["B", name]
+            await under_way.aclose()
+            assert opened_clients == ["B", "E"]
+            await longer.aclose()
+            assert opened_clients == ["E"]
     assert opened_clients == []
 
 

@@ -10,8 +10,8 @@ libfuse still knows the inode, but pyfuse3 (3.5) passes its handler only the han
 reads, are written into the handle.
 
 LOOKUP and GETATTR are answered here from the columns of the inode table (`index.inodes.columns`), which takes 3 µs
-where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on, so that
-the handler answers it, or raises. IOCTL, and GETXATTR of names that cannot be ours, are answered here, too.
+where a handler in Python takes 40. Nothing that the columns say is trusted: whatever does not fit is passed on to the
+handler, which refuses it. IOCTL, and GETXATTR of names that cannot be ours, are answered here, too.
 
 This module stands before libfuse's constructor of sessions, through which pyfuse3 registers its operations. Only
 libfuse's public API is used. For that, it must be loaded before pyfuse3 and with its symbols visible to it

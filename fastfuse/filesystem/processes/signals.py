@@ -16,7 +16,7 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
 
 
-class Signal(ctypes.Structure):
+class SignalInfo(ctypes.Structure):
     """The beginning of a siginfo_t."""
 
     si_signo: int
@@ -28,7 +28,7 @@ class Signal(ctypes.Structure):
     )
 
 
-def next_signal(signals: Iterable[int], timeout_s: float) -> Signal | None:
+def next_signal(signals: Iterable[int], timeout_s: float) -> SignalInfo | None:
     """Return the next of the blocked `signals`, or None if none came in time or a pause cut the wait short.
 
     `signal.sigtimedwait` is no help: after a pause (SIGSTOP, a frozen control group) that outlasts the timeout, CPython
@@ -36,7 +36,7 @@ def next_signal(signals: Iterable[int], timeout_s: float) -> Signal | None:
     """
     numbers = sum(1 << number - 1 for number in signals).to_bytes(_READ_BYTES, sys.byteorder)
     seconds, ns = divmod(int(timeout_s * _NS), _NS)
-    caught = Signal()
+    caught = SignalInfo()
     wanted, timeout = numbers.ljust(_SIGSET_BYTES, b"\0"), _Timespec(seconds, ns)
     if _LIBC.sigtimedwait(wanted, ctypes.byref(caught), ctypes.byref(timeout)) != -1:
         return caught

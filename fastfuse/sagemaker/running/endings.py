@@ -18,6 +18,7 @@ class Outcome(NamedTuple):
 
 
 def failed(error: FastfuseError) -> Outcome:
+    """Return the outcome of a run that `error` ended."""
     return Outcome(Phase.FAILED, str(error), error.exit_code, error)
 
 

@@ -74,8 +74,15 @@ class Members:
         if self._listener is None:
             return
         self._path.unlink(missing_ok=True)
-        for end in (self._listener, *self._connections):
-            end.close()
+        # A process that was forked since holds copies of these sockets, which stay open when ours are closed.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            while True:
+                self._connections.append(self._listener.accept()[0])
+        for connection in self._connections:
+            connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._listener.close()
         self._listener = None
 
 

@@ -3,18 +3,23 @@
 import json
 import os
 import re
+import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
+from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.sagemaker.running import sharing
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, running, script
@@ -147,6 +152,31 @@ def test_a_member_becomes_the_owner_when_the_first_dies(server: LoopbackServer, 
         assert up([other]) == (other, [])
         gate.close()
         assert other.wait() == 0, other.log
+
+
+def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "raise_sigio", lambda _: None)
+    monkeypatch.setattr(sharing, "_digest", lambda _: b"greeting")
+    claimed_fd = os.open(tmp_path, os.O_RDONLY)
+    members = sharing.Members(MagicMock(), claimed_fd)
+    members.welcome()
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as member,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late,
+    ):
+        for end in (member, late):
+            end.settimeout(PATIENCE_S)
+            end.connect(str(tmp_path / ".fastfuse-shared"))
+            if end is member:
+                assert members.look()
+        copying = fork_child(signal.pause)
+        members.close()
+        assert (member.recv(100), member.recv(100), late.recv(100)) == (b"greeting", b"", b"")
+        os.kill(copying, signal.SIGKILL)
+        wait_child(copying)
+    os.close(claimed_fd)
 
 
 def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
