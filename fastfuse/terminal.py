@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -73,7 +74,7 @@ def _logged_above(console: Console) -> Iterator[None]:
     handlers = [
         handler
         for handler in logging.getLogger().handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is console.file
+        if isinstance(handler, logging.StreamHandler) and _leads_to(handler.stream, console.file.fileno())
     ]
     streams = [handler.setStream(_Above(console)) for handler in handlers]
     try:
@@ -81,3 +82,10 @@ def _logged_above(console: Console) -> Iterator[None]:
     finally:
         for handler, stream in zip(handlers, streams, strict=True):
             handler.setStream(stream)
+
+
+def _leads_to(stream: TextIO, fd: int) -> bool:
+    try:
+        return stream.fileno() == fd
+    except (OSError, ValueError):  # a stream of a test, or one that was closed
+        return False
