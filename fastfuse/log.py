@@ -257,7 +257,7 @@ class UnblockedStderr:
     def __init__(self) -> None:
         self._handler = _Stderr()
         self._handler.terminator = ""
-        # Of the handler's own line, which says how many were lost, the newline is not in the text.
+        # The handler's own line, which says how many were lost, has no newline in its text.
         self._handler.setFormatter(logging.Formatter("%(message)s%(end)s", defaults={"end": "\n"}))
         self.encoding = self._handler.stream.encoding
 

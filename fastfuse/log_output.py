@@ -71,7 +71,7 @@ class Unwaiting(Unbuffered):
     may not, a line that does not fit still waits.
     """
 
-    # What the descriptor led to at the last look, by device and inode.
+    # The device and inode that the descriptor led to at the last look.
     _leads_to: tuple[int, int] | None = None
     # Another descriptor of it; -1 if there is none, or no need of it.
     _own_fd = -1

@@ -310,7 +310,7 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
     HTTP/1.1 servers must accept the second form too, but only proxies ever get it, so not every server does.
     """
 
-    # By the file of certificates, which a process reads once: it may not be able to later.
+    # The contexts by file of certificates, which a process reads once: it may not be able to later.
     _contexts: ClassVar[dict[object, ssl.SSLContext]] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - aiobotocore has no types

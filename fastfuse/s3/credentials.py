@@ -147,7 +147,7 @@ class CredentialSource:
         self.trouble: Failure | None = None
         # Whether the last renewal brought nothing.
         self._is_overdue = False
-        # Whether a renewal is under way beside readers.
+        # True while a renewal is under way beside readers.
         self._is_renewing = False
         self.latest: Credentials | None = None
 
