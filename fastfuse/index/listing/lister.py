@@ -172,7 +172,7 @@ class _Lister:
         """Return names that begin with the source's path and do not lie in its folder, if there are any."""
         folder = _folder(self._source.path).encode()
         page = await self._first_page(self._source.path, delimiter="/", but=folder)
-        return [name for name in page.names if name != folder]
+        return [name for name in page.names if not name.startswith(folder)]
 
     def _warn_of_neighbours(self, taken_as: str, neighbours: list[bytes]) -> None:
         """Warn that File and Pipe mode take more keys for the same name (N1)."""
@@ -184,9 +184,12 @@ class _Lister:
             )
 
     async def _first_page(self, prefix: str, *, delimiter: str = "", but: bytes = b"") -> Page:
-        """Return the first page that holds an entry `but` this one, or else the last page: others may be empty."""
+        """Return the first page with an entry, or else the last page: others may be empty.
+
+        What begins with `but` does not count: some services (nanio) do not group what lies behind the delimiter.
+        """
         page = await self._page(prefix, delimiter=delimiter)
-        while page.is_truncated and not set(page.names) - {but}:
+        while page.is_truncated and all(but and name.startswith(but) for name in page.names):
             page = await self._page(prefix, delimiter=delimiter, after=page)
         return page
 

@@ -267,6 +267,24 @@ async def test_what_begins_with_the_name_of_the_mounted_folder_or_object_is_told
     assert caplog.messages == ([told] if taken_as else [])
 
 
+@pytest.mark.parametrize("others", [[], ["train0"]])
+async def test_a_service_that_does_not_group_keys_gives_no_wrong_neighbours(
+    others: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ungrouped(PagedStore):
+        """Groups below a folder only, as nanio does."""
+
+        def _names(self, prefix: bytes, delimiter: bytes) -> Sequence[bytes]:
+            return super()._names(prefix, delimiter if prefix.endswith(b"/") else b"")
+
+    keys = ["train/a", "train/b", "train/c", *others]
+    pages = Ungrouped([key.encode() for key in keys], page_keys=1)
+    listing = await list_source(pages, S3Uri("bucket", "train"), is_key_name_prefix=True)
+    assert sorted(files_of(listing.table)) == (keys if others else ["a", "b", "c"])
+    await list_source(pages, S3Uri("bucket", "train"))
+    assert ["also s3://bucket/train0" in message for message in caplog.messages] == [True] * len(others)
+
+
 @pytest.mark.parametrize("path", ["", "nothing", "nothing/", "no/thing"])
 async def test_where_there_is_nothing_the_mount_is_refused_unless_empty_is_allowed(path: str) -> None:
     store = MemoryStore({} if not path else {"other": b"x"})
