@@ -211,13 +211,10 @@ class CachedReader:
         extents = self._find(identity(self._endpoint_url, ref)[0], start, end)
         for one in extents:
             self._writer.hit(one.segment, 0)
-        return bool(ref.etag) and not gaps(extents, start, end)
+        return bool(ref.etag) and not self._writer.is_gone and not gaps(extents, start, end)
 
     def look(self, ref: ObjectRef) -> Place | Missing | None:
-        """Return where all of a small object is kept, or that nothing of it is, nor about to be by this process.
-
-        Return None in any other case.
-        """
+        """Return where a small object is all kept; that nothing of it is, nor will soon be by this process; or None."""
         if not 0 < ref.size_bytes <= BLOCK_BYTES or not ref.etag or not self.is_used:
             return None
         object_id, seed = identity(self._endpoint_url, ref)
@@ -277,6 +274,11 @@ class CachedReader:
     def is_written(self) -> bool:
         """Return whether the tier is written to now: it is not for a while after its disk, or its index, has failed."""
         return self.is_used and not self._writer.is_paused
+
+    @property
+    def end_reason(self) -> str:
+        """The reason why the tier will never be written to again; empty as long as it may."""
+        return self._writer.end_reason
 
     @property
     def written_bytes(self) -> int:

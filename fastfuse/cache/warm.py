@@ -43,8 +43,9 @@ class WarmState:
     requests: int = 0
     damaged: int = 0
     has_no_room: bool = False
-    # The disk has taken nothing for too long.
+    # The disk has taken nothing for too long; or the reason why it never will.
     is_given_up: bool = False
+    end_reason: str = ""
     missing_bytes: int = 0
     # The URI and the reason.
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -181,8 +182,8 @@ class Warming:
                 self._written_bytes, self._waited_s = reader.written_bytes, 0.0
             self._waited_s += trio.current_time() - looked_s
             looked_s = trio.current_time()
-            if self._waited_s >= _MOST_WAIT_S:
-                self.state.is_given_up = True
+            if self._waited_s >= _MOST_WAIT_S or reader.end_reason:
+                self.state.is_given_up, self.state.end_reason = True, reader.end_reason
                 return
 
     async def _fetch(self, ref: ObjectRef, start: int, end: int, is_there: bool) -> None:

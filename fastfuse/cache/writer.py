@@ -113,12 +113,14 @@ class Writer:
         self._taken: list[Range] = []
         # The directory was removed or replaced, or the thread has ended, or never begun; and only the last two.
         self.is_gone = self._is_over = False
+        self.end_reason = ""
         self._thread = threading.Thread(target=self._run, name="cache writer", daemon=True)
         try:
             self._thread.start()
         except RuntimeError as error:
             self.is_gone = self._is_over = True
-            self._tell("disk", f"the cache {cache.settings.directory} is not used: {error}; see ulimit -u and pids.max")
+            self.end_reason = f"the cache {cache.settings.directory} is not used: {error}; see ulimit -u and pids.max"
+            self._tell("disk", self.end_reason)
 
     def close(self, patience_s: float) -> bool:
         """Write what is queued, and end; return False if that takes longer than `patience_s`."""
@@ -188,7 +190,8 @@ class Writer:
                     self._ticked_s = time.monotonic()
                     self._guarded(self._tick)
         except Exception as error:
-            self._tell("disk", f"the cache {self._cache.settings.directory} is not used any more: {error!r}")
+            self.end_reason = f"the cache {self._cache.settings.directory} is not used any more: {error!r}"
+            self._tell("disk", self.end_reason)
             raise
         finally:
             self.is_gone = self._is_over = True
@@ -394,7 +397,8 @@ class Writer:
         if not self._cache.is_there():
             if not self.is_gone:
                 self.is_gone = True
-                self._tell("directory", f"the cache {self._cache.settings.directory} was removed; reads come from S3")
+                self.end_reason = f"the cache {self._cache.settings.directory} was removed"
+                self._tell("directory", f"{self.end_reason}; reads come from S3")
             return
         try:
             if self._hits or self._asked_bytes > self._committed_bytes:

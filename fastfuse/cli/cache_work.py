@@ -159,7 +159,7 @@ def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
     if state.has_no_room:
         reasons.append(f"the cache, of {format_size(cache.size_bytes)}, takes no more")
     if state.is_given_up:
-        reasons.append(f"the disk of {cache.directory} takes nothing")
+        reasons.append(state.end_reason or f"the disk of {cache.directory} takes nothing")
     if not reasons:
         reasons.append("the disk did not take it, or others took its place")
     hint = ""

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import shutil
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -162,6 +163,22 @@ async def test_a_disk_that_takes_nothing_is_given_up_and_not_taken_for_a_full_on
     error = _incomplete(state, settings)
     assert str(error) == f"40 MiB are not kept: the disk of {settings.directory} takes nothing"
     assert "log" in error.hint
+
+
+async def test_a_directory_that_is_removed_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_TICK_S", 0.05)
+    store, settings = store_of(*[2 * MIB] * 20), settings_of(tmp_path / "cache")
+    refs = refs_in(store, range(20))
+    await warmed(store, settings, refs[:5])
+
+    async def remove() -> None:
+        shutil.rmtree(settings.directory, ignore_errors=True)
+
+    store.hold = remove
+    with trio.fail_after(warm_module._MOST_WAIT_S / 2):
+        state = await warmed(store, settings, refs, memory_bytes=8 * MIB)
+    assert (state.has_no_room, state.missing_bytes) == (False, 40 * MIB)
+    assert str(_incomplete(state, settings)) == f"40 MiB are not kept: the cache {settings.directory} was removed"
 
 
 async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor_of_what_is_pinned(
