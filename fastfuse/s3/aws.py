@@ -148,7 +148,9 @@ class S3Session:
             return
         settings = {name for profile in self._profiles.values() for name in profile}
         # The second renews the sign-in of a profile with `sso_session`, on which a role may stand.
-        of_sign_in = ("sso", "sso-oidc") if any(name.startswith("sso_") for name in settings) else ()
+        of_sign_in = ["sso", "sso-oidc"] if any(name.startswith("sso_") for name in settings) else []
+        if "login_session" in settings:  # of `aws login`
+            of_sign_in.append("signin")
         keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
         for service in ("sts", *of_sign_in):
             await self._new_session().load_client(service, DEFAULT_REGION, **keys)

@@ -26,6 +26,7 @@ from tests.s3.test_credentials import process_reply
 _RENEWAL = """
 import os, sys
 from datetime import UTC, datetime, timedelta
+from aiobotocore import credentials
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.processes.key_finder import KeyFinder, _found
 from fastfuse.s3.aws import S3Session
@@ -35,6 +36,11 @@ from fastfuse.s3.credentials import Credentials
 def gone(event, arguments):
     if event == "open" and "/python3" in str(arguments[0]):
         raise FileNotFoundError(2, "gone", arguments[0])
+
+# What awscrt, which need not be here, would do with the key of a sign-in by `aws login`.
+credentials.EC = object()
+credentials.AioLoginCredentialFetcher._load_private_key = lambda fetcher, token: None
+credentials._build_add_dpop_header_handler = lambda key: lambda **request: None
 
 session = S3Session(ConnectionConfig())
 until = datetime.now(UTC) + timedelta(hours=1)
@@ -50,6 +56,10 @@ _ROLE = """
 <Expiration>2099-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>
 """
 _SIGN_IN = json.dumps({"accessToken": "fresh", "expiresIn": 3600, "refreshToken": "r"})
+_LOGIN = json.dumps(
+    {"accessToken": {"accessKeyId": "new", "secretAccessKey": "s", "sessionToken": "t"}, "tokenType": "aws_sigv4"}
+    | {"expiresIn": 900, "refreshToken": "r"}
+)
 _SIGNED_IN = json.dumps(
     {"roleCredentials": {"accessKeyId": "new", "secretAccessKey": "s", "sessionToken": "t", "expiration": 4e12}}
 )
@@ -58,7 +68,7 @@ _SIGNED_IN = json.dumps(
 class _Role(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self._answer(_SIGN_IN if self.path == "/token" else _ROLE)
+        self._answer({"/token": _SIGN_IN, "/v1/token": _LOGIN}.get(self.path, _ROLE))
 
     def do_GET(self) -> None:
         assert self.headers["x-amz-sso_bearer_token"] == "fresh"
@@ -99,7 +109,17 @@ def sign_in(home: Path) -> None:
     (cache / f"{hashlib.sha1(b'here').hexdigest()}.json").write_text(json.dumps(kept))
 
 
-@pytest.mark.parametrize("provider", ["custom-process", "assume-role", "sso", "assume-role of sso"])
+def log_in(home: Path) -> None:
+    """Keep what `aws login` keeps below `home`; it has expired and can be renewed."""
+    cache = home / ".aws" / "login" / "cache"
+    cache.mkdir(parents=True)
+    keys = {"accessKeyId": "old", "secretAccessKey": "s", "sessionToken": "t", "accountId": "123456789012"}
+    keys |= {"expiresAt": "2020-01-01T00:00:00Z"}
+    kept = {"accessToken": keys, "refreshToken": "r", "dpopKey": "k", "clientId": "i"}
+    (cache / f"{hashlib.sha256(b'me').hexdigest()}.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("provider", ["custom-process", "assume-role", "sso", "assume-role of sso", "login"])
 def test_credentials_are_renewed_without_the_files_of_the_program(provider: str, tmp_path: Path) -> None:
     profiles = {
         "custom-process": f"credential_process = cat {tmp_path}/keys",
@@ -108,15 +128,18 @@ def test_credentials_are_renewed_without_the_files_of_the_program(provider: str,
         "sso": _SSO,
         "assume-role of sso": "role_arn = arn:aws:iam::123456789012:role/train\nsource_profile = base\n"
         f"[profile base]\n{_SSO}",
+        "login": "login_session = me",
     }
     (tmp_path / "keys").write_text(process_reply("new", timedelta(hours=1)))
     sign_in(tmp_path)
+    log_in(tmp_path)
     config = tmp_path / "config"
     config.write_text(f"[default]\nregion = us-east-1\n{profiles[provider]}\n")
     with role_service() as service:
         environment = {name: value for name, value in ENVIRONMENT.items() if "ACCESS_KEY" not in name}
         environment |= {"AWS_CONFIG_FILE": str(config), "HOME": str(tmp_path)}
-        environment |= dict.fromkeys([f"AWS_ENDPOINT_URL_{name}" for name in ("STS", "SSO", "SSO_OIDC")], service)
+        names = [f"AWS_ENDPOINT_URL_{name}" for name in ("STS", "SSO", "SSO_OIDC", "SIGNIN")]
+        environment |= dict.fromkeys(names, service)
         answer = subprocess.run(
             [sys.executable, "-c", _RENEWAL, provider.partition(" ")[0]],
             env=environment,
