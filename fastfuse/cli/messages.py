@@ -4,7 +4,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -87,9 +86,8 @@ def fail(message: str, *, hint: str, exit_code: int, words: Sequence[str], known
 
 
 def tell(text: str) -> None:
-    """Write a line to stderr, if it can be written: the exit code says what matters."""
-    with suppress(OSError):
-        sys.stderr.write(text + "\n")
+    """Write a line to stderr, if that takes no waiting: the exit code says what matters."""
+    log.UnblockedStderr().write(text + "\n")
 
 
 def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:

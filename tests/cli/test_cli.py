@@ -4,11 +4,12 @@ import json
 import logging
 import os
 import re
+import select
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -444,14 +445,23 @@ def interpreted(code: str, *words: str) -> subprocess.CompletedProcess[str]:
 def unwritable(kind: str) -> Iterator[int]:
     """A descriptor to which nothing can be written."""
     if kind == "full device":
-        fd = os.open("/dev/full", os.O_WRONLY)
+        ends = [os.open("/dev/full", os.O_WRONLY)]
     else:
-        other_fd, fd = os.pipe() if kind == "pipe without a reader" else os.openpty()
-        os.close(other_fd)
+        ends = [*(os.pipe() if kind == "pipe without a reader" else os.openpty())]
+    fd = ends[-1]
+    if kind == "terminal that nobody reads":
+        os.set_blocking(fd, False)
+        while select.select([], [fd], [], 0.1)[1]:  # the kernel moves some on, and so makes room
+            with suppress(BlockingIOError):
+                os.write(fd, b"x" * 1000)
+        os.set_blocking(fd, True)
+    elif len(ends) > 1:
+        os.close(ends.pop(0))
     try:
         yield fd
     finally:
-        os.close(fd)
+        for end in ends:
+            os.close(end)
 
 
 class TestHelp:
@@ -564,6 +574,7 @@ class TestProcess:
             ("version", 0, "full device"),  # it warns of the variable
             ("mount s3://b --region nonsense", 2, "pipe without a reader"),
             ("mount s3://b --region nonsense", 2, "terminal that hung up"),
+            ("mount s3://b --region nonsense", 2, "terminal that nobody reads"),
             ("run --channel a={place}/data --base-dir {place}/ml -- true", 0, "full device"),
             ("run --channel a={place}/data --base-dir {place}/ml -- ls /nonexistent", 2, "terminal that hung up"),
         ],
