@@ -364,12 +364,15 @@ class SharedIndex:
                     try:
                         etag = await claim.put(_nonce(), replaces=replaces)
                     except WriteConflictError as error:
-                        # Assumed, not known: no host has held the claim meanwhile. Every release has the same ETag.
-                        if replaces == refused:
+                        # Look at once: every release has the same ETag. A host that was faster holds the claim for some
+                        # requests at least; one whose write is still under way (409) holds it after the pause.
+                        now = await claim.state()
+                        is_as_seen = replaces == (now.etag if now else NO_OBJECT)
+                        if is_as_seen and replaces == refused:
                             if claim.has_bare_etags:
                                 raise refused_condition() from error
                             claim.has_bare_etags = True
-                        refused = replaces
+                        refused = replaces if is_as_seen else ""
                         _log.debug("another host has claimed the listing of %s at the same time", self.source)
                     else:
                         return await self._check_turn(index, claim, etag)

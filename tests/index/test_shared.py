@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from math import inf
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Literal
 
 import pytest
 import trio
+import trio.testing
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from bench.s3server.buckets import MemoryContent
@@ -306,16 +308,24 @@ RELEASED, HELD = ObjectState('"released"', 0, 1.0, {}), ObjectState('"held"', 32
 
 
 @pytest.mark.parametrize(
-    ("seen", "has_bare_etags", "is_told"),
+    ("seen", "puts", "has_bare_etags", "is_told"),
     [
-        ([RELEASED, HELD, RELEASED, HELD, RELEASED, HELD], False, True),
-        ([RELEASED, RELEASED], True, False),
-        ([HELD, HELD], False, True),
+        # Each put, which a look at a released claim leads to, is refused, and followed by another look.
+        ([RELEASED, HELD, HELD, RELEASED, HELD, HELD, RELEASED, HELD], 3, False, True),
+        ([RELEASED, RELEASED, HELD, RELEASED, RELEASED, HELD], 2, False, True),
+        ([RELEASED, RELEASED, RELEASED, RELEASED], 2, True, False),
+        ([HELD, HELD], 0, False, True),
     ],
-    ids=["others have claimed it each time", "nobody has claimed it", "another host lists"],
+    ids=[
+        "others have claimed it each time",
+        "the write of another host was under way each time",
+        "nobody has claimed it",
+        "another host lists",
+    ],
 )
 async def test_a_host_that_loses_every_claim_waits_and_distrusts_the_service_only_where_nobody_has_won(
     seen: list[ObjectState],
+    puts: int,
     has_bare_etags: bool,
     is_told: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -328,8 +338,35 @@ async def test_a_host_that_loses_every_claim_waits_and_distrusts_the_service_onl
     shared = SharedIndex(PLACE, SOURCE, S3Session(ConnectionConfig()), {""}, 3600)
     with pytest.raises(EmptySourceError):
         await shared._wait_for_turn()
-    assert (claims.has_bare_etags, claims.puts) == (has_bare_etags, seen.count(RELEASED))
+    assert (claims.has_bare_etags, claims.puts) == (has_bare_etags, puts)
     assert caplog.messages == ["waiting for the listing of s3://data/set/ that another host makes"] * is_told
+
+
+class BriefClaims(Claims):
+    """Another host takes the claim before each put, and has released it before this one looks after its pause."""
+
+    _held_until_s = -inf
+
+    async def state(self) -> ObjectState:
+        await trio.lowlevel.checkpoint()
+        if self.puts == 5:
+            raise EmptySourceError("enough")
+        return HELD if trio.current_time() < self._held_until_s else RELEASED
+
+    async def put(self, body: bytes, *, replaces: str) -> str:
+        self._held_until_s = trio.current_time() + shared_module.FIRST_PAUSE_S / 4
+        return await super().put(body, replaces=replaces)
+
+
+async def test_a_host_that_sees_the_claim_of_others_only_as_it_loses_does_not_distrust_the_service(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    claims = BriefClaims()
+    monkeypatch.setattr(SharedIndex, "_objects", claims.objects)
+    shared = SharedIndex(PLACE, SOURCE, S3Session(ConnectionConfig()), {""}, 3600)
+    with pytest.raises(EmptySourceError):
+        await shared._wait_for_turn()
+    assert not claims.has_bare_etags
 
 
 def test_the_index_that_another_host_wrote_first_counts(server: LoopbackServer) -> None:
