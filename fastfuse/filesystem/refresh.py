@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
-from fastfuse.filesystem.processes.children import Fork, answer_on, answered, ask_child, error_message, how_it_ended
+from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, how_it_ended, result_of
 from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.processes.privileges import as_nobody, keep_memory_private
 from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
@@ -145,7 +145,7 @@ class Refresher:
             message = pipe.read()
         self._answer_fd = -1
         try:
-            answer = answered(message, "the lister", self._exit_code)
+            answer = result_of(message, "the lister", self._exit_code)
         except FastfuseError as error:
             self._error = error
             return None

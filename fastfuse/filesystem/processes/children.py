@@ -138,10 +138,10 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
         if child:  # interrupted
             os.kill(child, signal.SIGKILL)
             wait_child(child)
-    return answered(answer, who, exit_code)
+    return result_of(answer, who, exit_code)
 
 
-def answered(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
+def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
     """Return what a process that has ended wrote by `answer_on`, or raise the error that it wrote.
 
     Raises:
