@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import ignore_unheeded
+from fastfuse.filesystem.processes.children import STOP_ORDER, ignore_unheeded
 from fastfuse.filesystem.processes.signals import next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
@@ -41,7 +41,8 @@ from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+# The order to stop is a child's: blocked in us, it waits until a child that was just forked can take it.
+_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO, STOP_ORDER}
 # <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
 _SI_KERNEL = 0x80
 # The time that a channel may need to end after the grace period of its open files.
