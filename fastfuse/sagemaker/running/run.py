@@ -41,8 +41,10 @@ from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
+# Those that warn a training script. Slurm sends one of them (`--signal`), and to us alone.
+_WARNING = {signal.SIGUSR1, signal.SIGUSR2}
 # The order to stop is a child's: blocked in us, it waits until a child that was just forked can take it.
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO, STOP_ORDER}
+_SIGNALS = _STOPPING | _WARNING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO, STOP_ORDER}
 # <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
 _SI_KERNEL = 0x80
 # The time that a channel may need to end after the grace period of its open files.
@@ -358,9 +360,13 @@ class _Run:
         if self._members is not None:
             self._members.look()
         self._endpoint.look_after()
-        if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
+        if caught is None or caught.si_signo not in _STOPPING | _WARNING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)
+        if number in _WARNING:
+            if self._command is not None:
+                self._command.send(number)
+            return False
         is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)
         if number == signal.SIGHUP and not is_lost:
             for channel in self._channels:

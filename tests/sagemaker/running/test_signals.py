@@ -66,14 +66,32 @@ def send_to_all(job: Job, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def test_a_signal_that_warns_the_command_ends_no_process_of_the_run(run: Run) -> None:
-    """Slurm sends it to every process of a job (`sbatch --signal`)."""
-    program = PATIENT.replace("(signal.SIGTERM,", "(signal.SIGUSR1, signal.SIGTERM,")
-    with run(CHANNELS, command=program) as job:
+# A signal that comes twice changes nothing.
+WARNED = """
+import signal, sys
+numbers = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+number = signal.sigwait(numbers)
+print(number.name, flush=True)
+sys.exit(40 + number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("is_sent_to_all", [False, True])
+def test_a_signal_that_warns_reaches_the_command_and_ends_no_process_of_the_run(
+    run: Run, number: signal.Signals, is_sent_to_all: bool
+) -> None:
+    with run(CHANNELS, command=WARNED) as job:
         job.wait_for_output("ready")
-        send_to_all(job, signal.SIGUSR1)
-        assert job.wait() == 40 + signal.SIGUSR1
-        assert job.output.split() == ["ready", "SIGUSR1"]
+        if is_sent_to_all:
+            send_to_all(job, number)
+        else:
+            job.process.send_signal(number)
+        assert job.wait() == 40 + number
+        assert job.output.split() == ["ready", number.name]
+        assert "Failed - the command exited with" in job.log
         assert_nothing_is_left(job)
 
 
