@@ -30,12 +30,12 @@ from fastfuse.sagemaker.files import claim_base_dir, note_run, put_aside, write_
 from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
-from fastfuse.sagemaker.running.endings import Outcome, Stop, failed
+from fastfuse.sagemaker.running.endings import Outcome, Stop, failed, worst
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
-from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended
+from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended, tell_outcome
 from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 _log = logging.getLogger(__name__)
@@ -156,7 +156,9 @@ class _Run:
         self._owner = owner
         raise_sigio(owner)
         adopt_orphans()
-        return self._train(program, self._environment())
+        outcome = self._train(program, self._environment())
+        tell_outcome(owner, outcome)
+        return outcome
 
     def _make_place(self) -> None:
         settings = self._settings
@@ -311,10 +313,11 @@ class _Run:
         self._outlast_members()
         if broken:
             raise broken[0]
+        phase, text = Phase.FAILED if command.exit_code else Phase.COMPLETED, command.describe_end()
         if self._stop is not None:
-            return Outcome(self._stop.phase, f"{self._stop.text}: {command.describe_end()}", command.exit_code)
-        phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
-        return Outcome(phase, command.describe_end(), command.exit_code)
+            phase, text = self._stop.phase, f"{self._stop.text}: {text}"
+        outcome = Outcome(phase, text, command.exit_code)
+        return outcome if self._members is None else worst(outcome, self._members.outcomes)
 
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
