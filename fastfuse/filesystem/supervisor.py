@@ -33,7 +33,7 @@ from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import place_for
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
-from fastfuse.filesystem.processes.children import NoRoomError, error_message, fork_child, ignore_unheeded
+from fastfuse.filesystem.processes.children import STOPPING, NoRoomError, error_message, fork_child, ignore_unheeded
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import KeyFinder
 from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
@@ -50,9 +50,6 @@ from fastfuse.metrics import Counters, mount_labels
 from fastfuse.s3.aws import S3Session
 
 _log = logging.getLogger(__name__)
-
-_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
 
 # How often to look whether reads are under way, and how often in a row there must be none: one may have begun as the
 # mount was told to stop.
@@ -89,6 +86,7 @@ class Supervisor:
 
     def __init__(self, settings: MountSettings, counters: Counters | None = None, begin_fd: int | None = None) -> None:
         self._settings = settings
+        self._signals = STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
         self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
         # First: what is wrong with it is told before a mountpoint is made.
@@ -118,8 +116,9 @@ class Supervisor:
 
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
-        signal.signal(signal.SIGTERM, self._end_at_once)
         ignore_unheeded()
+        for number in STOPPING - {signal.SIGINT}:  # which is an exception
+            signal.signal(number, self._end_at_once)
         become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
@@ -131,7 +130,7 @@ class Supervisor:
             report = self._index()
             # There is something to take down from here on, so signals wait for `_serve`. They stay blocked after it:
             # a late signal must not replace the exit code.
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
             try:
                 self._mount()
                 self._start_worker()
@@ -259,9 +258,9 @@ class Supervisor:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
             self._notifier.is_alive()
-            caught = next_signal(_SIGNALS, BEAT_EVERY_S)
+            caught = next_signal(self._signals, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
-            if number in _STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
+            if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 self._drain()
                 return
             if number == signal.SIGHUP:
@@ -314,8 +313,8 @@ class Supervisor:
         self._notifier.stopping()
         owed, reads, quiet_looks = self._session.owed, 0, 0
         while quiet_looks < _QUIET_LOOKS and time.monotonic() < self._stops_at_s:
-            caught = next_signal(_SIGNALS, _LOOK_EVERY_S)
-            if caught is not None and caught.si_signo in _STOPPING:
+            caught = next_signal(self._signals, _LOOK_EVERY_S)
+            if caught is not None and caught.si_signo in STOPPING:
                 break
             # Other children end, too: those of a refresh.
             self._notifier.is_alive()
@@ -380,7 +379,7 @@ class Supervisor:
             except (ServiceError, NoRoomError) as error:
                 if time.monotonic() >= self._stops_at_s:
                     return True  # too late for another one
-                if isinstance(error, NoRoomError) or signal.sigpending() & _STOPPING:
+                if isinstance(error, NoRoomError) or signal.sigpending() & STOPPING:
                     raise
 
     def _in_time(self, attempt: Callable[[], _T]) -> _T:
@@ -394,7 +393,7 @@ class Supervisor:
             try:
                 return attempt()
             except (NoRoomError, OSError) as error:
-                if time.monotonic() >= until_s or signal.sigpending() & _STOPPING:
+                if time.monotonic() >= until_s or signal.sigpending() & STOPPING:
                     raise NoRoomError(f"the mount cannot go on: {error}", hint=getattr(error, "hint", "")) from error
                 _log.warning("no worker can be started yet: %s", error)
             self._pause(_ROOM_RETRY_S)
@@ -402,7 +401,7 @@ class Supervisor:
     def _pause(self, for_s: float) -> None:
         """Wait, but not beyond the grace period or a signal to stop; answer who asks meanwhile."""
         until_s = min(time.monotonic() + for_s, self._stops_at_s)
-        while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & _STOPPING:
+        while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & STOPPING:
             self._notifier.is_alive()
             self._answer_requests()
             # The empty set makes it a pause that misses no signal.

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.objects import Buffer
@@ -26,7 +27,6 @@ from fastfuse.sagemaker.outputs.record import listing_of
 
 _log = logging.getLogger(__name__)
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
 _MARK = "/."
 
 # Linux has one number for each of these on every architecture but alpha.
@@ -212,10 +212,9 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
         access = "mounted writable" if source.is_writable else "mounted read-only"
     if channel.shuffle_seed is not None:
         _log.warning("channel %s: ShuffleConfig has an effect in Pipe mode only; shuffle in the script", channel.name)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # asks mounts to list again
-    signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     tell(ready=f"{what} {access} at {place}")
-    signal.sigwait(_STOPPING)
+    signal.sigwait(STOPPING)
     if refusal:
         take_away(place, channel)
     else:

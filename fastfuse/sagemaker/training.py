@@ -223,13 +223,15 @@ class CommandProcess:
         names = {known.value: known.name for known in signal.Signals}  # without most of the real-time signals
         return f"the command was killed by {names.get(number, f'signal {number}')}"
 
+    def send(self, number: signal.Signals) -> None:
+        if not self.is_over:
+            _send(self.pid, number)
+
     def stop(self, number: signal.Signals, timeout_s: float, *, has_it: bool = False) -> None:
         """Send `number` to the command, unless it `has_it`, and let `enforce` kill it after the timeout."""
-        if self.is_over:
-            return
         if not has_it:
-            _send(self.pid, number)
-        if self._kill_at_s is None:
+            self.send(number)
+        if self._kill_at_s is None and not self.is_over:
             _log.info("the command has %g s to end after %s, and is killed then", timeout_s, number.name)
             self._kill_at_s = time.monotonic() + timeout_s
 

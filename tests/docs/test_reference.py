@@ -22,7 +22,7 @@ MIGRATIONS = re.findall(r"^\| (.*?) \| (.*?) \| (.*?) ?\|$", TEXTS["docs/MIGRATI
 
 # Options of docker, systemctl, pip, setuptools, rclone, a training script and the bench.
 OTHERS = {
-    *("--kill-on-bad-exit", "--nodes", "--ntasks", "--ntasks-per-node", "--overlap"),  # srun
+    *("--kill-on-bad-exit", "--nodes", "--ntasks", "--ntasks-per-node", "--overlap", "--signal"),  # srun
     *("--nnodes", "--nproc-per-node", "--real"),  # torchrun, bench.fleet
     *("--device", "--cap-add", "--security-opt", "--name", "--now", "--editable", "--no-deps", "--inplace"),
     *("--no-checksum", "--epochs", "--help", "--help-all", "--runs", "--profiles", "--workloads", "--candidates"),

@@ -45,7 +45,7 @@ def test_lines_come_whole_and_the_last_need_not_end(announced: list[int]) -> Non
 
 
 def test_a_process_that_cannot_be_forked_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise NoRoomError("no room")
 
     monkeypatch.setattr(job_processes, "fork_child", refuse)

@@ -22,27 +22,32 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # The most of a message, and of a hint, that is sent. Both, escaped as JSON, fit into a pipe (64 KiB) that nobody reads.
 _MOST_CHARACTERS = 2000
 
-# Each ends a process by default, and means nothing to ours. Slurm sends the first two to every process of a job, as a
-# warning to the training script. SIGIO means something to a process that asks for it, and blocks it.
-UNHEEDED: frozenset[int] = frozenset(
-    {
-        *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPWR),
-        *(signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGIO),
-        *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
-    }
-)
+# The signals that tell this process to end. In a child that takes orders it is `STOP_ORDER` alone.
+STOPPING: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
+STOP_ORDER = signal.SIGRTMIN
+
+# Each ends a process by default, and means nothing to ours. Slurm warns the training script by one of the first two,
+# which `fastfuse run` passes on. SIGIO means something to a process that asks for it, and blocks it.
+UNHEEDED: set[int] = {
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPWR),
+    *(signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGIO),
+    *range(signal.SIGRTMIN, signal.SIGRTMAX + 1),
+}
 
 
 class NoRoomError(FastfuseError):
     """The system has no room for another process now; it may have later."""
 
 
-def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> int:
+def fork_child(work: Callable[[], object], *, outlives_parent: bool = False, takes_orders: bool = False) -> int:
     """Run `work` in a new process and return its pid; it exits 0 when `work` returns and 1 when `work` raises.
 
     Unless it `outlives_parent`, the kernel kills the child when its parent dies. A supervisor killed with ``kill -9``
     then leaves no process that holds the connection to the kernel, and the next mount can clear the place (clause L4).
     The child starts with no signal blocked and with default actions, but for those that are `UNHEEDED`.
+
+    A child that `takes_orders`, and what it forks, end at `STOP_ORDER` alone. systemd, Slurm or a shutdown may send
+    SIGTERM to every process of a job, and the parent decides when each of them ends.
 
     Raises:
         NoRoomError: the system has no room for another process.
@@ -58,7 +63,12 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False) -> 
     try:
         if not outlives_parent:
             die_with(parent)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        if takes_orders:
+            UNHEEDED.update(STOPPING, {signal.SIGHUP})
+            STOPPING.clear()
+            STOPPING.add(STOP_ORDER)
+            UNHEEDED.remove(STOP_ORDER)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, STOP_ORDER):
             signal.signal(number, signal.SIG_DFL)
         ignore_unheeded()
         signal.pthread_sigmask(signal.SIG_SETMASK, set())

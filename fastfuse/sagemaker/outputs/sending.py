@@ -10,7 +10,6 @@ thread for each processor, and joined at byte boundaries as pigz does: one threa
 
 import logging
 import os
-import signal
 import struct
 import tarfile
 import time
@@ -35,6 +34,7 @@ from fastfuse.errors import (
     ServiceError,
     first_of,
 )
+from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.client import S3Client
@@ -197,13 +197,13 @@ async def send_outputs(
     *,
     silent_s: float = 0.0,
 ) -> None:
-    """Send one after the other, also after one has failed. SIGTERM ends it; nothing half sent stays in the bucket.
+    """Send one after the other, also after one has failed. A signal ends it; nothing half sent stays in the bucket.
 
     What is sent lies below `base`. Another process has waited in vain for an answer for `silent_s`.
     """
     client, retries = S3Client(session), Retries()
     retries.silent_s = silent_s
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*STOPPING) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(_end_at_signal, signals, nursery.cancel_scope)
             exits.push_async_callback(client.aclose)

@@ -8,7 +8,6 @@ Logs are never complete: what a log has is sent whenever it has grown.
 import fcntl
 import logging
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -19,6 +18,7 @@ from typing import BinaryIO
 import trio
 
 from fastfuse.errors import AccessError, FastfuseError, RefusedError, about
+from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
@@ -59,9 +59,9 @@ def sync_directories(
     look_every_s: float = 5.0,
     is_again: bool = False,
 ) -> None:
-    """Bring checkpoints back, tell that all is ready, and send files until SIGTERM, and once more then.
+    """Bring checkpoints back, tell that all is ready, and send files until a signal to stop, and once more then.
 
-    A GET has `part_size_bytes`. A second SIGTERM ends it at once. Nothing half sent stays in the bucket. A process that
+    A GET has `part_size_bytes`. A second signal ends it at once. Nothing half sent stays in the bucket. A process that
     does it `is_again`, for one that was killed meanwhile, brings nothing back. The job began at `began_ns` since 1970:
     what changes from then on is its own, and always sent.
 
@@ -89,7 +89,7 @@ async def _sync_all(directories: list["_Directory"], session: S3Session, look_ev
         await anext(signals)
         scope.cancel()
 
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*STOPPING) as signals:
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(heed, signals, nursery.cancel_scope)
             tell("", ready=True)

@@ -14,6 +14,7 @@ from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
+from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
@@ -63,7 +64,7 @@ class PipeSettings:
 def stream_channel(
     snapshot_fd: int, settings: PipeSettings, *, ready: Callable[[], None], report: Callable[["PipeStream"], None]
 ) -> None:
-    """Stream the objects of the snapshot until SIGTERM or SIGINT, in a process that was just forked.
+    """Stream the objects of the snapshot until it is told to stop, in a process that was just forked.
 
     `ready` is called when the first FIFO is there, `report` about every second and after each epoch.
 
@@ -86,7 +87,7 @@ def stream_channel(
 
 
 async def _run_until_told(stream: "PipeStream", ready: Callable[[], None]) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(*STOPPING) as signals:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(stream.run, ready)

@@ -24,8 +24,6 @@ from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
 
 _log = logging.getLogger(__name__)
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-
 
 class Guardian:
     """A process that lives until `dismiss`, or until its process tree is dead; then it clears up."""
@@ -49,8 +47,6 @@ class Guardian:
         self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         def work() -> None:
-            for number in _IGNORED:
-                signal.signal(number, signal.SIG_IGN)
             os.setsid()
             os.close(self._writing_fd)
             self._ours.close()
@@ -66,7 +62,7 @@ class Guardian:
                 for fd in guard.held:
                     _outlast_readers(fd, kill_at_s, are_ours=command_fd >= 0)
 
-        self.pid = fork_child(work, outlives_parent=True)
+        self.pid = fork_child(work, outlives_parent=True, takes_orders=True)
         for guard in guards:
             guard.hand_over()
         os.close(reading_fd)

@@ -1,8 +1,8 @@
 """The child processes of a run as their parent sees them: one for each channel, side by side.
 
 A child says what it does in lines through one pipe, and logs through another, so that lines of two processes never
-mix. It has a process group of its own: the terminal's Ctrl-C is for the command, and a child goes on until the parent
-stops it. Processes that it forks die with it.
+mix. It has a process group of its own, and takes orders from its parent alone: Ctrl-C, or a SIGTERM to every process of
+the job, is for the command, and a child goes on until the parent stops it. Processes that it forks die with it.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
 from fastfuse.filesystem.figures.recorder import Recorder
-from fastfuse.filesystem.processes.children import NoRoomError, error_message, fork_child, heard
+from fastfuse.filesystem.processes.children import STOP_ORDER, NoRoomError, error_message, fork_child, heard
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
@@ -64,7 +64,7 @@ def fork_apart(work: Callable[[], object]) -> int:
         os.setpgid(0, 0)
         work()
 
-    return fork_child(work_apart)
+    return fork_child(work_apart, takes_orders=True)
 
 
 class ChildProcess:
@@ -110,7 +110,7 @@ class ChildProcess:
         self._take(self._told.close(), self._log.close(), phases)
 
     def stop(self) -> None:
-        self.send(signal.SIGTERM)
+        self.send(STOP_ORDER)
 
     def kill(self) -> None:
         self.send(signal.SIGKILL)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import ignore_unheeded
+from fastfuse.filesystem.processes.children import STOP_ORDER, ignore_unheeded
 from fastfuse.filesystem.processes.signals import next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
@@ -30,18 +30,21 @@ from fastfuse.sagemaker.files import claim_base_dir, note_run, put_aside, write_
 from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
-from fastfuse.sagemaker.running.endings import Outcome, Stop, failed
+from fastfuse.sagemaker.running.endings import Outcome, Stop, failed, worst
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
-from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended
+from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended, tell_outcome
 from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 _log = logging.getLogger(__name__)
 
 _STOPPING = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = _STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
+# Those that warn a training script. Slurm sends one of them (`--signal`), and to us alone.
+_WARNING = {signal.SIGUSR1, signal.SIGUSR2}
+# The order to stop is a child's: blocked in us, it waits until a child that was just forked can take it.
+_SIGNALS = _STOPPING | _WARNING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO, STOP_ORDER}
 # <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
 _SI_KERNEL = 0x80
 # The time that a channel may need to end after the grace period of its open files.
@@ -153,7 +156,9 @@ class _Run:
         self._owner = owner
         raise_sigio(owner)
         adopt_orphans()
-        return self._train(program, self._environment())
+        outcome = self._train(program, self._environment())
+        tell_outcome(owner, outcome)
+        return outcome
 
     def _make_place(self) -> None:
         settings = self._settings
@@ -308,10 +313,11 @@ class _Run:
         self._outlast_members()
         if broken:
             raise broken[0]
+        phase, text = Phase.FAILED if command.exit_code else Phase.COMPLETED, command.describe_end()
         if self._stop is not None:
-            return Outcome(self._stop.phase, f"{self._stop.text}: {command.describe_end()}", command.exit_code)
-        phase = Phase.FAILED if command.exit_code else Phase.COMPLETED
-        return Outcome(phase, command.describe_end(), command.exit_code)
+            phase, text = self._stop.phase, f"{self._stop.text}: {text}"
+        outcome = Outcome(phase, text, command.exit_code)
+        return outcome if self._members is None else worst(outcome, self._members.outcomes)
 
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""
@@ -357,9 +363,13 @@ class _Run:
         if self._members is not None:
             self._members.look()
         self._endpoint.look_after()
-        if caught is None or caught.si_signo not in _STOPPING | {signal.SIGHUP}:
+        if caught is None or caught.si_signo not in _STOPPING | _WARNING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)
+        if number in _WARNING:
+            if self._command is not None:
+                self._command.send(number)
+            return False
         is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)
         if number == signal.SIGHUP and not is_lost:
             for channel in self._channels:

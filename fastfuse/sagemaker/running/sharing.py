@@ -4,13 +4,14 @@ The first run to claim the base directory is the owner: it prepares the channels
 directory once they can be read. The other runs, the members, wait for the claim or the socket, whichever they get
 first: if an owner dies while it prepares, the kernel frees its claim, and a member becomes the owner. A connection
 lasts as long as its two runs live, so each learns of the other's death. The owner takes nothing down while a member is
-connected.
+connected. A member says how its command has ended: the host's job has ended no better than any of its commands.
 
 A greeting tells members which job the owner runs, and with which index and endpoint, because a member of another one
 would read the wrong data.
 """
 
 import hashlib
+import json
 import logging
 import select
 import socket
@@ -20,6 +21,8 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
+from fastfuse.sagemaker.running.endings import Outcome
+from fastfuse.sagemaker.running.phases import Phase
 from fastfuse.sagemaker.running.serving import RunSettings
 
 _log = logging.getLogger(__name__)
@@ -29,6 +32,9 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _LOOK_EVERY_S = 0.1
 # A host's processes may all come at once.
 _BACKLOG = 1024
+_OUTCOME_BYTES = 4096
+# What counts of a member that ends without another word.
+_KILLED = Outcome(Phase.FAILED, "its run ended before its command", 1)
 
 
 class Members:
@@ -37,8 +43,11 @@ class Members:
     def __init__(self, settings: RunSettings, claimed_fd: int) -> None:
         self._greeting = _digest(settings)
         self._path = path_of(claimed_fd) / _NAME
-        self._connections: list[socket.socket] = []
+        # Each with what its run has said last. A run that was refused here has said nothing.
+        self._connections: dict[socket.socket, bytes] = {}
         self._listener: socket.socket | None = None
+        # The outcomes of those that have ended.
+        self.outcomes: list[Outcome] = []
 
     def welcome(self) -> None:
         """Let members in, now that every channel can be read. SIGIO tells of each that comes or goes.
@@ -63,11 +72,24 @@ class Members:
                 raise_sigio(connection)
                 with suppress(ConnectionError):  # it ended at once
                     connection.send(self._greeting)
-                self._connections.append(connection)
-        for connection in [item for item in self._connections if has_ended(item)]:
+                self._connections[connection] = b""
+        for connection in [item for item in self._connections if self._has_ended(item)]:
             connection.close()
-            self._connections.remove(connection)
+            if said := self._connections.pop(connection):
+                phase, text, exit_code = json.loads(said)
+                self.outcomes.append(Outcome(Phase(phase), f"another task of this host: {text}", exit_code))
         return bool(self._connections)
+
+    def _has_ended(self, connection: socket.socket) -> bool:
+        """Take in what the member says, and return whether it is gone."""
+        try:
+            while said := connection.recv(_OUTCOME_BYTES, socket.MSG_DONTWAIT):
+                self._connections[connection] = said
+        except BlockingIOError:
+            return False
+        except OSError:  # it has ended without reading the greeting
+            pass
+        return True
 
     def close(self) -> None:
         """Let no more members in. One that was not greeted waits for the claim, and is the next owner."""
@@ -78,7 +100,7 @@ class Members:
         self._listener.shutdown(socket.SHUT_RDWR)
         with suppress(OSError):
             while True:
-                self._connections.append(self._listener.accept()[0])
+                self._connections[self._listener.accept()[0]] = b""
         for connection in self._connections:
             connection.shutdown(socket.SHUT_RDWR)
             connection.close()
@@ -116,7 +138,14 @@ def claim_or_join(settings: RunSettings) -> int | socket.socket:
         )
     if settings.metrics_listen is not None:
         _log.info("the run that prepared the channels serves the metrics")
+    tell_outcome(connection, _KILLED)
     return connection
+
+
+def tell_outcome(owner: socket.socket, outcome: Outcome) -> None:
+    """Tell the owner how this member ends, in the place of what it was told before."""
+    with suppress(OSError):  # it is gone
+        owner.send(json.dumps(outcome[:3]).encode())
 
 
 def _greeted(connection: socket.socket, path: str) -> bytes | None:

@@ -20,8 +20,11 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.sagemaker.running import sharing
+from fastfuse.sagemaker.running.endings import Outcome, worst
+from fastfuse.sagemaker.running.phases import Phase
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
+from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, running, script
 from tests.servers import free_ports
 
@@ -30,15 +33,15 @@ pytestmark = pytest.mark.fuse
 OBJECTS = {f"data/{number:02}": b"%d" % number * 1000 for number in range(24)}
 CHANNELS = [channel("data", "FastFile", "data/")]
 
-# Reads the files of its rank, and lives until the gate is closed.
+# Reads the files of its rank, and lives until the gate is closed, which may say how it ends.
 RANK = """
 import json, os, pathlib, sys
 place = pathlib.Path(os.environ["SM_CHANNEL_DATA"])
 rank, count, gate = int(sys.argv[1]), int(sys.argv[2]), open(sys.argv[3], "rb")
 names = sorted(os.listdir(place))[rank::count]
 print(json.dumps({name: len((place / name).read_bytes()) for name in names}), flush=True)
-gate.read()
-sys.exit(len(os.listdir(place)) != 24)
+code = gate.read()
+sys.exit(int(code or len(os.listdir(place)) != 24))
 """
 
 
@@ -57,7 +60,9 @@ class Gate:
         self.path = path
         self._fd = os.open(path, os.O_RDWR)
 
-    def close(self) -> None:
+    def close(self, exit_code: int = 0) -> None:
+        if exit_code:
+            os.write(self._fd, b"%d" % exit_code)
         os.close(self._fd)
 
 
@@ -124,6 +129,49 @@ def test_channels_stay_up_until_the_last_has_ended(run: Run, tmp_path: Path) -> 
         gates[jobs.index(member)].close()
         assert (member.wait(), owner.wait()) == (0, 0), member.log + owner.log
     assert mounts(tmp_path) == 0
+
+
+def test_a_host_ends_as_the_worst_of_its_commands_and_with_its_own_exit_code_unless_that_is_0() -> None:
+    completed, failed = Outcome(Phase.COMPLETED, "completed", 0), Outcome(Phase.FAILED, "failed", 3)
+    stopped, late = Outcome(Phase.STOPPED, "stopped", 143), Outcome(Phase.MAX_RUNTIME_EXCEEDED, "late", 9)
+    assert worst(completed, [completed, late, failed]) == failed
+    assert worst(completed, [completed, late]) == late
+    assert worst(stopped, [late, completed]) == stopped
+    assert worst(stopped, [failed]) == failed._replace(exit_code=143)
+    assert worst(completed, []) == completed
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "reason"), [(0, 3, "another task of this host: the command"), (4, 3, "the command")]
+)
+def test_a_command_that_fails_fails_the_job_of_the_host(
+    run: Run, tmp_path: Path, own: int, others: int, reason: str
+) -> None:
+    gates = [Gate(tmp_path / name) for name in "ab"]
+    with ranks(run, tmp_path, *gates) as jobs:
+        owner, (member,) = up(jobs)
+        gates[jobs.index(member)].close(others)
+        assert member.wait() == others
+        gates[jobs.index(owner)].close(own)
+        assert owner.wait() == (own or others), owner.log
+        assert_has_failed(owner, f"{reason} exited with {own or others}")
+
+
+def test_a_member_that_is_killed_fails_the_job_of_the_host(run: Run, tmp_path: Path) -> None:
+    gates = [Gate(tmp_path / name) for name in "ab"]
+    with ranks(run, tmp_path, *gates) as jobs:
+        owner, (member,) = up(jobs)
+        member.kill()
+        for gate in gates:
+            gate.close()
+        assert owner.wait() == 1, owner.log
+        assert_has_failed(owner, "another task of this host: its run ended before its command")
+
+
+def assert_has_failed(owner: Job, reason: str) -> None:
+    assert f"Failed - {reason}" in owner.log
+    record = record_of(owner)
+    assert (record["TrainingJobStatus"], record["FailureReason"]) == ("Failed", reason)
 
 
 def test_members_end_with_an_owner_that_is_killed(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import pty
 import re
 import signal
 import sys
+import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import FaultRule, LoopbackServer, Stall
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT, run_fastfuse
-from tests.sagemaker.running.jobs import Job, Run, channel
+from tests.sagemaker.jobs import request
+from tests.sagemaker.running.jobs import BUCKET, Job, Run, channel, running
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
@@ -57,17 +59,81 @@ def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(run: Run,
         assert_nothing_is_left(job)
 
 
-def test_a_signal_that_warns_the_command_ends_no_process_of_the_run(run: Run) -> None:
-    """Slurm sends it to every process of a job (`sbatch --signal`)."""
-    program = PATIENT.replace("(signal.SIGTERM,", "(signal.SIGUSR1, signal.SIGTERM,")
-    with run(CHANNELS, command=program) as job:
+def send_to_all(job: Job, number: signal.Signals) -> None:
+    """Send the signal to every process of the job, as systemd and a shutdown do, and Slurm if it is told to."""
+    for pid in (*descendants(job.process.pid), job.process.pid):
+        with suppress(ProcessLookupError):  # the command has ended by it
+            os.kill(pid, number)
+
+
+# A signal that comes twice changes nothing.
+WARNED = """
+import signal, sys
+numbers = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+number = signal.sigwait(numbers)
+print(number.name, flush=True)
+sys.exit(40 + number)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("is_sent_to_all", [False, True])
+def test_a_signal_that_warns_reaches_the_command_and_ends_no_process_of_the_run(
+    run: Run, number: signal.Signals, is_sent_to_all: bool
+) -> None:
+    with run(CHANNELS, command=WARNED) as job:
         job.wait_for_output("ready")
-        for pid in (job.process.pid, *descendants(job.process.pid)):
-            with suppress(ProcessLookupError):  # the command has ended by it
-                os.kill(pid, signal.SIGUSR1)
-        assert job.wait() == 40 + signal.SIGUSR1
-        assert job.output.split() == ["ready", "SIGUSR1"]
+        if is_sent_to_all:
+            send_to_all(job, number)
+        else:
+            job.process.send_signal(number)
+        assert job.wait() == 40 + number
+        assert job.output.split() == ["ready", number.name]
+        assert "Failed - the command exited with" in job.log
         assert_nothing_is_left(job)
+
+
+# At the first signal it reads all that it has, saves a checkpoint and ends.
+SAVING = """
+import os, signal
+numbers = {signal.SIGTERM, signal.SIGINT}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+print("ready", flush=True)
+signal.sigwait(numbers)
+for path in ("MOUNTED/x", "PIPED_0", "LOCAL/x", "MOUNTED/x"):
+    name, rest = path[:-2], path[-2:]
+    with open(os.environ["SM_CHANNEL_" + name] + rest, "rb") as file:
+        print(len(file.read()), flush=True)
+with open(os.environ["SAGEMAKER_BASE_DIR"] + "/checkpoints/last", "wb") as file:
+    file.write(bytes(3 << 20))
+"""
+
+
+@pytest.mark.fuse
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_after_a_signal_to_every_process_the_command_reads_on_and_its_checkpoints_are_sent(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "x").write_bytes(b"local")
+    local = channel("local", "FastFile")
+    local["DataSource"]["S3DataSource"]["S3Uri"] = f"file://{tmp_path}"
+    config = ServerConfig(writes="unconditional", clock_s=time.time)
+    with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}, config) as server:
+        description = request(*CHANNELS, local, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/saved/"})
+        with running(server.endpoint_url, description, "--metrics-listen", "0", command=SAVING) as job:
+            job.wait_for_output("ready")
+            children = job.children()
+            for pid in descendants(job.process.pid):
+                if pid != children[-1]:  # the command
+                    os.kill(pid, signal.SIGHUP)
+            send_to_all(job, number)
+            assert job.wait() == 0, job.log
+            assert job.output.split() == ["ready", str(40 << 20), str(40 << 20), "5", str(40 << 20)]
+            assert f"Stopped - by {number.name}: the command exited with 0" in job.log
+            assert_nothing_is_left(job)
+        assert server.buckets[BUCKET].view().lookup(b"saved/last") is not None
 
 
 # A real-time signal has no name.
@@ -156,7 +222,8 @@ def test_signals_end_preparation(server: LoopbackServer, run: Run, mode: str, nu
     channels = [channel("other", "FastFile", "data/"), channel("slow", mode, "data/")]
     with run(channels, command="print('never')") as job:
         server.wait_until(lambda statistics: statistics.requests.get(operation, 0) > 0)
-        assert job.stop(number) == 128 + number
+        send_to_all(job, number)
+        assert job.wait() == 128 + number
         assert f"Stopped - by {number.name} before everything was ready" in job.log
         assert job.output == ""
         assert not any(not path.name.startswith(".") for path in (job.data / "slow").glob("*"))
