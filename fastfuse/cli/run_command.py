@@ -1,6 +1,7 @@
 """Defines the options of ``fastfuse run`` and runs it."""
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,7 +127,7 @@ def run(
         messages.say("\n".join(map(str, asked.fields)))
         return 0
     described = located(asked, file_system or ())
-    cluster = find_cluster(described, os.environ, host=host)
+    cluster = find_cluster(described, os.environ, host, machine=socket.gethostname())
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
     # Those of other hosts' groups, too: every host may be started with the same options.

@@ -9,7 +9,8 @@ One fastfuse runs on each host, so hosts count, not processes. The first of thes
    divided by ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row.
 5. None: one host, if the job asks for no more.
 
-torchrun's ``PET_NNODES=1:4`` is no count: each host then has everything, and the script's sampler divides it.
+torchrun's ``PET_NNODES=1:4`` is no count: each host then has everything, and the script's sampler divides it. What such
+a host makes is told from that of others by the name of its machine.
 
 Hosts that each take themselves for the only one would each read everything, and train apart. So a pair with one half
 missing is an error, and so is a job of several instances of which nothing says which this is.
@@ -51,8 +52,10 @@ _PAIRS: Final = (
 )
 
 
-def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None = None) -> Cluster:
-    """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``.
+def find_cluster(
+    job: TrainingJob, environ: Mapping[str, str], host: str | None = None, *, machine: str = "localhost"
+) -> Cluster:
+    """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``, `machine` its own name.
 
     Raises:
         ConfigurationError: values contradict each other or the job's instance groups, or do not say which of several
@@ -61,7 +64,8 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     # An empty variable counts as not set.
     known = {name: value for name, value in environ.items() if value}
     # torchrun may change the number of hosts while the job runs (MIN:MAX).
-    if host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII):
+    is_elastic = host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII)
+    if is_elastic:
         _check_elastic(job, known)
         known = {name: known[name] for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name in known}
     named = _named(host, known)
@@ -79,6 +83,7 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
         current_instance_type=own.instance_type,
         current_group=own.name,
         instance_groups=groups,
+        elastic_host=machine if is_elastic and named is None else "",
     )
 
 

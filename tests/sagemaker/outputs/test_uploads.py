@@ -43,7 +43,7 @@ from fastfuse.s3.retries import Retries
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
 from fastfuse.s3.upload import ObjectWriter
-from fastfuse.sagemaker.description.channel import OutputConfig
+from fastfuse.sagemaker.description.channel import Cluster, OutputConfig
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.sending import writer_to
@@ -298,7 +298,7 @@ def test_the_record_does_not_wait_once_more_for_what_the_model_has_waited_for(
     monkeypatch.setattr(delivery, "send_outputs", note)
     monkeypatch.setattr(delivery, "Sender", Waiting)
     job = SimpleNamespace(output=OutputConfig(place=S3Uri(BUCKET, "models/a-job/output/")), synced=())
-    cluster = SimpleNamespace(current_host="algo-1", hosts=["algo-1"])
+    cluster = Cluster(current_host="algo-1", hosts=("algo-1",))
     settings: Any = SimpleNamespace(
         job=job, cluster=cluster, paths=JobPaths(tmp_path), connection=ConnectionConfig(), records_etags=False
     )
