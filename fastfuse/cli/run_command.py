@@ -20,7 +20,7 @@ from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 
 if TYPE_CHECKING:
-    from fastfuse.sagemaker.description.channel import TrainingJob
+    from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 
 _JOB = "Job"
 
@@ -150,6 +150,7 @@ def run(
             strict=strict,
             allow_empty=allow_empty,
             source_type=item.source_kind,
+            shard=_shard(item, cluster),
         )
         for item in channels
     }
@@ -183,6 +184,12 @@ def run(
         raise ConfigurationError("--share is given without a command", hint="give the command after --")
     log.configure(logs)
     return run_job(settings)
+
+
+def _shard(channel: "Channel", cluster: "Cluster") -> str | None:
+    """Return which shard of the channel this host lists, as ``--shard`` has it; None: it lists all of it."""
+    shard = None if channel.is_dealt_anew else cluster.shard(channel)
+    return None if shard is None else f"{shard.index + 1}/{shard.count}"
 
 
 def _described(file: Path | None, channels: Sequence[str]) -> "TrainingJob":
