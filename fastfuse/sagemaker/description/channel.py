@@ -266,6 +266,11 @@ class TrainingJob:
     fields: tuple[FieldRow, ...] = field(default=(), compare=False)
 
     @property
+    def instance_count(self) -> int:
+        """The instances of all groups; 0 where the description says nothing of them."""
+        return sum(group.count for group in self.groups)
+
+    @property
     def fetches_code(self) -> bool:
         """Return whether SageMaker's toolkit fetches the script from S3."""
         return "s3://" in self.hyperparameters.get("sagemaker_submit_directory", "")

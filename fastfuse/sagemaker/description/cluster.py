@@ -120,7 +120,7 @@ def _check_elastic(job: TrainingJob, environ: Mapping[str, str]) -> None:
 
 def _check_alone(job: TrainingJob) -> None:
     """Raise if the job asks for several instances."""
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if wanted <= 1:
         return
     has_groups = len(job.groups) > 1
@@ -138,7 +138,7 @@ def _check_count(job: TrainingJob, host: str, count: int) -> None:
 
     A job of one instance runs on as many hosts as there are. Several groups are compared as they are dealt out.
     """
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if len(job.groups) == 1 and wanted > 1 and count not in {1, wanted}:
         _refuse(
             f"--host {host} and the job's InstanceCount of {wanted} contradict each other",
@@ -220,7 +220,7 @@ def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
     if len(job.groups) <= 1:
         name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")
         return (InstanceGroup(name=name, instance_type=kind, hosts=tuple(hosts)),)
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if wanted != len(hosts):
         _refuse(
             f"the job's instance groups have {wanted} hosts, and there are {len(hosts)}",
