@@ -241,7 +241,7 @@ class TestRefusals:
             ("run --channel a=s3://b --io direct -- true", "--io direct is not offered: "),
             (
                 "run --channel a=s3://b/m,type=manifest,distribution=sharded --host 1/2 --index s3://b/i "
-                "--index-max-age 1h --base-dir absent -- true",
+                "--index-max-age 1h --base-dir /dev/null/ml -- true",
                 "hosts share one listing at s3://b/i, and each lists only its shard of a ManifestFile",
             ),
             ("mount s3://b /m --channel c", "MOUNTPOINT and --channel contradict each other"),
