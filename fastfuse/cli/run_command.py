@@ -1,6 +1,7 @@
 """Defines the options of ``fastfuse run`` and runs it."""
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 
 if TYPE_CHECKING:
-    from fastfuse.sagemaker.description.channel import TrainingJob
+    from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 
 _JOB = "Job"
 
@@ -126,7 +127,7 @@ def run(
         messages.say("\n".join(map(str, asked.fields)))
         return 0
     described = located(asked, file_system or ())
-    cluster = find_cluster(described, os.environ, host=host)
+    cluster = find_cluster(described, os.environ, host, machine=socket.gethostname())
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
     # Those of other hosts' groups, too: every host may be started with the same options.
@@ -149,6 +150,7 @@ def run(
             strict=strict,
             allow_empty=allow_empty,
             source_type=item.source_kind,
+            shard=_shard(item, cluster),
         )
         for item in channels
     }
@@ -182,6 +184,12 @@ def run(
         raise ConfigurationError("--share is given without a command", hint="give the command after --")
     log.configure(logs)
     return run_job(settings)
+
+
+def _shard(channel: "Channel", cluster: "Cluster") -> str | None:
+    """Return which shard of the channel this host lists, as ``--shard`` has it; None: it lists all of it."""
+    shard = None if channel.is_dealt_anew else cluster.shard(channel)
+    return None if shard is None else f"{shard.index + 1}/{shard.count}"
 
 
 def _described(file: Path | None, channels: Sequence[str]) -> "TrainingJob":

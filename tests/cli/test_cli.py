@@ -240,6 +240,11 @@ class TestRefusals:
             ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
             ("mount s3://b --io direct", "--io direct is not offered: "),
             ("run --channel a=s3://b --io direct -- true", "--io direct is not offered: "),
+            (
+                "run --channel a=s3://b/m,type=manifest,distribution=sharded --host 1/2 --index s3://b/i "
+                "--index-max-age 1h --base-dir /dev/null/ml -- true",
+                "hosts share one listing at s3://b/i, and each lists only its shard of a ManifestFile",
+            ),
             ("mount s3://b /m --channel c", "MOUNTPOINT and --channel contradict each other"),
             ("mount s3://b /m /n", "Got unexpected extra argument"),
             ("mount s3://b --no-sign-request --profile p", "--no-sign-request and --profile contradict each other"),
