@@ -4,7 +4,6 @@ import errno
 import os
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import repeat
@@ -286,7 +285,7 @@ assert [direct_reads.may_read_kept(inode, 1) for inode in (1, 2)] == [False, Tru
 
 def test_threads_that_none_of_its_parts_will_leave_keep_nothing_from_being_fetched_ahead() -> None:
     """None is free, as where all read from a disk that hangs."""
-    kernel_reads.start(-1, -1, 0, memoryview(array("q", [0] * 4)))
+    kernel_reads.start(-1, -1, 0)
     kernel_reads.arm(
         addresses=[bytes(16)], host=b"host", port=1, is_address=False, tls=0, texts=(b"",) * 6, for_s=60.0,
         patience_s=1.0, part_patience_s=1.0, part_limit_s=1.0, identity_begin=b"",

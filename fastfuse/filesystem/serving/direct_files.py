@@ -144,8 +144,8 @@ class DirectFiles:
         self._parts_rests = _PartsRest(), _PartsRest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
-        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
-        for read in (*in_hand.suspects, *in_hand.poisoned):
+        direct_reads.start(session_fd, self._returned, most_threads)
+        for read in (*in_hand.suspects.values(), *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         self._tier = tier
         if tier is not None:
