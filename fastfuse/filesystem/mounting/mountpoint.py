@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.processes.children import fork_child, is_over_within, wait_child
-from fastfuse.filesystem.processes.sockets import addresses, control_prefix
+from fastfuse.filesystem.processes.sockets import addresses, control_prefix, hint_prefix
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +137,14 @@ def _is_served(entry: MountEntry) -> bool:
     return bool(addresses(control_prefix(entry.device)))
 
 
+def _has_left_process(entry: MountEntry) -> bool:
+    """Return whether a process outlived its killed supervisor: it holds the hint socket, and the connection.
+
+    A mount of another network namespace has no socket here. It may only be frozen.
+    """
+    return not _is_served(entry) and bool(addresses(hint_prefix(entry.device)))
+
+
 def _abort_if_there(entry: MountEntry) -> None:
     # The probe has taken a while: the mount may be gone, and its number may be another mount's.
     if is_mounted(entry.path, entry.device):
@@ -252,7 +260,7 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
     number = _errno_of_statvfs(entry.path)
-    if number is None and entry.owner_uid == os.geteuid() and not _is_served(entry):
+    if number is None and entry.owner_uid == os.geteuid() and _has_left_process(entry):
         _abort_if_there(entry)
         number = errno.ENOTCONN
     if number is None:
