@@ -151,19 +151,26 @@ def _abort_if_there(entry: MountEntry) -> None:
         abort(entry.path, entry.device)
 
 
-def prepare_mountpoint(path: Path, *, create_parents: bool, created: list[Path] | None = None) -> Path:
+def prepare_mountpoint(
+    path: Path, *, create_parents: bool, created: list[Path] | None = None, keeps_dead: bool = False
+) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
     A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
     mistyped. What is created is added to `created`, the innermost directory first. A dead fastfuse mount of this user
-    is cleared (L4); a live one, or another user's, is never touched.
+    is cleared (L4), or kept with `keeps_dead`: readers get an error from it. A live one, or another user's, is never
+    touched.
 
     Raises:
         MountError: the place cannot be used; the error says why and what to do.
     """
     entry = find_mount(path)
     if entry is not None:
-        _clear_dead_mount(entry)
+        _require_dead(entry)
+        if keeps_dead:
+            return entry.path
+        if find_mount(path) == entry:
+            unmount(path, lazy=True, device=entry.device)
     try:
         with os.scandir(path) as entries:
             is_empty = next(entries, None) is None
@@ -254,7 +261,8 @@ def _no_directory_error(path: Path) -> MountError:
     return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
 
 
-def _clear_dead_mount(entry: MountEntry) -> None:
+def _require_dead(entry: MountEntry) -> None:
+    """Raise `MountError` unless a mount is a dead one of ours; end the connection of one that left a process behind."""
     if not entry.is_ours:
         raise MountError(
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
@@ -279,8 +287,6 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} holds a dead mount of user {entry.owner_uid}",
             hint=f"fastfuse unmount {entry.path} as that user",
         )
-    if find_mount(entry.path) == entry:
-        unmount(entry.path, lazy=True, device=entry.device)
 
 
 def _errno_of_statvfs(path: Path) -> int | None:
