@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import __version__
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import MountError
 from fastfuse.filesystem.figures import scrapes
 from fastfuse.filesystem.figures.scrapes import bind_metrics, health, serve_metrics
 from fastfuse.filesystem.processes.children import fork_child, wait_child
@@ -198,13 +198,13 @@ def test_what_is_not_declared_is_not_counted(counters: Counters, name: str, valu
 def test_an_address_that_is_taken_is_refused() -> None:
     with bind_metrics("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already"):
+        with pytest.raises(MountError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already"):
             bind_metrics("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "::ffff:192.0.2.1"])
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:9567") as caught:
+    with pytest.raises(MountError, match=f"cannot listen on {host}:9567") as caught:
         bind_metrics(host, 9567)
     assert caught.value.hint == "see --metrics-listen"
 
