@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,9 @@ from fastfuse import __version__
 from fastfuse.errors import MountError
 from fastfuse.filesystem.figures import scrapes
 from fastfuse.filesystem.figures.scrapes import bind_metrics, health, serve_metrics
+from fastfuse.filesystem.figures.status import delivered, show_trouble
 from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import (
     BUILD_INFO,
     HISTOGRAMS,
@@ -176,6 +179,17 @@ def test_a_job_is_well_if_its_channels_are() -> None:
     assert health(channels) == ""
     channels["test"].set("fastfuse_reads_failing", 1)
     assert health(channels) == "test: reads fail: S3 delivers nothing"
+
+
+def test_a_channel_whose_requests_are_tried_in_vain_is_ill_and_well_once_one_succeeds() -> None:
+    train = Counters()
+    failing = FailingReads(delivered(train), {})
+    trouble = {"since": time.time() - 60, "failures": {"503 SlowDown": 9}, "requests": 3}
+    assert show_trouble(train, failing, trouble, {}, 0.0)
+    assert health({"train": train}) == "train: reads fail: S3 delivers nothing"
+    train.count("fastfuse_fetch_requests", 1, "ok")
+    assert not show_trouble(train, failing, trouble, {}, 1.0)
+    assert (health({"train": train}), train.get("fastfuse_in_trouble")) == ("", 1)
 
 
 def test_numbers_do_not_overlap(counters: Counters) -> None:
