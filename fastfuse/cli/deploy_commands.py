@@ -24,6 +24,8 @@ from fastfuse.version import VERSION
 
 # docs/MEASUREMENTS.md, "Listing, names and their memory": 56 bytes an object in the table, and 135 while it is listed.
 _OBJECT_BYTES: Final = 56 + 135
+# For the processes beside the worker: all together had 121 MiB (docs/MEASUREMENTS.md, "The image").
+_OTHER_PROCESSES_BYTES: Final = 128 << 20
 
 # Options of the mount that are checked against this machine; `_check_mount` asks for sizes itself.
 _OF_THE_POD: Final = {
@@ -99,7 +101,7 @@ def deploy(
             f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
         )
     _check_mount(context, str(uri), memory_target, mount_option, shard=f"1/{hosts}" if kind is Kind.JOB else None)
-    table_bytes = objects * _OBJECT_BYTES
+    table_bytes, limit_bytes = objects * _OBJECT_BYTES, most_worker_bytes(target_bytes) + _OTHER_PROCESSES_BYTES
     names = {"--name": name, "--service-account": service_account, "--secret": secret}
     made = manifest(
         kind,
@@ -108,7 +110,7 @@ def deploy(
         names=names,
         images={"--image": image, "--training-image": training_image},
         memory_target=memory_target,
-        memory_bytes=(target_bytes + EXCESS_MEMORY_BYTES + table_bytes, most_worker_bytes(target_bytes) + table_bytes),
+        memory_bytes=(target_bytes + EXCESS_MEMORY_BYTES + table_bytes, limit_bytes + table_bytes),
         mount_options=mount_option,
         training_command=command or (),
         hosts=hosts,

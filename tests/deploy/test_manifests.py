@@ -128,7 +128,7 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         requested = int(mount["resources"]["requests"]["memory"].removesuffix("Mi"))
         limit = int(mount["resources"]["limits"]["memory"].removesuffix("Mi"))
         assert 0 <= requested - (target_mib + 64 + int(objects) // 10**6 * table_mib) < 1
-        assert 0 <= limit - (2 * target_mib + 512 + int(objects) // 10**6 * table_mib) < 1
+        assert 0 <= limit - (2 * target_mib + 512 + 128 + int(objects) // 10**6 * table_mib) < 1
         assert f"--memory-target={target}" in mount["args"]
 
 
