@@ -116,6 +116,8 @@ def start(machine: Booted, objects: MemoryObjects) -> None:
     machine.run("systemctl enable fastfuse@training; systemctl start job.service")
     _expect("fastfuse.target waits for the mount", (machine.files / "root/seen").read_text().split(), _NAMES)
     machine.run(f"setpriv --reuid=1 --regid=1 --clear-groups cat {_PLACE}/{_NAMES[0]}")
+    owner = machine.run("stat --format=%U /var/cache/fastfuse-data/index.db").split()
+    _expect("a cache that is new belongs to the worker's user", owner, ["nobody"])
     objects.put("train/new", b"new")
     machine.run("systemctl reload fastfuse@training")
     _expect("a reload shows what is new", _shown(machine), ["new", *_NAMES])
