@@ -84,7 +84,6 @@ def run(
         "Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's limit, "
         "whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.")] = None,
     part_size: options.PartSize = "8MiB",
-    io: options.Io = None,
     index: Annotated[list[str] | None, setting("--index [CHANNEL=]FILE|S3_URI", INDEX_PANEL,
         "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
         "several.")] = None,

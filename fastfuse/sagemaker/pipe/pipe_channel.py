@@ -25,6 +25,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import read_files
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import open_directory, path_of
@@ -59,6 +60,8 @@ class PipeSettings:
     begin_fd: int
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
+    # For a caller that asks about the trouble of its requests.
+    retries: Retries | None = None
 
 
 def stream_channel(
@@ -125,7 +128,9 @@ class PipeStream:
         if isinstance(settings.channel.source, LocalDirectory):
             self._reader = FileReader(buffers)
         else:
-            self._reader = S3Client(self._session, buffers=buffers, counters=settings.counters)
+            self._reader = S3Client(
+                self._session, buffers=buffers, counters=settings.counters, retries=settings.retries
+            )
         self._report = report
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.

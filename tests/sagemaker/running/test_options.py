@@ -76,6 +76,6 @@ def test_an_address_that_is_taken_is_refused_before_anything_is_prepared() -> No
     with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
         port = server.endpoint_url.rpartition(":")[2]
         channels = [channel("train", "File", "train/")]
-        with running(server.endpoint_url, channels, "--metrics-listen", port, ends_with=2) as job:
+        with running(server.endpoint_url, channels, "--metrics-listen", port, ends_with=5) as job:
             assert f"cannot listen on 127.0.0.1:{port}" in job.log
             assert not job.data.exists()
