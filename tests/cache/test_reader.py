@@ -263,7 +263,7 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
     store = CountingStore({"big": BIG})
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
     async with tier(store, settings, deadline_s=deadline_s) as reader:
-        with closing(open_cache(settings)) as cache:
+        with closing(open_cache(settings, os.geteuid())) as cache:
             claims = Claims(cache.claims_fd)
             assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
             began_s = trio.current_time()
