@@ -141,8 +141,8 @@ class S3Session:
             return
         try:
             await self._load_renewal(self.credentials.latest)
-        except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
-            _log.debug("what renews the credentials cannot be loaded", exc_info=True)
+        except Exception as error:  # noqa: BLE001 - keys are here, and may last
+            _log.warning("what renews credentials cannot be loaded; mount or begin again before they end: %r", error)
 
     async def _load_renewal(self, latest: Credentials | None) -> None:
         # Each is loaded when it is first used.
