@@ -50,6 +50,7 @@ _CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 T = TypeVar("T")
 # The inode and the time of change of a file of authorities; zeros where there is none to read.
 Version: TypeAlias = tuple[int, int]
+_NO_FILE: Version = (0, 0)
 
 
 def stall_timeout_s(config: ConnectionConfig) -> float:
@@ -96,7 +97,7 @@ class S3Session:
         self.config = config
         self.clock = ServiceClock()
         # The version of the authorities that `tls` trusts.
-        self.trusted: Version = (0, 0)
+        self.trusted = _NO_FILE
         self.aws = self._new_session()
         # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
@@ -318,7 +319,7 @@ def _version(authorities: str | None) -> Version:
     try:
         there = os.stat(authorities or "")
     except OSError:
-        return 0, 0
+        return _NO_FILE
     return there.st_ino, there.st_mtime_ns
 
 
@@ -328,7 +329,7 @@ def _trust_again(authorities: str | None, trusted: Version, trust: Callable[[str
     A private authority may be renewed under a mount or job that lives for longer.
     """
     found = _version(authorities)
-    if authorities is None or found == trusted:
+    if authorities is None or found in (trusted, _NO_FILE):
         return trusted
     try:
         trust(authorities)

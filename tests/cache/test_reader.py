@@ -288,7 +288,7 @@ async def test_the_files_of_an_idle_tier_do_not_become_old(tmp_path: Path, monke
         for file in files:
             os.utime(file, (0, 0))
         with trio.fail_after(30):
-            while any(file.stat().st_mtime == 0 or file.stat().st_atime == 0 for file in files):  # noqa: ASYNC110 - nothing tells when
+            while any(file.stat().st_mtime == 0 or file.stat().st_atime == 0 for file in files):  # noqa: ASYNC110
                 await trio.sleep(0.05)
 
 
