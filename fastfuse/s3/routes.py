@@ -33,7 +33,7 @@ from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.threads import NoThreadError
-from fastfuse.s3.tls import TlsConnection, TlsContext
+from fastfuse.s3.tls import CertificateError, TlsConnection, TlsContext
 
 _log = logging.getLogger(__name__)
 
@@ -232,6 +232,7 @@ class Routes:
         endpoint, proxy = route.endpoint, route.endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
         tls = self._session.tls if _uses_tls(endpoint) else None
+        trusted = self._session.trusted
         silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
         sock = None
         try:
@@ -248,6 +249,8 @@ class Routes:
                 sock.close()
             if isinstance(error, trio.TooSlowError):
                 raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+            if isinstance(error, CertificateError) and self._session.trust_again() != trusted:
+                return await self.connect(route)
             raise
 
     async def ask(

@@ -41,6 +41,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.routes import Route
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server
 from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
@@ -106,6 +107,35 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
         return loopback_client({"key": DATA}, config, replace(connection, deadline_s=deadline_s))
 
     return serve
+
+
+async def test_reads_go_on_where_authority_and_certificate_are_replaced(tmp_path: Path) -> None:
+    """All connections that are under way find the certificate refused, and one of them reads the new authority."""
+    authority, issued = create_chain(tmp_path)
+    connection = replace(IN_A_REGION, ca_bundle=str(authority))
+    async with loopback_client({"key": DATA}, ServerConfig(tls=issued), connection) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        create_chain(tmp_path)
+        server._tls = server._tls_context()  # nor does it know the old one's sessions
+        route_of(reader).close_idle()
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(reader.get, REF, 0, 10)
+        create_chain(tmp_path)
+        right = authority.read_bytes()
+        authority.write_text("no certificate")
+        server._tls = server._tls_context()
+        route_of(reader).close_idle()
+        with pytest.raises(UnavailableError, match="certificate verification failed"):
+            await reader.get(REF, 0, 10)
+        authority.write_bytes(right)
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+
+
+def route_of(reader: S3Client) -> Route:
+    route = reader._routes.known("bucket")
+    assert route is not None
+    return route
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])

@@ -212,14 +212,14 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
-    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], _bdi(entry.device)
+    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], bdi_number(entry.device)
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
     left = [str(other.path) for other in _entries() if other in users]
-    if not left and not lazy and bdi and _bdi(entry.device) == bdi:
+    if not left and not lazy and bdi and bdi_number(entry.device) == bdi:
         return ["a place that is not seen from here, such as in a container"]
     return left
 
@@ -229,7 +229,7 @@ def _uses(other: MountEntry, entry: MountEntry) -> bool:
     return other.device == entry.device or any(layer.is_relative_to(entry.path) for layer in other.layers)
 
 
-def _bdi(device: str) -> int:
+def bdi_number(device: str) -> int:
     """Return the number of what sysfs shows of a file system, which no later one has; 0 if there is nothing."""
     try:
         return (_BDI / device).stat().st_ino

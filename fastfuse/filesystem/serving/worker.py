@@ -36,7 +36,7 @@ from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_work
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.processes.key_finder import ask_for_keys
-from fastfuse.filesystem.processes.privileges import become_nobody
+from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
@@ -111,7 +111,7 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
-    cache = open_or_none(task.settings.cache)  # first: nobody may not open it
+    cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
     requests = Requests()

@@ -20,6 +20,7 @@ from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, ReadError, first_of
+from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -109,7 +110,7 @@ def download_channel(
         buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
         session = S3Session(connection)
         client = S3Client(session, buffers=buffers, counters=counters, retries=settings.retries)
-        cache = open_or_none(settings.cache)
+        cache = open_or_none(settings.cache, worker_uid())
         reader = MadeReader(cached(client, cache, buffers, counters, session, memory_bytes), lambda: table)
         try:
             return await download(table, reader, settings, report, most_gets=connection.max_connections)

@@ -15,6 +15,7 @@ from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.filesystem.processes.children import STOPPING
+from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
@@ -161,7 +162,7 @@ class PipeStream:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
-        settings, cache = self._settings, open_or_none(self._settings.cache)
+        settings, cache = self._settings, open_or_none(self._settings.cache, worker_uid())
         self._reader = cached(
             self._reader, cache, self._buffers, settings.counters, self._session, settings.memory_target_bytes
         )
