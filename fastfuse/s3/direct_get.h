@@ -54,7 +54,7 @@ typedef struct {
     int uses;
     int64_t ends_ns;             /* CLOCK_MONOTONIC */
     int64_t patience_ns;         /* the silence that ends the GET of a whole object, and that of a part */
-    int64_t part_patience_ns, part_limit_ns; /* and how long one may take in all */
+    int64_t part_patience_ns, part_limit_ns; /* and how long one may take in all: `direct_fill` */
     struct sockaddr_storage addresses[DIRECT_MOST_ADDRESSES];
     int address_count;
     SSL_CTX *tls;                /* NULL: plain HTTP */
@@ -420,8 +420,10 @@ static int direct_send(direct_connection *connection, const char *data, size_t b
     return SSL_write_ex(connection->tls, data, bytes, &count) && count == bytes;
 }
 
-/* Receive `bytes` into `target`, and return whether they came until `ends_ns`. */
-static int direct_fill(direct_connection *connection, char *target, size_t bytes, int64_t ends_ns)
+/* Receive `bytes` into `target`, and return whether they came in time: until `ends_ns`, and later by as much of `more_ns` as
+   of them is here. A body that drips ends early so, and one that comes steadily over a slow link does not. */
+static int direct_fill(
+    direct_connection *connection, char *target, size_t bytes, int64_t ends_ns, int64_t more_ns)
 {
     int was_waking = 0, most = connection->tls ? DIRECT_TLS_WAKING_BYTES : DIRECT_WAKING_BYTES;
     /* As many may lie in OpenSSL's buffer, and do not come any more. */
@@ -435,6 +437,7 @@ static int direct_fill(direct_connection *connection, char *target, size_t bytes
         was_waking = waking;
         if (connection->tls) {
             if (!SSL_read_ex(connection->tls, target, bytes, &count))
+    size_t all_bytes = bytes;
                 return 0;
         } else {
             ssize_t received = recv(connection->fd, target, bytes - (waking > 1 ? waking : 0), MSG_WAITALL);
@@ -444,7 +447,7 @@ static int direct_fill(direct_connection *connection, char *target, size_t bytes
         }
         target += count;
         bytes -= count;
-        if (bytes && direct_now_ns() > ends_ns)
+        if (bytes && direct_now_ns() - ends_ns > (int64_t) ((double) more_ns * (all_bytes - bytes) / all_bytes))
             return 0;
     }
     return 1;
@@ -462,7 +465,7 @@ static inline int direct_get(
     size_t done = 0, head_bytes = 0, body_bytes = object->target ? 0 : object->size_bytes;
     size_t whole = DIRECT_HEAD_BYTES + body_bytes;
     int64_t began_ns = direct_now_ns(), patience_ns = object->target ? route->part_patience_ns : route->patience_ns;
-    int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns : DIRECT_MOST_SILENCES * patience_ns);
+    int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns / 3 : DIRECT_MOST_SILENCES * patience_ns);
     int is_right = 0, is_kept = 0, one = 1;
     *status = 0;
     ERR_clear_error();
@@ -510,7 +513,8 @@ static inline int direct_get(
     if (object->target) {
         size_t begun = data + done - *body;
         memcpy(object->target, *body, begun);
-        is_right = direct_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns);
+        is_right = direct_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns,
+                               route->part_limit_ns / 3 * 2);
     } else
         is_right = direct_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
     const direct_text *persistence = &headers[DIRECT_CONNECTION];

@@ -336,7 +336,7 @@ class DirectFiles:
             patience_s=_patience_s(self._client),
             # A silence amid the body is waited for twice (MSG_WAITALL).
             part_patience_s=stall_timeout_s(config) / SILENT_CALLS,
-            part_limit_s=stall_timeout_s(config),
+            part_limit_s=config.deadline_s,
             identity_begin=self._tier.identity_begin(metadata.bucket, metadata.key_prefix) if self._tier else b"",
         )
         self._source = metadata.bucket, metadata.key_prefix
