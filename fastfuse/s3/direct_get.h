@@ -44,6 +44,11 @@
 #define DIRECT_WAKING_BYTES (256 << 10)
 #define DIRECT_TLS_WAKING_BYTES (64 << 10) /* OpenSSL asks for no more at once: tls.pyx */
 
+/* A request that nobody acknowledges for so long is lost: a firewall or NAT has forgotten the connection. It forgets less
+   if the kernel asks after so much silence whether the other side is still there: most remember for minutes. */
+#define DIRECT_LOST_MS 2000
+#define DIRECT_ASK_AFTER_S 60
+
 /* As many as S3 names at once. */
 #define DIRECT_MOST_ADDRESSES 8
 
@@ -317,23 +322,30 @@ static void direct_set_patience(direct_connection *connection, int64_t patience_
     connection->patience_ns = patience_ns;
 }
 
+/* Connect to the first address, from that of `turn` on, that does not refuse at once. */
 static int direct_connect(direct_connection *connection, const direct_route *route)
 {
-    int one = 1;
-    const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
-    socklen_t address_bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    int one = 1, lost_ms = DIRECT_LOST_MS, ask_after_s = DIRECT_ASK_AFTER_S;
     memcpy(connection->host, route->host, sizeof route->host);
     connection->port = route->port;
-    connection->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connection->fd < 0)
-        return 0;
-    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    direct_set_patience(connection, route->patience_ns);
-    if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes) &&
-        (!route->tls || direct_secure(connection, route)))
-        return 1;
-    connection->turn++;
+    for (int tries = 0; tries < route->address_count; tries++, connection->turn++) {
+        const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
+        socklen_t address_bytes =
+            address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        connection->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connection->fd < 0)
+            continue;
+        setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+        setsockopt(connection->fd, IPPROTO_TCP, TCP_KEEPIDLE, &ask_after_s, sizeof ask_after_s);
+        setsockopt(connection->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_ms, sizeof lost_ms);
+        direct_set_patience(connection, route->patience_ns);
+        if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes))
+            return !route->tls || direct_secure(connection, route);
+        if (errno == EINPROGRESS || errno == ETIMEDOUT) /* it took all the time that there is */
+            return 0;
+        direct_close(connection);
+    }
     return 0;
 }
 
@@ -425,6 +437,7 @@ static int direct_send(direct_connection *connection, const char *data, size_t b
 static int direct_fill(
     direct_connection *connection, char *target, size_t bytes, int64_t ends_ns, int64_t more_ns)
 {
+    size_t all_bytes = bytes;
     int was_waking = 0, most = connection->tls ? DIRECT_TLS_WAKING_BYTES : DIRECT_WAKING_BYTES;
     /* As many may lie in OpenSSL's buffer, and do not come any more. */
     size_t held = connection->tls ? DIRECT_TLS_WAKING_BYTES : 0;
@@ -437,7 +450,6 @@ static int direct_fill(
         was_waking = waking;
         if (connection->tls) {
             if (!SSL_read_ex(connection->tls, target, bytes, &count))
-    size_t all_bytes = bytes;
                 return 0;
         } else {
             ssize_t received = recv(connection->fd, target, bytes - (waking > 1 ? waking : 0), MSG_WAITALL);
@@ -523,6 +535,8 @@ static inline int direct_get(
 end:
     if (!is_kept)
         direct_close(connection);
+    if (!is_right && !*status) /* another address may answer */
+        connection->turn++;
     return is_right;
 }
 

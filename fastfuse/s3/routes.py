@@ -39,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
+# As in `direct_get.h`.
+_LOST_MS = 2000
+_ASK_AFTER_S = 60
+
 
 def quoted_key(key: str) -> str:
     """Return a key, or a part of one, as it stands in the path of a request, and is signed."""
@@ -355,6 +359,8 @@ async def _connected_to_proxy(host: str, port: int, silence_s: float) -> socket.
         return await _connected(host, port, silence_s)
     except NoThreadError:
         raise
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MS)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ProxyRefusalError(error.errno, f"the proxy {host}, port {port}, cannot be reached: {reason}") from error

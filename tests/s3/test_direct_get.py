@@ -207,7 +207,24 @@ async def test_a_dead_address_is_followed_by_the_next(program: Path) -> None:
             nobody.bind(("127.0.0.1", 0))  # and does not listen
             async with getting(program, server, other_ports=f"{nobody.getsockname()[1]},") as getter:
                 server.misbehave(_whole, accept=None, context="good")
-                assert [await getter.get() for _ in range(3)] == [(False, False, b""), *2 * [(True, False, DATA)]]
+                assert await getter.get() == (True, False, DATA)
+
+
+async def test_an_address_that_accepts_and_answers_nothing_is_followed_by_the_next(program: Path) -> None:
+    async with serving() as server:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with getting(program, server, other_ports=f"{silent.getsockname()[1]},") as getter:
+                server.misbehave(_whole, accept=None, context="good")
+                assert [(await getter.get())[0] for _ in range(3)] == [False, True, True]
+
+
+async def test_a_connection_that_a_nat_has_forgotten_costs_seconds(program: Path) -> None:
+    async with serving() as server, getting(program, server, patience_ms=60_000, limit_ms=60_000) as getter:
+        server.misbehave(_whole, accept=None, context="good")
+        assert (await getter.get())[0]
+        server.peers[0].vanish()
+        with trio.fail_after(15):
+            assert [(await getter.get())[0] for _ in range(2)] == [False, True]
 
 
 async def _whole(peer: Peer, request: Request) -> None:
