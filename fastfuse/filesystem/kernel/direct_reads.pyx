@@ -371,8 +371,8 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
 
     `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
     `texts` are those of `direct_route` in order. The GET of a file in which nothing comes for `patience_s` is returned,
-    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all. The names of objects in the
-    tier are hashes that begin with `identity_begin`, and go on with the rest of their keys.
+    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all, or drips. The names of
+    objects in the tier are hashes that begin with `identity_begin`, and go on with the rest of their keys.
     """
     global route, failures
     cdef direct_route *new
