@@ -44,9 +44,8 @@
 #define DIRECT_WAKING_BYTES (256 << 10)
 #define DIRECT_TLS_WAKING_BYTES (64 << 10) /* OpenSSL asks for no more at once: tls.pyx */
 
-/* A request that nobody acknowledges for so long is lost: a firewall or NAT has forgotten the connection. It forgets less
-   if the kernel asks after so much silence whether the other side is still there: most remember for minutes. */
-#define DIRECT_LOST_MS 2000
+/* After so much silence the kernel asks whether the other side is still there. A firewall or NAT then remembers the
+   connection: most do for minutes. As in routes.py. */
 #define DIRECT_ASK_AFTER_S 60
 
 /* As many as S3 names at once. */
@@ -325,7 +324,7 @@ static void direct_set_patience(direct_connection *connection, int64_t patience_
 /* Connect to the first address, from that of `turn` on, that does not refuse at once. */
 static int direct_connect(direct_connection *connection, const direct_route *route)
 {
-    int one = 1, lost_ms = DIRECT_LOST_MS, ask_after_s = DIRECT_ASK_AFTER_S;
+    int one = 1, ask_after_s = DIRECT_ASK_AFTER_S;
     memcpy(connection->host, route->host, sizeof route->host);
     connection->port = route->port;
     for (int tries = 0; tries < route->address_count; tries++, connection->turn++) {
@@ -338,7 +337,6 @@ static int direct_connect(direct_connection *connection, const direct_route *rou
         setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
         setsockopt(connection->fd, IPPROTO_TCP, TCP_KEEPIDLE, &ask_after_s, sizeof ask_after_s);
-        setsockopt(connection->fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &lost_ms, sizeof lost_ms);
         direct_set_patience(connection, route->patience_ns);
         if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes))
             return !route->tls || direct_secure(connection, route);

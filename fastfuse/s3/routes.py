@@ -39,9 +39,11 @@ from fastfuse.s3.tls import CertificateError, TlsConnection, TlsContext
 
 _log = logging.getLogger(__name__)
 
-# As in `direct_get.h`.
-_LOST_MS = 2000
+# A firewall or NAT remembers a connection for minutes, longer if the kernel asks for the other side (`direct_get.h`).
 _ASK_AFTER_S = 60
+# A request that nobody acknowledges for so long is lost: the connection is forgotten. A full queue before a slow link
+# delays acknowledgements less.
+_LOST_MS = 5000
 
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 

@@ -218,15 +218,6 @@ async def test_an_address_that_accepts_and_answers_nothing_is_followed_by_the_ne
                 assert [(await getter.get())[0] for _ in range(3)] == [False, True, True]
 
 
-async def test_a_connection_that_a_nat_has_forgotten_costs_seconds(program: Path) -> None:
-    async with serving() as server, getting(program, server, patience_ms=60_000, limit_ms=60_000) as getter:
-        server.misbehave(_whole, accept=None, context="good")
-        assert (await getter.get())[0]
-        server.peers[0].vanish()
-        with trio.fail_after(15):
-            assert [(await getter.get())[0] for _ in range(2)] == [False, True]
-
-
 async def _whole(peer: Peer, request: Request) -> None:
     await peer.send(whole_reply(request).encode())
 
