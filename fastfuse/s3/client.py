@@ -285,12 +285,14 @@ class S3Client:
     ) -> tuple[ReplyHead, bytes]:
         """Return the head of the reply to a HEAD for `key`, or to a LIST with `query` and its whole page.
 
-        A HEAD that a read waits for (`is_read`) is tried again as a read is.
+        A HEAD that a read waits for (`is_read`), and whatever is asked of a service that has answered before, is tried
+        again as a read is.
 
         Raises:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
+        is_read = is_read or self._routes.has_met_s3
         route, credentials = await self.prepare(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
