@@ -114,6 +114,7 @@ def _boto_config(session: S3Session) -> AioConfig:
     return AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=stall_timeout_s(config),
+        connector_args={"write_timeout": stall_timeout_s(config)},
         max_pool_connections=UPLOADS_IN_FLIGHT,
         retries={"mode": "standard", "total_max_attempts": 1},
         request_checksum_calculation="when_required",
