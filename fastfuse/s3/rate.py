@@ -39,6 +39,8 @@ class RequestRate:
         self._window_began_s = -inf
         self._answered = 0
         self._refused = 0
+        # What was answered in the window before.
+        self._before_per_s = 0.0
 
     @property
     def is_limited(self) -> bool:
@@ -83,7 +85,9 @@ class RequestRate:
         window_s = now_s - self._window_began_s
         if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < _LEAST_WINDOW_S:
             return
-        self.per_s = max(_LEAST_PER_S, _BACK_OFF * self._answered / window_s)
+        # Too high a first rate falls within a second, and too low a one takes long to grow.
+        answered_per_s = max(self._answered / window_s, self._before_per_s)
+        self.per_s = max(_LEAST_PER_S, _BACK_OFF * answered_per_s)
         self._grown_s = self._refused_s = now_s
         self._window_began_s, self._burst_s = -inf, now_s
         self._left_per_s = self.per_s
@@ -94,4 +98,5 @@ class RequestRate:
 
     def _begin_window(self, now_s: float) -> None:
         if now_s > self._window_began_s + _LONGEST_WINDOW_S:
+            self._before_per_s = self._answered / (now_s - self._window_began_s)
             self._window_began_s, self._answered, self._refused = now_s, 0, 0

@@ -125,6 +125,17 @@ def test_a_service_that_answers_nothing_is_not_one_that_throttles() -> None:
     assert not rate.is_limited
 
 
+def test_the_first_limit_is_what_was_answered_before_a_moment_in_which_little_was() -> None:
+    """The machine was busy, say, or the service about to refuse."""
+    rate = RequestRate()
+    for number in range(1000):
+        rate.answered(number / 100)
+    for number in range(3):
+        rate.answered(10.0 + number / 5)
+        rate.throttled(10.1 + number / 5)
+    assert rate.per_s == pytest.approx(95, rel=0.1)
+
+
 async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.testing.MockClock) -> None:
     rate = RequestRate()
     await counts(token_bucket(50, 5), clients=16, seconds=10, rate=rate)
