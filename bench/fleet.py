@@ -98,7 +98,8 @@ class _Client:
         self.turn_s = 0.0
 
     def failed(self, now_s: float, failures: int) -> None:
-        self.rate.throttled(now_s)
+        if failures == 1:
+            self.rate.throttled(now_s)
         self.is_troubled = True
         self.waiting += failures == 1
 

@@ -22,7 +22,7 @@ from aiobotocore.hooks import AioHierarchicalEmitter
 from aiobotocore.httpxsession import HttpxSession
 from aiobotocore.session import AioSession
 from botocore.configprovider import ConfiguredEndpointProvider
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, ConnectTimeoutError, ReadTimeoutError
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
@@ -364,12 +364,20 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
         self._verify = self._contexts[bundle]
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
-        """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline."""
+        """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline.
+
+        Raises `ReadTimeoutError` for a body that stalls, too: `HttpxSession` tells of a connection that is not made.
+        """
         context, trusted = self._contexts[self._bundle], self._trusted[self._bundle]
         self._trusted[self._bundle] = _trust_again(self._authorities, trusted, context.load_verify_locations)
         if isinstance(request.body, io.BytesIO):
             request.body = _chunks(request.body)
-        return await super().send(request)
+        try:
+            return await super().send(request)
+        except ConnectTimeoutError as error:
+            if isinstance(error.__context__, httpx2.WriteTimeout):
+                raise ReadTimeoutError(endpoint_url=request.url) from error
+            raise
 
     def _make_async_client(self) -> httpx2.AsyncClient:
         client: httpx2.AsyncClient = super()._make_async_client()

@@ -6,7 +6,8 @@ version and of the right length (`checks`), and classifies what went wrong (`fai
 tried again until the deadline. `integrity` compares the bytes with their checksum. Uploads are in `upload`.
 """
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -38,8 +39,21 @@ from fastfuse.s3.regions import Regions
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.routes import Direct, Route, Routes, failure_of_connection, read_failure
 
+_log = logging.getLogger(__name__)
+
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
+
+
+@dataclass(slots=True)
+class _Get:
+    """One GET, through all its attempts."""
+
+    ref: ObjectRef
+    start: int
+    end: int
+    # The service has asked for fewer requests in reply to one of its attempts.
+    is_throttled: bool = False
 
 
 class S3Client:
@@ -183,17 +197,17 @@ class S3Client:
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
         began_s = trio.current_time()
-        failed: RetryableError | None = None
+        get, failed = _Get(ref, start, end), None
         if end - start <= TASK_BYTES:
             # The connection's watch ends it, not a deadline: a cancel scope costs as much as sending and receiving.
             try:
-                reply = await self._get_at_once(ref, start, end)
+                reply = await self._get_at_once(get)
                 if reply is not None:
                     return reply
             except RetryableError as error:
                 failed = error
         with trio.move_on_at(ends_s):
-            again = partial(self._get_once, ref, start, end)
+            again = partial(self._get_once, get)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         if self._rate.is_limited:
             told = f"the service throttles ({self._throttled_by})"
@@ -201,50 +215,52 @@ class S3Client:
         message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
         raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
-    async def _get_at_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead] | None:
+    async def _get_at_once(self, get: _Get) -> tuple[Buffer, ReplyHead] | None:
         """Return a range over an idle connection; None where none is open any more.
 
         Raises:
             RetryableError, ReadError: it failed, perhaps for good.
         """
-        route, source = self._routes.known(ref.bucket), self.session.credentials
+        route, source = self._routes.known(get.ref.bucket), self.session.credentials
         is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._routes.is_closed
         if route is None or not is_ready or not route.idle or self._rate.is_limited:
             return None
         self._slots.acquire_nowait()
         try:
             credentials = self._signing(source.latest if source else None)
-            reply = await self._exchange(route, credentials, ref, start, end, is_new=False)
+            reply = await self._exchange(route, credentials, get, is_new=False)
             if reply is not None and self._retries.is_in_trouble:
                 self._retries.answered()
             return reply
         finally:
             self._slots.release()
 
-    async def _get_once(self, ref: ObjectRef, start: int, end: int) -> tuple[Buffer, ReplyHead]:
-        route, credentials = await self.prepare(ref.bucket, is_read=True)
+    async def _get_once(self, get: _Get) -> tuple[Buffer, ReplyHead]:
+        route, credentials = await self.prepare(get.ref.bucket, is_read=True)
         async with self._slots:
             if self._rate.is_limited:
                 async with self._turn:
-                    turn_s = self._rate.turn_s(trio.current_time())
+                    turn_s = self._turn_s()
                     await trio.sleep_until(turn_s)
                     # Whoever could not wait so long has left the turn to the next one.
                     self._rate.sent(turn_s)
-            reply = await self._exchange(route, credentials, ref, start, end)
+            reply = await self._exchange(route, credentials, get)
             assert reply is not None
             return reply
 
+    def _turn_s(self) -> float:
+        """Return when the next GET may be sent."""
+        was_limited = self._rate.is_limited
+        turn_s = self._rate.turn_s(trio.current_time())
+        if was_limited and not self._rate.is_limited:
+            _log.info("the service has throttled no other GET for a minute: GETs are limited no more")
+        return turn_s
+
     async def _exchange(
-        self,
-        route: Route,
-        credentials: Credentials | None,
-        ref: ObjectRef,
-        start: int,
-        end: int,
-        *,
-        is_new: bool = True,
+        self, route: Route, credentials: Credentials | None, get: _Get, *, is_new: bool = True
     ) -> tuple[Buffer, ReplyHead] | None:
         """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
+        ref, start, end = get.ref, get.start, get.end
         request = route.get_request(credentials, ref, start, end)
         began_s = trio.current_time()
         try:
@@ -257,7 +273,7 @@ class S3Client:
             try:
                 if head.status not in (200, 206):
                     failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
-                    self._note_refusal(head.status, failure)
+                    self._note_refusal(head.status, failure, get)
                     raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
@@ -274,12 +290,14 @@ class S3Client:
     ) -> tuple[ReplyHead, bytes]:
         """Return the head of the reply to a HEAD for `key`, or to a LIST with `query` and its whole page.
 
-        A HEAD that a read waits for (`is_read`) is tried again as a read is.
+        A HEAD that a read waits for (`is_read`), and whatever is asked of a service that has answered before, is tried
+        again as a read is.
 
         Raises:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
+        is_read = is_read or self._routes.has_met_s3
         route, credentials = await self.prepare(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
@@ -359,11 +377,22 @@ class S3Client:
         is_mended, trouble = await self.session.replace_refused(credentials, kind)
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 
-    def _note_refusal(self, status: int, failure: Failure) -> None:
+    def _note_refusal(self, status: int, failure: Failure, get: _Get | None = None) -> None:
+        """Count a refusal, of an attempt of `get` if it was made here, and keep to a lower rate if it throttles."""
         self._counters.count("fastfuse_refused_gets", int(status >= 500))
-        if failure.kind is Kind.THROTTLED:
-            self._throttled_by = failure.detail
-            self._rate.throttled(trio.current_time())
+        if failure.kind is not Kind.THROTTLED:
+            return
+        self._throttled_by = failure.detail
+        if get is not None:
+            # What is refused each time it is tried again, of a hot prefix say, is not to slow down all others.
+            if get.is_throttled:
+                return
+            get.is_throttled = True
+        was_limited = self._rate.is_limited
+        self._rate.throttled(trio.current_time())
+        if self._rate.is_limited and not was_limited:
+            told = "the service throttles (%s): GETs are limited, to %.0f a second at first"
+            _log.warning(told, failure.detail, self._rate.per_s)
 
     def _count(self, outcome: str, fetched_bytes: int = 0, *, is_whole: bool = False) -> None:
         self._counters.count("fastfuse_fetch_requests", value=outcome)

@@ -206,7 +206,7 @@ def _reason(error: BaseException) -> str:
             return f"TLS failed: {cause.reason or 'handshake'}"
         if isinstance(cause, OSError) and cause.strerror:
             return _system_text(cause)
-    if isinstance(error, boto.ConnectTimeoutError):
+    if isinstance(error, boto.ConnectTimeoutError | boto.ReadTimeoutError):
         return "no answer in time"
     # botocore's wrapper says nothing; the name of the wrapped error (httpx2's RemoteProtocolError, say) does.
     return type([*_causes(error)][-1]).__name__

@@ -30,7 +30,8 @@ class RequestRate:
     """
 
     def __init__(self) -> None:
-        self._per_s = inf
+        # The requests a second; infinitely many while there is no limit.
+        self.per_s = inf
         self._grown_s = self._refused_s = self._next_s = -inf
         # When the refusals of this burst began, and what they leave of the rate.
         self._burst_s, self._left_per_s = -inf, 0.0
@@ -38,15 +39,17 @@ class RequestRate:
         self._window_began_s = -inf
         self._answered = 0
         self._refused = 0
+        # What was answered in the window before.
+        self._before_per_s = 0.0
 
     @property
     def is_limited(self) -> bool:
-        return self._per_s < inf
+        return self.per_s < inf
 
     def turn_s(self, now_s: float) -> float:
         """Return when the next request may be sent; tell by `sent` if it is."""
         if now_s > self._refused_s + _ENDS_AFTER_S:
-            self._per_s = inf
+            self.per_s = inf
         if not self.is_limited:
             return now_s
         self._grow(now_s)
@@ -54,7 +57,7 @@ class RequestRate:
 
     def sent(self, turn_s: float) -> None:
         """Note that a request was sent in its turn. Those who wait for theirs ask again, at the rate of now."""
-        self._next_s = turn_s + 1 / self._per_s
+        self._next_s = turn_s + 1 / self.per_s
 
     def answered(self, now_s: float) -> None:
         """Note that the service answered a request."""
@@ -63,7 +66,7 @@ class RequestRate:
             self._answered += 1
 
     def throttled(self, now_s: float) -> None:
-        """Note that the service refused a request because there are too many."""
+        """Note that the service refused a request because there are too many; of its attempts, only the first one."""
         if not self.is_limited:
             self._begin_window(now_s)
             self._refused += 1
@@ -72,8 +75,8 @@ class RequestRate:
         self._grow(now_s)
         self._refused_s = now_s
         if now_s > self._burst_s + _BURST_S:
-            self._burst_s, self._left_per_s = now_s, max(_LEAST_PER_S, (1 - _MOST_STEP) * self._per_s)
-        self._per_s = max(self._left_per_s, self._per_s - _STEP_PER_S)
+            self._burst_s, self._left_per_s = now_s, max(_LEAST_PER_S, (1 - _MOST_STEP) * self.per_s)
+        self.per_s = max(self._left_per_s, self.per_s - _STEP_PER_S)
 
     def _set_first(self, now_s: float) -> None:
         if not self._answered:
@@ -82,15 +85,18 @@ class RequestRate:
         window_s = now_s - self._window_began_s
         if self._refused < _LEAST_REFUSED or share < _LEAST_SHARE or window_s < _LEAST_WINDOW_S:
             return
-        self._per_s = max(_LEAST_PER_S, _BACK_OFF * self._answered / window_s)
+        # Too high a first rate falls within a second, and too low a one takes long to grow.
+        answered_per_s = max(self._answered / window_s, self._before_per_s)
+        self.per_s = max(_LEAST_PER_S, _BACK_OFF * answered_per_s)
         self._grown_s = self._refused_s = now_s
         self._window_began_s, self._burst_s = -inf, now_s
-        self._left_per_s = self._per_s
+        self._left_per_s = self.per_s
 
     def _grow(self, now_s: float) -> None:
-        self._per_s += min(sqrt(self._per_s), _MOST_STEP * self._per_s) * (now_s - self._grown_s)
+        self.per_s += min(sqrt(self.per_s), _MOST_STEP * self.per_s) * (now_s - self._grown_s)
         self._grown_s = now_s
 
     def _begin_window(self, now_s: float) -> None:
         if now_s > self._window_began_s + _LONGEST_WINDOW_S:
+            self._before_per_s = self._answered / (now_s - self._window_began_s)
             self._window_began_s, self._answered, self._refused = now_s, 0, 0

@@ -376,7 +376,7 @@ class ObjectWriter:
                 reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
             except (BotoCoreError, ClientError) as error:
                 failure = failure_of_exception(error)
-                is_mended, _ = await self._session.replace_refused(credentials, failure.kind)
+                is_mended = await self._clients.mends(error, failure.kind, credentials)
                 verb = "read" if operation == "head_object" else "write"
                 final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
                 if {"IfMatch", "IfNoneMatch"} & arguments.keys():

@@ -1,6 +1,7 @@
 """botocore's clients, which sign and send the requests of uploads."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
@@ -8,10 +9,13 @@ from typing import Any, Final
 import trio
 from aiobotocore.config import AioConfig
 from botocore import UNSIGNED
+from botocore.auth import SIGV4_TIMESTAMP
+from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
 from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
+from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
 
@@ -62,9 +66,16 @@ class Clients:
             if client is not self._current and not client.request_count:
                 await client.close()
 
+    async def mends(self, error: Exception, kind: Kind, credentials: Credentials | None) -> bool:
+        """Return whether the reason for an `error` of this `kind` is removed now, by other credentials or the time."""
+        if kind is Kind.SKEWED and isinstance(error, ClientError):
+            return self._session.clock.correct(error.response["ResponseMetadata"]["HTTPHeaders"].get("date", ""))
+        return (await self._session.replace_refused(credentials, kind))[0]
+
     async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_Client`
         boto = await exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
         boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
+        boto.meta.events.register("before-sign.s3", partial(_sign_by, self._session.clock))
         return boto
 
     async def _close(self) -> None:
@@ -103,12 +114,31 @@ def _boto_config(session: S3Session) -> AioConfig:
     return AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=stall_timeout_s(config),
+        connector_args={"write_timeout": stall_timeout_s(config)},
         max_pool_connections=UPLOADS_IN_FLIGHT,
         retries={"mode": "standard", "total_max_attempts": 1},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         **options,
     )
+
+
+class _SigningContext(dict[str, Any]):
+    """What botocore knows of a request; the time of its signature is that of `clock`, whichever botocore sets."""
+
+    def __init__(self, context: Mapping[str, Any], clock: ServiceClock) -> None:
+        super().__init__(context)
+        self._clock = clock
+
+    def __setitem__(self, name: str, value: Any) -> None:  # noqa: ANN401 - botocore has no types
+        if name == "timestamp":
+            value = time.strftime(SIGV4_TIMESTAMP, time.gmtime(self._clock.now_s()))
+        super().__setitem__(name, value)
+
+
+def _sign_by(clock: ServiceClock, request: AWSRequest, **_: object) -> None:
+    """Sign `request` with the time of `clock`: botocore takes this machine's, and has no setting for it."""
+    request.context = _SigningContext(request.context, clock)
 
 
 def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401

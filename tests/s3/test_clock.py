@@ -3,14 +3,16 @@
 import hashlib
 import logging
 import time
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
+from fastfuse.s3.upload import ObjectWriter
 from tests.s3.places import client_of
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
@@ -43,6 +45,22 @@ async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_read(
     wrong, right = told
     assert f" {'ahead of' if step_s > 0 else 'behind'} the service's" in wrong
     assert "right again" in right
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -24 * HOUR_S])
+async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_write(step_s: float) -> None:
+    ahead_s = 0.0
+    settings = ServerConfig(writes="unconditional", clock_s=time.time, most_skew_s=900.0)
+    with LoopbackServer({"bucket": MemoryObjects({})}, settings) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        session.clock = ServiceClock(lambda: time.time() + ahead_s)
+        async with AsyncExitStack() as exits:
+            writer = ObjectWriter(session, exits, "bucket", "key", "us-east-1")
+            for step in (0.0, step_s, 0.0):
+                ahead_s = step
+                for _ in range(2):
+                    await writer.put(b"data")
+        assert [request.status for request in server.requests] == [200, 200, 403, 200, 200, 403, 200, 200]
 
 
 @pytest.mark.parametrize(

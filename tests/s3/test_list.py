@@ -1,8 +1,9 @@
 """Listing a bucket: what is asked for, what is taken for a page, and what the user is told where there is none."""
 
+import errno
 import gzip
 import zlib
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,8 +21,11 @@ from bench.s3server import (
 from fastfuse.errors import ConfigurationError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
+from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import RetryableError
+from fastfuse.s3.retry_policy import attempts
+from fastfuse.s3.routes import Route, Routes
 from tests.s3.canned import canned_server
 from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 from tests.s3.places import listed as listed_by
@@ -66,6 +70,27 @@ async def test_a_throttled_page_is_left_to_who_asks_for_pages(action: Answer) ->
             await client.list("bucket", prefix="")
         assert caught.value.failure.kind is Kind.THROTTLED
         assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_listing_that_has_begun_outlives_an_outage_that_keeps_others_from_beginning(
+    monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
+) -> None:
+    monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    # More than a command has attempts.
+    refusals, connect = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False))), Routes.connect
+
+    async def connect_later(routes: Routes, route: Route) -> Connection:
+        if next(refusals, None) is not None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+        return await connect(routes, route)
+
+    async with canned_client(lambda _: (200, {"connection": "close"}, PAGE), IN_A_REGION) as (client, _):
+        if has_begun:
+            await listed_by(client)
+        monkeypatch.setattr(Routes, "connect", connect_later)
+        with nullcontext() if has_begun else pytest.raises(ServiceError, match="cannot be reached"):
+            assert await listed_by(client) == PAGE
 
 
 @pytest.mark.parametrize("signs", [False, True])

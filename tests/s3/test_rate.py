@@ -1,9 +1,9 @@
 """The rate under throttling, against models of services that throttle, and what the client tells it."""
 
+import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -82,7 +82,8 @@ async def counts(
                 rate.answered(now_s)
             else:
                 refused, failed = refused + 1, failed + 1
-                rate.throttled(now_s)
+                if failed == 1:
+                    rate.throttled(now_s)
                 await trio.sleep(chance.uniform(0, min(5, 0.1 * 2**failed)))
 
     async with trio.open_nursery() as nursery:
@@ -122,6 +123,17 @@ def test_a_service_that_answers_nothing_is_not_one_that_throttles() -> None:
     for number in range(10_000):
         rate.throttled(number / 100)
     assert not rate.is_limited
+
+
+def test_the_first_limit_is_what_was_answered_before_a_moment_in_which_little_was() -> None:
+    """The machine was busy, say, or the service about to refuse."""
+    rate = RequestRate()
+    for number in range(1000):
+        rate.answered(number / 100)
+    for number in range(3):
+        rate.answered(10.0 + number / 5)
+        rate.throttled(10.1 + number / 5)
+    assert rate.per_s == pytest.approx(95, rel=0.1)
 
 
 async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.testing.MockClock) -> None:
@@ -281,13 +293,16 @@ class Reply:
 
 def client_of_model(
     monkeypatch: pytest.MonkeyPatch, is_answered: Service, **options: float
-) -> tuple[S3Client, Callable[[], Awaitable[object]]]:
-    """Return a client of a service that answers a GET after 20 ms, or with 503, and what reads an object with it."""
+) -> tuple[S3Client, Callable[..., Awaitable[object]]]:
+    """Return a client of a service that answers a GET after 20 ms, or with 503, and what reads an object with it.
+
+    The object is `key`, or the one that is named; those below `bad/` are refused each time.
+    """
     size_bytes = 300_000
 
-    async def ask(*_: object, **__: object) -> tuple[Reply, ReplyHead]:
+    async def ask(_: object, __: object, request: bytes, *___: object, **____: object) -> tuple[Reply, ReplyHead]:
         await trio.sleep(0.02)
-        if not is_answered(trio.current_time()):
+        if b" /bucket/bad/" in request or not is_answered(trio.current_time()):
             return Reply(), ReplyHead(503, {}, True, 0)
         return Reply(), ReplyHead(206, {"content-range": f"bytes 0-{size_bytes - 1}/{size_bytes}"}, True, size_bytes)
 
@@ -299,7 +314,11 @@ def client_of_model(
         **options,
     }
     client = S3Client(S3Session(ConnectionConfig(**settings)))
-    return client, partial(client.get, ObjectRef("bucket", "key", size_bytes, "", 0), 0, size_bytes)
+
+    async def get(key: str = "key") -> object:
+        return await client.get(ObjectRef("bucket", key, size_bytes, "", 0), 0, size_bytes)
+
+    return client, get
 
 
 async def test_readers_whose_deadline_comes_before_their_turn_cost_the_others_none(
@@ -322,10 +341,43 @@ async def test_readers_whose_deadline_comes_before_their_turn_cost_the_others_no
     assert answered >= 0.8 * per_s * seconds
 
 
+async def test_objects_that_are_refused_each_time_slow_no_others_down(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D6: S3 throttles each prefix by itself."""
+    caplog.set_level(logging.INFO)
+    seconds, readers = 20, 4
+    client, get = client_of_model(monkeypatch, lambda now_s: True)
+    ends_s, answered = trio.current_time() + seconds, 0
+
+    async def read() -> None:
+        nonlocal answered
+        while trio.current_time() < ends_s:
+            await get()
+            answered += 1
+
+    async with aclosing(client), trio.open_nursery() as nursery:
+        async with trio.open_nursery() as good:
+            for _ in range(readers):
+                good.start_soon(read)
+            await trio.sleep(1)
+            for number in range(12):
+                nursery.start_soon(get, f"bad/{number}")
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(61)
+            await get()
+    assert answered >= 0.8 * readers * seconds / 0.02
+    told = [record.getMessage() for record in caplog.records if record.name == "fastfuse.s3.client"]
+    assert [text.partition(": GETs are limited")[0] for text in told] == [
+        "the service throttles (503)",
+        "the service has throttled no other GET for a minute",
+    ]
+
+
 async def test_an_outage_that_is_answered_with_503_fails_no_read_that_the_deadline_outlives(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rate falls to its least meanwhile. The last of so many readers have their turns long after the outage."""
     readers = 128
     began_s = trio.current_time()
     ends_s = began_s + 21

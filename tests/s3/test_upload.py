@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 import trio.testing
@@ -30,9 +31,10 @@ from bench.s3server import (
 )
 from bench.s3server.faults import Action
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import upload as module
-from fastfuse.s3.aws import S3Session
+from fastfuse.s3.aws import S3Session, stall_timeout_s
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials, CredentialSource
@@ -593,3 +595,26 @@ async def test_a_body_goes_in_large_chunks_whatever_bytes_it_has(
     async with opened(moto_server.endpoint_url) as client:
         await upload(client, fd, "bucket", "newlines")
     assert sizes[:3] == [1 << 18] * 3
+
+
+async def test_a_body_that_stalls_is_sent_again_and_each_chunk_has_as_long_as_a_reply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A slow link, which several parts share, takes seconds for a chunk."""
+    send, timeouts = httpx2.AsyncHTTPTransport.handle_async_request, []
+
+    async def stall_first(transport: httpx2.AsyncHTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        timeouts.append(request.extensions["timeout"])
+        if len(timeouts) == 1:
+            raise httpx2.WriteTimeout("")
+        return await send(transport, request)
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", stall_first)
+    counters = Counters()
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
+        async with AsyncExitStack() as exits:
+            writer = module.ObjectWriter(session, exits, "bucket", "key", "us-east-1", retries=Retries(counters))
+            await writer.put(b"data")
+    assert counters.get("fastfuse_retries", "broken") == 1
+    assert [timeout["write"] for timeout in timeouts] == [stall_timeout_s(session.config)] * 2
