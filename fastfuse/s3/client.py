@@ -370,10 +370,14 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, self._routes.correct(route, failure.region)
+        date = head.headers.get("date", "")
         if failure.kind is Kind.SKEWED:
-            return failure, self.session.clock.correct(head.headers.get("date", ""))
-        # A HEAD answered 403 does not tell a denied object from revoked keys.
-        kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
+            return failure, self.session.clock.correct(date)
+        # A HEAD answered 403 does not tell a denied object from a wrong time or revoked keys.
+        is_denied = not has_body and failure.kind is Kind.DENIED
+        if is_denied and self.session.clock.correct(date, is_denied=True):
+            return failure, True
+        kind = Kind.BAD_KEYS if is_denied else failure.kind
         is_mended, trouble = await self.session.replace_refused(credentials, kind)
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 

@@ -68,8 +68,13 @@ class Clients:
 
     async def mends(self, error: Exception, kind: Kind, credentials: Credentials | None) -> bool:
         """Return whether the reason for an `error` of this `kind` is removed now, by other credentials or the time."""
-        if kind is Kind.SKEWED and isinstance(error, ClientError):
-            return self._session.clock.correct(error.response["ResponseMetadata"]["HTTPHeaders"].get("date", ""))
+        if isinstance(error, ClientError):
+            clock, is_head = self._session.clock, error.operation_name == "HeadObject"
+            date = error.response["ResponseMetadata"]["HTTPHeaders"].get("date", "")
+            if kind is Kind.SKEWED:
+                return clock.correct(date)
+            if kind is Kind.DENIED and is_head and clock.correct(date, is_denied=True):
+                return True
         return (await self._session.replace_refused(credentials, kind))[0]
 
     async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_Client`

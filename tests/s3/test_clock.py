@@ -4,6 +4,7 @@ import hashlib
 import logging
 import time
 from contextlib import AsyncExitStack, aclosing
+from email.utils import formatdate
 
 import pytest
 
@@ -11,6 +12,7 @@ from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.upload import ObjectWriter
 from tests.s3.places import client_of
@@ -45,6 +47,25 @@ async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_read(
     wrong, right = told
     assert f" {'ahead of' if step_s > 0 else 'behind'} the service's" in wrong
     assert "right again" in right
+
+
+async def test_a_head_that_a_wrong_clock_has_denied_is_made_again_and_any_other_is_not() -> None:
+    settings = ServerConfig(writes="unconditional", clock_s=time.time, most_skew_s=900.0)
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, settings) as server:
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1")
+        for is_read in (True, False):
+            session = S3Session(config)
+            session.clock = ServiceClock(lambda: time.time() + HOUR_S)
+            async with AsyncExitStack() as exits:
+                if is_read:
+                    reader = await exits.enter_async_context(aclosing(S3Client(session)))
+                    assert (await reader.head("bucket", "key")).size_bytes == 4
+                else:
+                    state = await ObjectWriter(session, exits, "bucket", "key", "us-east-1").state()
+                    assert state is not None
+    assert [request.status for request in server.requests] == 2 * [403, 200]
+    clock = ServiceClock()
+    assert not clock.correct(formatdate(time.time(), usegmt=True), is_denied=True)
 
 
 @pytest.mark.parametrize("step_s", [HOUR_S, -24 * HOUR_S])
