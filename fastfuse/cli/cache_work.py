@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +154,7 @@ def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:
 
 def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
     """Return the error that says what is not kept, and why."""
-    reasons = [f"{uri}: {why}" for uri, why in state.failures[:_MAX_NAMED]]
+    reasons = [f"{uri}: {why}" for uri, why in islice(state.failures.items(), _MAX_NAMED)]
     if len(state.failures) > _MAX_NAMED:
         reasons.append(f"{len(state.failures) - _MAX_NAMED:,} more failed")
     if state.has_no_room:

@@ -77,7 +77,7 @@ async def test_a_second_run_fetches_only_what_is_missing(tmp_path: Path) -> None
     state = await warmed(store, settings, every)
     assert (store.fetched_bytes, state.fetched_bytes, state.there_bytes) == (39_100, 39_100, 9 * MIB)
     state = await warmed(store, settings, every)
-    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, [])
+    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, {})
 
 
 async def test_check_reads_what_is_kept_and_fetches_again_what_is_damaged(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Pa
     without_etag = replace(without_etag, etag="")
     gone = replace(gone, etag='"another"')
     state = await warmed(store, settings, [gone, without_etag, good])
-    assert {uri for uri, _ in state.failures} == {gone.uri, without_etag.uri}
+    assert set(state.failures) == {gone.uri, without_etag.uri}
     assert (state.missing_bytes, state.fetched_bytes) == (2000, 1000)
     with pytest.raises(ObjectChangedError):
         await store.get(gone, 0, 1)
@@ -108,8 +108,17 @@ async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Pa
 async def test_objects_without_an_etag_end_it_as_others_that_cannot_be_kept_do(tmp_path: Path) -> None:
     store, settings = store_of(1000), settings_of(tmp_path / "cache")
     (ref,) = refs_in(store, [0])
-    state = await warmed(store, settings, [*[replace(ref, etag="")] * 300, ref])
+    state = await warmed(store, settings, [*(replace(ref, key=f"{n}", etag="") for n in range(300)), ref])
     assert (len(state.failures), store.fetched) == (100, [])
+
+
+async def test_a_large_object_that_cannot_be_read_is_one_failure_and_does_not_end_it(tmp_path: Path) -> None:
+    store, settings = store_of(1000, 1000), settings_of(tmp_path / "cache")
+    gone, good = refs_in(store, range(2))
+    gone = replace(gone, etag='"another"', size_bytes=2000 * MIB)
+    state = await warmed(store, settings, [gone, good])
+    assert (list(state.failures), state.fetched_bytes, state.has_no_room) == ([gone.uri], 1000, False)
+    assert len(store.fetched) <= 4
 
 
 async def test_an_error_of_the_disk_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
