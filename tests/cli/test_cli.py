@@ -564,7 +564,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
     def test_an_error_that_nobody_can_see_has_its_exit_code_all_the_same(self, closed: str) -> None:
-        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "nonsense"]
+        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "no_region"]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
         assert done.returncode == 2
 
@@ -572,9 +572,9 @@ class TestProcess:
         ("words", "exit_code", "stderr_kind"),
         [
             ("version", 0, "full device"),  # it warns of the variable
-            ("mount s3://b --region nonsense", 2, "pipe without a reader"),
-            ("mount s3://b --region nonsense", 2, "terminal that hung up"),
-            ("mount s3://b --region nonsense", 2, "terminal that nobody reads"),
+            ("mount s3://b --region no_region", 2, "pipe without a reader"),
+            ("mount s3://b --region no_region", 2, "terminal that hung up"),
+            ("mount s3://b --region no_region", 2, "terminal that nobody reads"),
             ("run --channel a={place}/data --base-dir {place}/ml -- true", 0, "full device"),
             ("run --channel a={place}/data --base-dir {place}/ml -- ls /nonexistent", 2, "terminal that hung up"),
         ],
