@@ -287,12 +287,15 @@ OWN = {"region": True, "endpoint_url": True, "uid": True, "allow_other": False, 
         ("-o rw,dev,suid,_netdev,nofail,user=jo,x-systemd.automount,x-gvfs-show,comment=x,relatime a", "a"),
         ("-o strict,", "--strict"),
         ("-ostrict", "--strict"),
+        ("--mount-option uid=7,nodev --mount-option=strict,ro", "--uid=7 -o nodev --strict"),
+        ("--mount-options strict --mount-option= a", "--mount-options strict a"),
         ("-o ,,strict", "--strict"),
         # A comma inside a value is escaped with a backslash.
         (r"-o context=u:c0\,c1,strict", "-o context=u:c0,c1 --strict"),
         ("-o strict -- -o wat", "--strict -- -o wat"),
         # The parser complains about a lone -o.
         ("a -o", "a -o"),
+        ("a --mount-option", "a --mount-option"),
     ],
 )
 def test_options_are_expanded_in_place(words: str, expanded: str) -> None:
