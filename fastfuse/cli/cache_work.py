@@ -129,17 +129,34 @@ def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: boo
 
 
 def _rows_of(hints: Path, table: InodeTable, name: str) -> list[int]:
-    """Return the rows of the files that a list names, relative to the source or below the mountpoint."""
+    """Return the rows of the files that a list names, relative to the source or below the mountpoint.
+
+    Raises:
+        ConfigurationError: the list cannot be read, or nothing in it is a file of `table`.
+    """
+    rows, unknown = dict[int, None](), list[bytes]()
     try:
         with hints.open("rb") as listing:
-            paths = [path.removeprefix(os.fsencode(name) + b"/") for path in paths_in(listing, b"\n")]
+            for path in paths_in(listing, b"\n"):
+                inode = table.find(_segments_of(path.removeprefix(os.fsencode(name) + b"/")))
+                if inode is None or table.is_directory(inode):
+                    unknown.append(path)
+                else:
+                    rows[table.row(inode)] = None
     except OSError as error:
         raise ConfigurationError(f"--hints {hints} cannot be read: {error.strerror}", hint="name a list") from error
-    found = [(path, table.find(path)) for path in paths]
-    unknown = [path for path, inode in found if inode is None]
     if unknown:
-        _log.warning("%s paths of %s are not in %s, such as %r", f"{len(unknown):,}", hints, name, unknown[0])
-    return [table.row(inode) for inode in dict.fromkeys(inode for _, inode in found) if inode is not None]
+        told = f"{len(unknown):,} paths of {hints} are no files of {name}, such as {os.fsdecode(unknown[0])!r}"
+        if not rows:
+            raise ConfigurationError(told, hint="name files by their paths below it, one a line")
+        _log.warning("%s", told)
+    return list(rows)
+
+
+def _segments_of(path: bytes) -> bytes:
+    """Return `path` without what the kernel passes over in it, as in ``./a//b``, and as mounts do with hints."""
+    *folders, name = path.split(b"/")
+    return b"/".join([*(folder for folder in folders if folder not in (b"", b".")), name])
 
 
 def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:

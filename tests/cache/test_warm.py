@@ -22,8 +22,9 @@ from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import Filling
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import Warming, WarmState
-from fastfuse.cli.cache_work import _incomplete
-from fastfuse.errors import ObjectChangedError
+from fastfuse.cli.cache_work import _incomplete, _rows_of
+from fastfuse.errors import ConfigurationError, ObjectChangedError
+from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.objects import ObjectRef
 from tests.cache.node import MIB, CountingStore, content, settings_of, tier
 from tests.mounting import access, mounted, run_fastfuse
@@ -254,6 +255,24 @@ async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(t
     assert store.fetched[-1] == ("01", 0, 10)
 
 
+def test_a_list_of_hints_names_files_as_a_mount_takes_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a", b"d/b", b"d/e/c"], [1] * 3, [1] * 3, [""] * 3, ["STANDARD"] * 3)
+    table, hints = builder.build()[0], tmp_path / "hints"
+    hints.write_text("./d//e/./c\na\n/mnt/d/b\n./a\n")
+    assert [ref.key for ref in table.refs(_rows_of(hints, table, "/mnt"))] == ["d/e/c", "a", "d/b"]
+    assert not caplog.records
+    hints.write_text("a\nd\nd/b/\nabsent\n.\n")
+    assert [ref.key for ref in table.refs(_rows_of(hints, table, "/mnt"))] == ["a"]
+    assert caplog.messages == [f"4 paths of {hints} are no files of /mnt, such as 'd'"]
+    for text in ("d\n", "../a\n"):
+        hints.write_text(text)
+        with pytest.raises(ConfigurationError, match="are no files of /mnt"):
+            _rows_of(hints, table, "/mnt")
+    hints.write_text("")
+    assert _rows_of(hints, table, "/mnt") == []
+
+
 DATA = {f"d/{n}": random.Random(n).randbytes(2 * MIB if n < 3 else 39_000) for n in range(20)}
 
 
@@ -273,10 +292,13 @@ def test_commands(tmp_path: Path) -> None:
         assert before == 1
 
         hints = tmp_path / "hints"
-        hints.write_text("19\n18\nnone\n")
+        hints.write_text("none\n19\n./18\n")
         some = run_fastfuse(*warm, "--hints", str(hints))
         assert (some.returncode, server.count("GetObject") - before) == (0, 2)
-        assert "1 paths" in some.stderr
+        assert "1 paths of" in some.stderr
+        hints.write_text("none\n")
+        none = run_fastfuse(*warm, "--hints", str(hints))
+        assert (none.returncode, "are no files of s3://bucket/d/, such as 'none'" in none.stderr) == (2, True)
         exit_code, output = finished_on_terminal(*warm, columns=200, settings={"TERM": "dumb"})
         assert (exit_code, "\x1b" in output) == (0, False)
         assert server.count("GetObject") == len(DATA)
