@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -341,6 +342,28 @@ class TestRefusals:
             "fastfuse: warning: the environment has FASTFUSE_OF_MY_OWN, which fastfuse does not read",
             "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
+
+    def test_a_job_is_told_of_variables_that_only_other_commands_read(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_KEYS_FROM", "/keys")
+        monkeypatch.setenv("FASTFUSE_REGION", "eu-west-1")
+        warning = "fastfuse: warning: the environment has FASTFUSE_KEYS_FROM, which fastfuse run does not read"
+        assert main(["run", "--channel", "a=s3://b/", "--explain"]) == 0
+        assert capsys.readouterr().err.splitlines() == [warning, "hint: other commands do; unset it for this one"]
+        assert main(["version"]) == 0
+        assert not capsys.readouterr().err
+
+    def test_an_age_is_for_the_channels_of_a_job_that_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = Mock(return_value=0)
+        monkeypatch.setattr("fastfuse.sagemaker.running.run.run", run)
+        words = ["run", "--index-max-age", "12h", "--channel", "a=s3://b/", "--index", "a=/x.index"]
+        more = ["--channel", "b=s3://b/", "--channel", "c=s3://b/", "--inventory", "c=s3://b/manifest.json"]
+        assert main([*words, *more, "--channel", "d=s3://b/", "--index", "d=s3://b/d.index"]) == 0
+        assert {name: origin.max_age_s for name, origin in run.call_args.args[0].origins.items()} == {
+            "a": 0, "b": 43_200, "c": 0, "d": 43_200
+        }  # fmt: skip
+        assert main(words) == 2
 
     @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count", "--version"])
     def test_a_variable_that_is_called_as_an_option_without_one_is_told_with_the_option(
