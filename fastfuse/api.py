@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from fastfuse.cli.startup import environment_without
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
-from fastfuse.filesystem.mounting.mountpoint import is_mounted
+from fastfuse.filesystem.mounting.mountpoint import bdi_number, is_mounted, unmount
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 
 Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] | None
@@ -36,6 +36,8 @@ class Mount:
         self.source = source
         self.path = path
         self._device = device
+        # A later mount may get the device, and never this number.
+        self._bdi_number = bdi_number(device)
         self._is_temporary = is_temporary
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
@@ -66,14 +68,25 @@ class Mount:
         """
         if not self._is_mounted or os.getpid() != self._owner_pid:
             return
-        done = _run("unmount", "--lazy", str(self.path))
-        if is_mounted(self.path, self._device):
-            raise _error_of(done)
+        # A program that ignores SIGCHLD is given no exit code of fusermount3.
+        failure = MountError(f"{self.path} is still mounted", hint=f"fusermount3 -u -z {self.path} may say why")
+        try:
+            if self._is_there():
+                # In this process, because fastfuse's own files may be gone by the end of a program.
+                unmount(self.path, lazy=True, device=self._device)
+        except MountError as error:
+            failure = error
+        if self._is_there():
+            raise failure
         self._is_mounted = False
         atexit.unregister(self.unmount)
         if self._is_temporary:
             with suppress(OSError):  # somebody else may have put something there
                 self.path.rmdir()
+
+    def _is_there(self) -> bool:
+        """Return whether this mount is at its path, even if another one covers it."""
+        return is_mounted(self.path, self._device) and bdi_number(self._device) == self._bdi_number
 
 
 def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Option) -> Mount:

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,10 +20,12 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastfuse import __version__
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import MountError
 from fastfuse.filesystem.figures import scrapes
 from fastfuse.filesystem.figures.scrapes import bind_metrics, health, serve_metrics
+from fastfuse.filesystem.figures.status import delivered, show_trouble
 from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import (
     BUILD_INFO,
     HISTOGRAMS,
@@ -178,6 +181,17 @@ def test_a_job_is_well_if_its_channels_are() -> None:
     assert health(channels) == "test: reads fail: S3 delivers nothing"
 
 
+def test_a_channel_whose_requests_are_tried_in_vain_is_ill_and_well_once_one_succeeds() -> None:
+    train = Counters()
+    failing = FailingReads(delivered(train), {})
+    trouble = {"since": time.time() - 60, "failures": {"503 SlowDown": 9}, "requests": 3}
+    assert show_trouble(train, failing, trouble, {}, 0.0)
+    assert health({"train": train}) == "train: reads fail: S3 delivers nothing"
+    train.count("fastfuse_fetch_requests", 1, "ok")
+    assert not show_trouble(train, failing, trouble, {}, 1.0)
+    assert (health({"train": train}), train.get("fastfuse_in_trouble")) == ("", 1)
+
+
 def test_numbers_do_not_overlap(counters: Counters) -> None:
     names = [(metric.name, value) for metric in METRICS for value in metric.values]
     numbers = {name: number for number, name in enumerate(names)}
@@ -198,13 +212,13 @@ def test_what_is_not_declared_is_not_counted(counters: Counters, name: str, valu
 def test_an_address_that_is_taken_is_refused() -> None:
     with bind_metrics("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already"):
+        with pytest.raises(MountError, match=f"cannot listen on 127.0.0.1:{port} for metrics: Address already"):
             bind_metrics("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid", "::ffff:192.0.2.1"])
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot listen on {host}:9567") as caught:
+    with pytest.raises(MountError, match=f"cannot listen on {host}:9567") as caught:
         bind_metrics(host, 9567)
     assert caught.value.hint == "see --metrics-listen"
 

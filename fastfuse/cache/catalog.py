@@ -74,10 +74,11 @@ class Segment(NamedTuple):
 def connect(path: str) -> sqlite3.Connection:
     """Open the index at `path`, for any thread, in transactions that the caller begins.
 
-    Raise `sqlite3.Error` if it cannot be opened, or is none.
+    Raise `sqlite3.Error` if it cannot be opened, is none, or is of another version.
     """
     connection = sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None, check_same_thread=False)
     try:
+        _check_format(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         # Survives any death of a process, and a power failure but for the last seconds.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -88,15 +89,23 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def create(path: str) -> int:
-    """Make an empty file at `path` an index; return the format of what is there then, 0 if it is no index of ours.
+def create(path: str) -> bool:
+    """Make an empty file at `path` an index; return False if it is a database, and no index of ours.
 
-    Raise `sqlite3.Error` if it cannot be opened, or is damaged.
+    Raise `sqlite3.Error` if it cannot be opened, is damaged, or is of another version.
     """
     with closing(sqlite3.connect(path, timeout=_WRITER_WAITS_S, isolation_level=None)) as connection:
         create_in(connection)
-        is_ours = connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-        return int(connection.execute("PRAGMA user_version").fetchone()[0]) if is_ours else 0
+        if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
+            return False
+        _check_format(connection)
+        return True
+
+
+def _check_format(connection: sqlite3.Connection) -> None:
+    found = connection.execute("PRAGMA user_version").fetchone()[0]
+    if found != FORMAT:
+        raise sqlite3.DatabaseError(f"another version of fastfuse made it, in format {found} and not {FORMAT}")
 
 
 def create_in(connection: sqlite3.Connection) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from fastfuse.cache.catalog import FORMAT, Index, connect, create
+from fastfuse.cache.catalog import Index, connect, create
 from fastfuse.cache.segments import give_to_owner
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.shared import add
@@ -49,6 +49,12 @@ class OpenCache:
             return False
         return os.path.samestat(there, os.fstat(self.claims_fd))
 
+    def touch(self) -> None:
+        """Give every file but the segments the time of now, so that an idle tier below /tmp is not cleaned away."""
+        for name in _OURS:
+            with suppress(OSError):
+                os.utime(name, dir_fd=self.directory_fd, follow_symlinks=False)
+
     def index_bytes(self) -> int:
         """Return the size of the index."""
         size_bytes = 0
@@ -69,7 +75,8 @@ class OpenCache:
 def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
     """Make the directory, and an empty index in it, for processes of the user `owner_uid`, if there are `settings`.
 
-    An index that is damaged, and that no process uses, is cleared. What is wrong with the disk is only logged.
+    An index that is damaged or of another version is cleared if no process uses it. What else is wrong with it, or with
+    the disk, is only logged.
 
     Raises:
         ConfigurationError: it is not a directory that this user's processes may trust and use.
@@ -96,15 +103,17 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         os.close(directory_fd)
 
 
-def open_cache(settings: CacheSettings) -> OpenCache:
-    """Open the directory that was prepared, as a process does before it gives up its rights.
+def open_cache(settings: CacheSettings, owner_uid: int) -> OpenCache:
+    """Open the directory that was prepared for `owner_uid`, as a process does before it gives up its rights.
 
     Raises:
+        ConfigurationError: another directory is there now, which this user's processes may not trust.
         OSError, sqlite3.Error: it cannot be used now.
     """
     with ExitStack() as opened:
         directory_fd = os.open(settings.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         opened.callback(os.close, directory_fd)
+        _check(settings.directory, directory_fd, owner_uid)
         claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, claims_fd)
         # Whoever clears a damaged index takes it alone for a moment.
@@ -119,13 +128,13 @@ def open_cache(settings: CacheSettings) -> OpenCache:
         return OpenCache(settings, directory_fd, claims_fd, filter_fd, reading, writing)
 
 
-def open_or_none(settings: CacheSettings | None) -> OpenCache | None:
+def open_or_none(settings: CacheSettings | None, owner_uid: int) -> OpenCache | None:
     """Return the open cache; None if there is none, or, with a line in the log, if it cannot be used."""
     if settings is None:
         return None
     try:
-        return open_cache(settings)
-    except (OSError, sqlite3.Error) as error:
+        return open_cache(settings, owner_uid)
+    except (ConfigurationError, OSError, sqlite3.Error) as error:
         _log.warning("the cache %s cannot be used; reads come from S3: %s", settings.directory, error)
         return None
 
@@ -161,16 +170,15 @@ def _make_index(path: Path, directory_fd: int) -> None:
     for name in (_CLAIMS, _INDEX):
         os.close(_make(name, directory_fd))
     try:
-        found = create(_index_path(directory_fd))
+        is_ours = create(_index_path(directory_fd))
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
         _clear(path, directory_fd, error)
-        found = create(_index_path(directory_fd))
-    if found != FORMAT:
+        is_ours = create(_index_path(directory_fd))
+    if not is_ours:
         raise ConfigurationError(
-            f"--cache {str(path)!r} was made by another version of fastfuse (format {found}, this one has {FORMAT})",
-            hint="remove the directory, or name another one",
+            f"--cache {str(path)!r} holds an {_INDEX!r} that is not of a cache", hint="name an empty directory"
         )
 
 
@@ -206,11 +214,14 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
 
 
 def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
-    """Begin the index anew; raise `BlockingIOError` if another process uses the directory."""
+    """Begin the index anew; raise `why` if another process uses the directory."""
     fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _log.warning("the index of the cache %s is damaged (%s); the cache begins anew", path, why)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise why from None
+        _log.warning("the index of the cache %s cannot be used (%s); the cache begins anew", path, why)
         for name in sorted(_OURS - {_CLAIMS}):  # the index first
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory_fd)

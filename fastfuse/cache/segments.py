@@ -254,9 +254,9 @@ def give_to_owner(fd: int, directory_fd: int) -> None:
     there = os.fstat(directory_fd)
     if os.fstat(fd).st_uid != os.geteuid():
         return
+    os.fchmod(fd, there.st_mode & 0o660)  # while the file is this user's: later it takes CAP_FOWNER
     if os.geteuid() == 0:
         os.fchown(fd, there.st_uid, there.st_gid)
-    os.fchmod(fd, there.st_mode & 0o660)
 
 
 def _try_lock(fd: int) -> bool:

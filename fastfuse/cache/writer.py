@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from fastfuse.cache.catalog import Extent, Index, Segment, is_full
@@ -29,6 +30,8 @@ _BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
 # Small files gather for as long as a GET takes: a transaction and a write cost more than adding a file to them.
 _GATHER_BYTES, _GATHER_S = 1 << 20, 0.02
 _TICK_S = 1.0
+# systemd-tmpfiles removes what is older than 10 days from /tmp.
+_TOUCH_EVERY_S = 3600.0
 # After an error: a disk that is full or failing is not asked for every range.
 _PAUSE_S = 5.0
 # Another process may begin with a segment before the one that has added it.
@@ -109,6 +112,7 @@ class Writer:
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
+        self._touched_s = -inf
         # Taken from the queue, and still claimed.
         self._taken: list[Range] = []
         # The directory was removed or replaced, or the thread has ended, or never begun; and only the last two.
@@ -400,6 +404,9 @@ class Writer:
                 self.end_reason = f"the cache {self._cache.settings.directory} was removed"
                 self._tell("directory", f"{self.end_reason}; reads come from S3")
             return
+        if time.monotonic() - self._touched_s >= _TOUCH_EVERY_S:
+            self._touched_s = time.monotonic()
+            self._cache.touch()
         try:
             if self._hits or self._asked_bytes > self._committed_bytes:
                 self._commit([], {})

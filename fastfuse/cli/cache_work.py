@@ -100,7 +100,7 @@ def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: boo
     read_files(session)
     prepare(plan.cache, worker_uid())
     with upkeep.disk_errors(plan.cache):
-        directory = open_cache(plan.cache)
+        directory = open_cache(plan.cache, worker_uid())
     load_progress()
     # The process reads what S3 sends from here on, without rights, as a worker does.
     give_up_rights(session, lambda: None)
@@ -261,7 +261,7 @@ def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, in
 
     def make() -> dict[str, int]:
         with upkeep.disk_errors(settings):
-            cache = open_cache(settings)
+            cache = open_cache(settings, worker_uid())
         become_nobody()
         with upkeep.disk_errors(settings):
             return work(cache)

@@ -18,7 +18,6 @@ from fastfuse.cli.options import (
     MEMORY_PANEL,
     VIEW_PANEL,
     Gid,
-    Io,
     MetricsListen,
     PartSize,
     Uid,
@@ -179,7 +178,6 @@ def mount_settings(
         "at once, the first ones before anybody opens them, and of small ones in an order that nobody has announced "
         "those are fetched that nobody has opened yet, within the memory. Whoever reads only a few small files has "
         "caused up to four times as many GETs, and of large ones up to 256 MiB for nothing.")] = False,
-    io: Io = None,
     origin: IndexOrigin,
     cache: CacheSettings | None,
     connection: ConnectionConfig,

@@ -6,11 +6,13 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from inspect import signature
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
 import typer
 
+from fastfuse.cli.config import mount_settings, parse_part_size
 from fastfuse.cli.messages import say, warn
 from fastfuse.cli.options import option
 from fastfuse.deploy.cluster_manifest import Kind, manifest, shipped
@@ -22,6 +24,19 @@ from fastfuse.version import VERSION
 
 # docs/MEASUREMENTS.md, "Listing, names and their memory": 56 bytes an object in the table, and 135 while it is listed.
 _OBJECT_BYTES: Final = 56 + 135
+# For the processes beside the worker: all together had 121 MiB (docs/MEASUREMENTS.md, "The image").
+_OTHER_PROCESSES_BYTES: Final = 128 << 20
+
+# Options of the mount that are checked against this machine; `_check_mount` asks for sizes itself.
+_OF_THE_POD: Final = {
+    "ca_bundle",
+    "sse_c_key_file",
+    "cache",
+    "cache_size",
+    "cache_min_free",
+    "memory_target",
+    "part_size",
+}
 
 
 class Product(StrEnum):
@@ -79,14 +94,14 @@ def deploy(
     if source is None:
         raise ConfigurationError("kubernetes takes an S3_URI", hint="write it as s3://BUCKET/PREFIX")
     kind = _kind({Kind.SIDECAR: sidecar, Kind.JOB: job, Kind.DAEMONSET: daemonset}, training_image, command, hosts)
-    uri, options = S3Uri.given(source), [] if mount_option is None else [f"-o{mount_option}"]
-    _check_mount(context, str(uri), options)
+    uri = S3Uri.given(source)
     target_bytes = parse_size(memory_target, "--memory-target")
     if target_bytes < MINIMUM_MEMORY_BYTES:
         raise ConfigurationError(
             f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
         )
-    table_bytes = objects * _OBJECT_BYTES
+    _check_mount(context, str(uri), memory_target, mount_option, shard=f"1/{hosts}" if kind is Kind.JOB else None)
+    table_bytes, limit_bytes = objects * _OBJECT_BYTES, most_worker_bytes(target_bytes) + _OTHER_PROCESSES_BYTES
     names = {"--name": name, "--service-account": service_account, "--secret": secret}
     made = manifest(
         kind,
@@ -95,7 +110,7 @@ def deploy(
         names=names,
         images={"--image": image, "--training-image": training_image},
         memory_target=memory_target,
-        memory_bytes=(target_bytes + EXCESS_MEMORY_BYTES + table_bytes, most_worker_bytes(target_bytes) + table_bytes),
+        memory_bytes=(target_bytes + EXCESS_MEMORY_BYTES + table_bytes, limit_bytes + table_bytes),
         mount_options=mount_option,
         training_command=command or (),
         hosts=hosts,
@@ -121,10 +136,35 @@ def _kind(asked: Mapping[Kind, bool], training_image: str | None, command: Seque
     return kind
 
 
-def _check_mount(context: typer.Context, source: str, options: list[str]) -> None:
-    """Parse the mount's command line now: a pod would say what is wrong with it where nobody looks."""
+def _check_mount(
+    context: typer.Context, source: str, memory_target: str, mount_option: str | None, *, shard: str | None
+) -> None:
+    """Check the mount's command line now: a pod would say what is wrong with it where nobody looks.
+
+    Files, and how much memory there is, are not looked at: they are the pod's.
+
+    Raises:
+        ConfigurationError: the pod's mount would refuse an option, or an option takes the place of one that it needs.
+    """
+    own = {"fuse_socket": "/run/fastfuse/socket", "metrics_listen": "9567", "memory_target": memory_target}
+    words = [source, *(f"--{name.replace('_', '-')}={value}" for name, value in own.items()), "--no-index-cache"]
+    words += [] if shard is None else [f"--shard={shard}"]
+    words += [] if mount_option is None else [f"-o{mount_option}"]
     mount: Any = context.find_root().command.commands["mount"]  # type: ignore[attr-defined]
-    mount.make_context("mount", [source, *options])
+    parsed = mount.make_context("mount", words)
+    # The environment is that of this shell.
+    given = {
+        name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name).name == "COMMANDLINE"
+    }
+    replaced = [name for name, value in own.items() if str(given[name]) != value]
+    if replaced or "background" in given:
+        name = (*replaced, "daemon")[0].replace("_", "-")
+        raise ConfigurationError(
+            f"-o {name} does not go with what the manifest has", hint="leave it out; --memory-target has its own option"
+        )
+    known = signature(mount_settings).parameters.keys() - _OF_THE_POD
+    mount_settings(**{name: value for name, value in given.items() if name in known})
+    parse_part_size(given.get("part_size", "8MiB"), parse_size(memory_target, "--memory-target"))
 
 
 def _is_given(context: typer.Context, parameter: Any) -> bool:  # noqa: ANN401 -- typer keeps the type to itself

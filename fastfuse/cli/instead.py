@@ -15,6 +15,7 @@ _CACHE: Final = "--cache DIR keeps what was fetched on a local disk, up to --cac
 _READAHEAD: Final = "leave it out: readahead grows as files are read, within --memory-target"
 _MODES: Final = "--umask takes permissions from 0444 of files and 0555 of directories"
 _EMPTY: Final = "mount on an empty directory"
+_PAGE_CACHE: Final = "leave it out: files are read through the page cache, and past it they are read no faster"
 # fmt: off
 INSTEAD: Final[Mapping[str, str]] = {
     "prefix": _SOURCE, "only-dir": _SOURCE,
@@ -29,6 +30,9 @@ INSTEAD: Final[Mapping[str, str]] = {
     "max-read-ahead": _READAHEAD,
     "file-mode": _MODES, "dir-mode": _MODES, "file-perms": _MODES, "dir-perms": _MODES, "mp-umask": _MODES,
     "nonempty": _EMPTY, "allow-non-empty": _EMPTY,
+    "direct-io": _PAGE_CACHE,
+    # Of fastfuse itself, before its first release.
+    "io": _PAGE_CACHE,
     "allow-root": "--allow-other lets every user in, root too",
     "debug": "--verbose logs in detail", "log-severity": "--verbose logs in detail",
     "url": "write endpoint_url=URL", "use-path-request-style": "write force_path_style",

@@ -60,20 +60,6 @@ def setting(usage: str, panel: str | None, text: str, **more: Any) -> Any:  # no
     return option(usage, text, rich_help_panel=panel, **{"envvar": variable} | more)
 
 
-def _check_io(value: str | None) -> None:
-    """Refuse what earlier versions took; `auto` and `cached` name what every mount does.
-
-    Raises:
-        ConfigurationError: no mount reads files in this way.
-    """
-    if value not in (None, "auto", "cached"):
-        raise ConfigurationError(
-            f"--io {value} is not offered: once the kernel's readahead is raised, reads past the page cache are no "
-            "faster, and every epoch would fetch the files again",
-            hint="leave --io out; where the log says that the readahead is 128 KiB, raise it",
-        )
-
-
 def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Give a command the options of each group, and call it with one argument per group: the group's result.
 
@@ -105,7 +91,6 @@ def takes(**groups: Callable[..., object]) -> Callable[[Callable[..., T]], Calla
 Source = Annotated[str, typer.Argument(metavar="S3_URI", envvar="FASTFUSE_SOURCE",
     help="s3://BUCKET/PREFIX, as it will be mounted.")]
 PartSize = Annotated[str, setting("--part-size SIZE", MEMORY_PANEL, "The most bytes of one request, 1MiB to 64MiB.")]
-Io = Annotated[str | None, setting("--io MODE", None, "", hidden=True, callback=_check_io)]
 MetricsListen = Annotated[str | None, setting("--metrics-listen [HOST:]PORT", None,
     "Serve Prometheus metrics over HTTP. On 127.0.0.1 unless HOST says otherwise; port 0 takes a free one "
     "and logs it.")]

@@ -1,6 +1,7 @@
 """Defines the options of ``fastfuse run`` and runs it."""
 
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from fastfuse.log import LogConfig
 from fastfuse.s3.base import ConnectionConfig
 
 if TYPE_CHECKING:
-    from fastfuse.sagemaker.description.channel import TrainingJob
+    from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 
 _JOB = "Job"
 
@@ -83,7 +84,6 @@ def run(
         "Memory for data of all channels, which divide it: 2GiB, or 25% of the RAM or of the control group's limit, "
         "whichever is less. At least 128MiB for each channel; left out, a quarter, but at most 4GiB.")] = None,
     part_size: options.PartSize = "8MiB",
-    io: options.Io = None,
     index: Annotated[list[str] | None, setting("--index [CHANNEL=]FILE|S3_URI", INDEX_PANEL,
         "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
         "several.")] = None,
@@ -126,7 +126,7 @@ def run(
         messages.say("\n".join(map(str, asked.fields)))
         return 0
     described = located(asked, file_system or ())
-    cluster = find_cluster(described, os.environ, host=host)
+    cluster = find_cluster(described, os.environ, host, machine=socket.gethostname())
     channels = [item for item in described.channels if cluster.gets(item)]
     shares = divide_memory(job_memory_bytes(memory_target, minimum_job_bytes(channels)), channels)
     # Those of other hosts' groups, too: every host may be started with the same options.
@@ -151,6 +151,7 @@ def run(
             strict=strict,
             allow_empty=allow_empty,
             source_type=item.source_kind,
+            shard=_shard(item, cluster),
         )
         for item in channels
     }
@@ -184,6 +185,12 @@ def run(
         raise ConfigurationError("--share is given without a command", hint="give the command after --")
     log.configure(logs)
     return run_job(settings)
+
+
+def _shard(channel: "Channel", cluster: "Cluster") -> str | None:
+    """Return which shard of the channel this host lists, as ``--shard`` has it; None: it lists all of it."""
+    shard = None if channel.is_dealt_anew else cluster.shard(channel)
+    return None if shard is None else f"{shard.index + 1}/{shard.count}"
 
 
 def _described(file: Path | None, channels: Sequence[str]) -> "TrainingJob":

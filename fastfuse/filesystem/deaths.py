@@ -57,7 +57,7 @@ class Deaths:
             has_retired=worker.exit_code == 0,
         )
         _log.warning("%s; starting another", self._what_happened(session))
-        if poisoned := self._in_hand.worker_died(was_killed=worker.was_killed):
+        if poisoned := self._in_hand.worker_died(session.requests, was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         if not worker.was_killed and (left := len(self._order.inodes())):
             self._order.note(())

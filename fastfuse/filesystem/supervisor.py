@@ -189,13 +189,14 @@ class Supervisor:
             _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
 
     def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
-        """Fork a child that closes our sockets but `kept`: a copy would keep clients from seeing their end."""
+        """Fork a child that closes our sockets but one, `kept`: a copy would keep clients from seeing their end."""
 
         def without_sockets() -> None:
             if self._control is not None:
                 self._control.close()
+            # That of hints is how the next mount knows a child that outlives us.
             for ours in (self._worker.tables, self._hints, self._keys.end, self._endpoint.listener):
-                if ours is not None and ours is not kept:
+                if ours is not None and ours is not (kept or self._hints):
                     ours.close()
             self._refresher.close_connections()
             self._place.close()
@@ -252,7 +253,7 @@ class Supervisor:
             run_worker(task)
 
         with keys:
-            self._worker.start(lambda *ends: self._fork(partial(work, *ends), kept=self._hints))
+            self._worker.start(lambda *ends: self._fork(partial(work, *ends)))
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
@@ -422,10 +423,9 @@ class Supervisor:
         is_held = self._refresher.is_sending or self._worker.may_survive
         self._refresher.close()
         self._keys.close()
-        if self._control is not None:
-            self._control.close()
-        if self._hints is not None:
-            self._hints.close()
+        for ours in (self._control, self._hints):
+            if ours is not None:
+                ours.close()
         self._control = self._hints = None
         if self._session is not None:
             session, self._session = self._session, None

@@ -149,7 +149,10 @@ class _Making:
         trio.run(load_writer, self.session)
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}
-        shared = SharedIndex(place, self.source, self.session, views, origin.max_age_s, self.counters)
+        shared = SharedIndex(
+            *(place, self.source, self.session, views, origin.max_age_s, self.counters),
+            is_sharded=origin.shard is not None,
+        )
         snapshot, requests = shared.open(self.fd, partial(self.listed, ()))
         if not requests:
             self.accept(snapshot)

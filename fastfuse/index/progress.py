@@ -31,8 +31,8 @@ def shown_progress(source: S3Uri, count: Callable[[int], None]) -> Iterator[Prog
 @contextmanager
 def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], None]]:
     """Yield the function that shows figures of some `work` on `what`; it makes their text only if that is shown."""
-    if sys.stderr.isatty():
-        from fastfuse.terminal import redrawn_line  # rich costs every start
+    if load_progress():
+        from fastfuse.terminal import redrawn_line
 
         with redrawn_line(f"{work} {what}") as redraw:
             if redraw is not None:
@@ -41,12 +41,20 @@ def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], N
     yield _logged_line(f"{work} {what}")
 
 
-def load_progress() -> None:
-    """Load what a redrawn line needs, for a process that may load nothing later; daemons do without it."""
-    if sys.stderr.isatty():
-        from fastfuse.terminal import load_line
+def load_progress() -> bool:
+    """Load what a redrawn line needs, for a process that may load nothing later; return False where there is none.
+
+    Daemons do without it, and so does a refresh after an upgrade has removed the files of this program.
+    """
+    if not sys.stderr.isatty():
+        return False
+    try:
+        from fastfuse.terminal import load_line  # rich costs every start
 
         load_line()
+    except ImportError:
+        return False
+    return True
 
 
 def _logged_line(title: str) -> Callable[[Callable[[], str]], None]:

@@ -295,6 +295,8 @@ class SharedIndex:
     views: Collection[str]
     max_age_s: float
     counters: Counters | None = None
+    # Each host shows a shard of it, and another listing has other shards.
+    is_sharded: bool = False
     # `ObjectWriter.has_bare_etags`, once this host has written a claim.
     _has_bare_etags: bool = field(default=False, init=False)
 
@@ -318,6 +320,12 @@ class SharedIndex:
                 if replaces != NO_OBJECT:
                     self._load(fd)
                     os.ftruncate(fd, 0)
+                    if self.is_sharded:
+                        _log.warning(
+                            "%s is too old, and %s is listed anew: if a host still runs with a shard of the old "
+                            "listing, objects may be in two shards or in none. Give each job an index of its own",
+                            *(self.place, self.source),
+                        )
                 listed = make()
                 try:
                     trio.run(self._write, fd, replaces)

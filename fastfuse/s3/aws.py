@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import anyio
 import httpx2
@@ -50,6 +50,9 @@ _CHUNK_BYTES = 1 << 18
 _CHECKSUMS = {"x-amz-checksum-mode": "ENABLED"}
 
 T = TypeVar("T")
+# The inode and the time of change of a file of authorities; zeros where there is none to read.
+Version: TypeAlias = tuple[int, int]
+_NO_FILE: Version = (0, 0)
 
 
 def stall_timeout_s(config: ConnectionConfig) -> float:
@@ -95,6 +98,8 @@ class S3Session:
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
         self.clock = ServiceClock()
+        # The version of the authorities that `tls` trusts.
+        self.trusted = _NO_FILE
         self.aws = self._new_session()
         # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
@@ -139,8 +144,8 @@ class S3Session:
             return
         try:
             await self._load_renewal(self.credentials.latest)
-        except Exception:  # noqa: BLE001 - a renewal tells what is wrong, if it still is
-            _log.debug("what renews the credentials cannot be loaded", exc_info=True)
+        except Exception as error:  # noqa: BLE001 - keys are here, and may last
+            _log.warning("what renews credentials cannot be loaded; mount or begin again before they end: %r", error)
 
     async def _load_renewal(self, latest: Credentials | None) -> None:
         # Each is loaded when it is first used.
@@ -209,9 +214,15 @@ class S3Session:
         Raises `ConfigurationError` where they cannot be read.
         """
         try:
+            self.trusted = _version(self.authorities)
             return TlsContext(authorities=self.authorities)
         except OSError as error:
             raise bad_ca_bundle(self) from error
+
+    def trust_again(self) -> Version:
+        """Have `tls` trust the authorities in their file of today, too; return the version that it trusts now."""
+        self.trusted = _trust_again(self.authorities, self.trusted, self.tls.trust)
+        return self.trusted
 
     @property
     def names_program(self) -> bool:
@@ -314,6 +325,31 @@ def bad_ca_bundle(session: S3Session) -> ConfigurationError:
     )
 
 
+def _version(authorities: str | None) -> Version:
+    try:
+        there = os.stat(authorities or "")
+    except OSError:
+        return _NO_FILE
+    return there.st_ino, there.st_mtime_ns
+
+
+def _trust_again(authorities: str | None, trusted: Version, trust: Callable[[str], object]) -> Version:
+    """Have `trust` read the file of `authorities` if it is not the `trusted` version; return which one is trusted now.
+
+    A private authority may be renewed under a mount or job that lives for longer.
+    """
+    found = _version(authorities)
+    if authorities is None or found in (trusted, _NO_FILE):
+        return trusted
+    try:
+        trust(authorities)
+    except OSError as error:
+        _log.warning("the CA bundle %s has changed and cannot be read: %s", authorities, error)
+        return trusted
+    _log.info("the CA bundle %s has changed, and is trusted as it is now", authorities)
+    return found
+
+
 class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no types
     """Sends ``PUT /bucket/key``, where `HttpxSession` sends ``PUT https://host/bucket/key``.
 
@@ -322,18 +358,23 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
 
     # The contexts by file of certificates, which a process reads once: it may not be able to later.
     _contexts: ClassVar[dict[object, ssl.SSLContext]] = {}
+    _trusted: ClassVar[dict[object, Version]] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         """Read and load now what `HttpxSession` would later, and in another thread."""
         super().__init__(*arguments, **options)
-        bundle = options.get("verify")
+        self._bundle = bundle = options.get("verify")
+        self._authorities = get_cert_path(bundle) if bundle else None
         if bundle not in self._contexts:
+            self._trusted[bundle] = _version(self._authorities)
             self._contexts[bundle] = self._build_ssl_context()
             httpx2.AsyncHTTPTransport(verify=self._contexts[bundle])
         self._verify = self._contexts[bundle]
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline."""
+        context, trusted = self._contexts[self._bundle], self._trusted[self._bundle]
+        self._trusted[self._bundle] = _trust_again(self._authorities, trusted, context.load_verify_locations)
         if isinstance(request.body, io.BytesIO):
             request.body = _chunks(request.body)
         return await super().send(request)

@@ -8,6 +8,7 @@ tried again until the deadline. `integrity` compares the bytes with their checks
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import trio
@@ -108,6 +109,10 @@ class S3Client:
             return None
         tls = self.session.tls if route.endpoint.scheme == "https" else None
         return Direct(route.endpoint, tls, route.texts(source.latest if source else None, prefix))
+
+    async def addresses(self, way: Direct) -> list[Any]:
+        """Return the addresses for a `direct` way, as `trio.socket.getaddrinfo` does, and raise as it does."""
+        return await self._routes.addresses.find(way.endpoint.host, way.endpoint.port)
 
     def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None) -> None:
         """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""

@@ -88,7 +88,11 @@ class Connection:
     After any exception, a cancellation too, the connection cannot be used again: close it.
     """
 
-    def __init__(self, sock: socket.socket, tls: TlsConnection | None) -> None:
+    def __init__(
+        self, sock: socket.socket, tls: TlsConnection | None, avoid_address: Callable[[], None] = lambda: None
+    ) -> None:
+        """Call `avoid_address`, perhaps in a thread, if a reply stalls."""
+        self.avoid_address = avoid_address
         self._sock = sock
         self._tls = tls
         self._stream = sock if tls is None else tls
@@ -260,7 +264,7 @@ class Connection:
             if not raw:
                 assert self._watch is not None
                 if trio.current_time() >= self._asked_s + self._watch.most_s:
-                    raise _stalled()
+                    raise self._stalled()
                 self._watch.begin(self)
                 try:
                     raw = await self._receive()
@@ -301,7 +305,7 @@ class Connection:
                 return await wait(self._sock)
             except trio.ClosedResourceError:
                 pass
-        raise _stalled()
+        raise self._stalled()
 
     async def _receive_rest(self, data: memoryview) -> int:
         watch = self._watch
@@ -323,6 +327,10 @@ class Connection:
         finally:
             watch.end(self)
         return done
+
+    def _stalled(self) -> TimeoutError:
+        self.avoid_address()
+        return TimeoutError(errno.ETIMEDOUT, "the connection stalled")
 
     def _acknowledge(self) -> None:
         """Acknowledge at once what came: a server that uses Nagle's algorithm sends the rest only then.
@@ -351,7 +359,7 @@ class Connection:
             sock.setblocking(False)
             return done
         except BlockingIOError:  # SO_RCVTIMEO
-            raise _stalled() from None
+            raise self._stalled() from None
         finally:
             self._is_in_thread = False
             if self._is_closed:
@@ -377,7 +385,3 @@ def _receive_plain(sock: socket.socket, data: memoryview) -> int:
             silent_calls = 0
             done += count
     return done
-
-
-def _stalled() -> TimeoutError:
-    return TimeoutError(errno.ETIMEDOUT, "the connection stalled")

@@ -44,6 +44,10 @@
 #define DIRECT_WAKING_BYTES (256 << 10)
 #define DIRECT_TLS_WAKING_BYTES (64 << 10) /* OpenSSL asks for no more at once: tls.pyx */
 
+/* After so much silence the kernel asks whether the other side is still there. A firewall or NAT then remembers the
+   connection: most do for minutes. As in routes.py. */
+#define DIRECT_ASK_AFTER_S 60
+
 /* As many as S3 names at once. */
 #define DIRECT_MOST_ADDRESSES 8
 
@@ -54,7 +58,7 @@ typedef struct {
     int uses;
     int64_t ends_ns;             /* CLOCK_MONOTONIC */
     int64_t patience_ns;         /* the silence that ends the GET of a whole object, and that of a part */
-    int64_t part_patience_ns, part_limit_ns; /* and how long one may take in all */
+    int64_t part_patience_ns, part_limit_ns; /* and how long one may take in all: `direct_fill` */
     struct sockaddr_storage addresses[DIRECT_MOST_ADDRESSES];
     int address_count;
     SSL_CTX *tls;                /* NULL: plain HTTP */
@@ -317,23 +321,29 @@ static void direct_set_patience(direct_connection *connection, int64_t patience_
     connection->patience_ns = patience_ns;
 }
 
+/* Connect to the first address, from that of `turn` on, that does not refuse at once. */
 static int direct_connect(direct_connection *connection, const direct_route *route)
 {
-    int one = 1;
-    const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
-    socklen_t address_bytes = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+    int one = 1, ask_after_s = DIRECT_ASK_AFTER_S;
     memcpy(connection->host, route->host, sizeof route->host);
     connection->port = route->port;
-    connection->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (connection->fd < 0)
-        return 0;
-    setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    direct_set_patience(connection, route->patience_ns);
-    if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes) &&
-        (!route->tls || direct_secure(connection, route)))
-        return 1;
-    connection->turn++;
+    for (int tries = 0; tries < route->address_count; tries++, connection->turn++) {
+        const struct sockaddr_storage *address = &route->addresses[connection->turn % route->address_count];
+        socklen_t address_bytes =
+            address->ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6);
+        connection->fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (connection->fd < 0)
+            continue;
+        setsockopt(connection->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+        setsockopt(connection->fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+        setsockopt(connection->fd, IPPROTO_TCP, TCP_KEEPIDLE, &ask_after_s, sizeof ask_after_s);
+        direct_set_patience(connection, route->patience_ns);
+        if (!connect(connection->fd, (const struct sockaddr *) address, address_bytes))
+            return !route->tls || direct_secure(connection, route);
+        if (errno == EINPROGRESS || errno == ETIMEDOUT) /* it took all the time that there is */
+            return 0;
+        direct_close(connection);
+    }
     return 0;
 }
 
@@ -420,9 +430,12 @@ static int direct_send(direct_connection *connection, const char *data, size_t b
     return SSL_write_ex(connection->tls, data, bytes, &count) && count == bytes;
 }
 
-/* Receive `bytes` into `target`, and return whether they came until `ends_ns`. */
-static int direct_fill(direct_connection *connection, char *target, size_t bytes, int64_t ends_ns)
+/* Receive `bytes` into `target`, and return whether they came in time: until `ends_ns`, and later by as much of `more_ns` as
+   of them is here. A body that drips ends early so, and one that comes steadily over a slow link does not. */
+static int direct_fill(
+    direct_connection *connection, char *target, size_t bytes, int64_t ends_ns, int64_t more_ns)
 {
+    size_t all_bytes = bytes;
     int was_waking = 0, most = connection->tls ? DIRECT_TLS_WAKING_BYTES : DIRECT_WAKING_BYTES;
     /* As many may lie in OpenSSL's buffer, and do not come any more. */
     size_t held = connection->tls ? DIRECT_TLS_WAKING_BYTES : 0;
@@ -444,7 +457,7 @@ static int direct_fill(direct_connection *connection, char *target, size_t bytes
         }
         target += count;
         bytes -= count;
-        if (bytes && direct_now_ns() > ends_ns)
+        if (bytes && direct_now_ns() - ends_ns > (int64_t) ((double) more_ns * (all_bytes - bytes) / all_bytes))
             return 0;
     }
     return 1;
@@ -462,7 +475,7 @@ static inline int direct_get(
     size_t done = 0, head_bytes = 0, body_bytes = object->target ? 0 : object->size_bytes;
     size_t whole = DIRECT_HEAD_BYTES + body_bytes;
     int64_t began_ns = direct_now_ns(), patience_ns = object->target ? route->part_patience_ns : route->patience_ns;
-    int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns : DIRECT_MOST_SILENCES * patience_ns);
+    int64_t ends_ns = began_ns + (object->target ? route->part_limit_ns / 3 : DIRECT_MOST_SILENCES * patience_ns);
     int is_right = 0, is_kept = 0, one = 1;
     *status = 0;
     ERR_clear_error();
@@ -510,7 +523,8 @@ static inline int direct_get(
     if (object->target) {
         size_t begun = data + done - *body;
         memcpy(object->target, *body, begun);
-        is_right = direct_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns);
+        is_right = direct_fill(connection, object->target + begun, object->part_bytes - begun, ends_ns,
+                               route->part_limit_ns / 3 * 2);
     } else
         is_right = direct_is_right(headers, (const uint8_t *) *body, object->size_bytes, is_checked);
     const direct_text *persistence = &headers[DIRECT_CONNECTION];
@@ -519,6 +533,8 @@ static inline int direct_get(
 end:
     if (!is_kept)
         direct_close(connection);
+    if (!is_right && !*status) /* another address may answer */
+        connection->turn++;
     return is_right;
 }
 

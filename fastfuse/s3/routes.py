@@ -14,12 +14,14 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from urllib.parse import quote
 
 import trio
 
 from fastfuse.errors import BadReplyError, ConfigurationError
 from fastfuse.objects import ObjectRef
+from fastfuse.s3.addresses import Addresses
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.checks import condition_line
@@ -33,9 +35,15 @@ from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.threads import NoThreadError
-from fastfuse.s3.tls import TlsConnection, TlsContext
+from fastfuse.s3.tls import CertificateError, TlsConnection, TlsContext
 
 _log = logging.getLogger(__name__)
+
+# A firewall or NAT remembers a connection for minutes, longer if the kernel asks for the other side (`direct_get.h`).
+_ASK_AFTER_S = 60
+# A request that nobody acknowledges for so long is lost: the connection is forgotten. A full queue before a slow link
+# delays acknowledgements less.
+_LOST_MS = 5000
 
 _TIMEVAL = struct.Struct("@ll")  # <sys/time.h>
 
@@ -195,6 +203,7 @@ class Routes:
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
         self._corrected: set[str] = set()
+        self.addresses = Addresses()
         # True once an S3 service has answered over any of them.
         self.has_met_s3 = False
         self.is_closed = False
@@ -232,22 +241,30 @@ class Routes:
         endpoint, proxy = route.endpoint, route.endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
         tls = self._session.tls if _uses_tls(endpoint) else None
+        trusted = self._session.trusted
         silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
-        sock = None
+        sock, address = None, ""
+        self.addresses.use()
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 sock = await (_connected if proxy is None else _connected_to_proxy)(host, port, silence_s)
+                address = sock.getpeername()[0]
+                avoid = partial(self.addresses.avoid, address)
                 if tls is None:
-                    return Connection(sock, None)
+                    return Connection(sock, None, avoid)
                 if proxy is not None and endpoint.scheme == "https":
                     await _open_tunnel(Connection(sock, None), endpoint, proxy, self._watch)
                     host = endpoint.host
-                return Connection(sock, await _secured(sock, tls, host))
+                return Connection(sock, await _secured(sock, tls, host), avoid)
         except BaseException as error:
             if sock is not None:
                 sock.close()
+            if address and not isinstance(error, trio.Cancelled):
+                self.addresses.avoid(address)
             if isinstance(error, trio.TooSlowError):
                 raise TimeoutError(errno.ETIMEDOUT, "no connection in time") from None
+            if isinstance(error, CertificateError) and self._session.trust_again() != trusted:
+                return await self.connect(route)
             raise
 
     async def ask(
@@ -270,6 +287,7 @@ class Routes:
             raise NotConnectedError(error) from error
         head = await connection.ask(request, watch, has_body=has_body)
         if head is None:
+            connection.avoid_address()
             raise NoReplyError("the connection was closed without an answer")
         return connection, head
 
@@ -346,6 +364,8 @@ async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _ASK_AFTER_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(silence_s), int(silence_s % 1 * 1e6)))
     return sock
 

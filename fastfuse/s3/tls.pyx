@@ -94,8 +94,15 @@ cdef class TlsContext:
         SSL_CTX_set_mode(self.context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER)
         SSL_CTX_set_read_ahead(self.context, 1)
         SSL_CTX_set_default_read_buffer_len(self.context, READ_BUFFER_BYTES)
+        cdef unsigned long flags
         if authorities is not None:
-            self.trust(os.fsencode(authorities))
+            # The flags of Python's own contexts: https://docs.python.org/3/library/ssl.html#ssl.create_default_context
+            flags = X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN
+            if sys.version_info >= (3, 13):
+                flags |= X509_V_FLAG_X509_STRICT
+            SSL_CTX_set_verify(self.context, SSL_VERIFY_PEER, NULL)
+            X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(self.context), flags)
+            self.trust(authorities)
         ERR_clear_error()
 
     def __dealloc__(self):
@@ -106,16 +113,16 @@ cdef class TlsContext:
         """The address of the SSL_CTX, which lives as long as this, for other compiled code."""
         return <size_t> self.context
 
-    cdef trust(self, bytes path):
-        # The flags of Python's own contexts: https://docs.python.org/3/library/ssl.html#ssl.create_default_context
-        cdef unsigned long flags = X509_V_FLAG_TRUSTED_FIRST | X509_V_FLAG_PARTIAL_CHAIN
-        if sys.version_info >= (3, 13):
-            flags |= X509_V_FLAG_X509_STRICT
-        open(path, "rb").close()  # the error says why it cannot be read: OpenSSL does not tell
-        if not SSL_CTX_load_verify_file(self.context, path):
+    def trust(self, path: str) -> None:
+        """Trust the certificates in the PEM file at `path`, too, from the next handshake of any thread on.
+
+        Raises:
+            OSError: the file cannot be read, or holds no certificate.
+        """
+        cdef bytes name = os.fsencode(path)
+        open(name, "rb").close()  # the error says why it cannot be read: OpenSSL does not tell
+        if not SSL_CTX_load_verify_file(self.context, name):
             raise TlsError(EPROTO, reason())
-        SSL_CTX_set_verify(self.context, SSL_VERIFY_PEER, NULL)
-        X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(self.context), flags)
 
 
 cdef class TlsConnection:

@@ -215,17 +215,18 @@ class ObjectWriter:
             return {"IfNoneMatch": "*"}
         return {"IfMatch": replaces.strip('"') if self.has_bare_etags else replaces}
 
-    async def stream(self, pieces: AsyncIterator[bytes]) -> str:
+    async def stream(self, pieces: AsyncIterator[bytes], *, is_checked: bool = True) -> str:
         """Make the object hold `pieces` one after the other, all or nothing, and return its ETag.
 
-        Each piece but the last has at least 5 MiB, and there are at most 10,000. At the end the service is asked for
-        the length and the ETag, if it lets us read. `pieces` is not closed.
+        Each piece but the last has at least 5 MiB, and there are at most 10,000. `pieces` is not closed. At the end the
+        service is asked for the length and the ETag, if it lets us read; not where `is_checked` is false, as of a key
+        that several hosts write to.
 
         Raises:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        return await self._send(pieces, "", is_checked=True)
+        return await self._send(pieces, "", is_checked=is_checked)
 
     async def _check_stored(self, etag: str, size_bytes: int) -> None:
         """Compare the object with what was sent."""

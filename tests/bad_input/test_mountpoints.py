@@ -151,8 +151,12 @@ def test_an_ordinary_user_and_a_place_of_somebody_else(unasked: LoopbackServer, 
 
 
 def test_an_ordinary_user_mounts_reads_and_unmounts_with_fusermount3(server: LoopbackServer, place: Path) -> None:
+    mount = " ".join(command(server, place, "--daemon", "--log-file", str(place.parent / "log")))
     script = f"""
-    {" ".join(command(server, place, "--daemon", "--log-file", str(place.parent / "log")))}
+    {mount}
+    kill -9 $({sys.executable} -m fastfuse status {place} | sed -n 's/.*, process //p')
+    while stat -f {place} > /dev/null 2>&1; do :; done
+    {mount}
     cat {place}/a
     stat -c ' %u %a' {place}/a
     {sys.executable} -m fastfuse unmount {place}

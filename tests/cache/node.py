@@ -85,7 +85,7 @@ async def tier(
 ) -> AsyncIterator[RangeReader]:
     """Open a tier as a mount does; what it fetched is kept when the block ends."""
     prepare(settings, os.geteuid())
-    cache = open_or_none(settings)
+    cache = open_or_none(settings, os.geteuid())
     if cache is None:
         yield store
         return

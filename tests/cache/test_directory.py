@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from fastfuse.cache import catalog, directory
-from fastfuse.cache.directory import prepare
+from fastfuse.cache.directory import open_cache, open_or_none, prepare
 from fastfuse.cache.shared import may_have_object
 from fastfuse.cli.config import mount_settings
 from fastfuse.cli.options import cache
@@ -73,8 +73,7 @@ def link_to_a_file_of_root(path: Path) -> None:
         (world_writable, "can be written to by others"),
         (group_writable, "can be written to by others"),
         (foreign_files, "holds 'thesis.tex', which is not of a cache"),
-        (other_format, r"made by another version of fastfuse \(format 99"),
-        (other_database, r"made by another version of fastfuse \(format 0"),
+        (other_database, r"holds an 'index.db' that is not of a cache"),
         (Path.touch, "Not a directory"),
         (lambda path: path.symlink_to("/nonexistent/x"), "cannot be used"),
     ],
@@ -84,6 +83,41 @@ def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], No
     with pytest.raises(ConfigurationError, match=why) as refused:
         prepare(settings_of(tmp_path / "cache"), os.geteuid())
     assert refused.value.hint
+
+
+def test_a_directory_of_another_version_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other_format(tmp_path / "cache")
+    prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    assert "another version of fastfuse made it, in format 99 and not" in caplog.text
+    with closing(open_cache(settings_of(tmp_path / "cache"), os.geteuid())):
+        assert "begins anew" in caplog.text
+
+
+def test_a_directory_that_another_version_uses_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = settings_of(tmp_path / "cache")
+    prepare(settings, os.geteuid())
+    with closing(open_cache(settings, os.geteuid())):
+        other_format(tmp_path / "cache")
+        prepare(settings, os.geteuid())
+        assert open_or_none(settings, os.geteuid()) is None
+    assert caplog.text.count("cannot be used; reads come from S3: another version of fastfuse made it") == 2
+    with closing(sqlite3.connect(settings.directory / "index.db")) as index:
+        assert index.execute("PRAGMA user_version").fetchone() == (99,)
+
+
+@pytest.mark.parametrize("make", [other_owner, world_writable, foreign_files])
+def test_a_directory_that_took_the_place_of_another_is_used_only_if_it_can_be_trusted(
+    make: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = settings_of(tmp_path / "cache")
+    prepare(settings, os.geteuid())
+    files = {file.name: file.read_bytes() for file in settings.directory.iterdir()}
+    settings.directory.rename(tmp_path / "before")
+    make(settings.directory)
+    for name, data in files.items():
+        (settings.directory / name).write_bytes(data)
+    assert open_or_none(settings, os.geteuid()) is None
+    assert "cannot be used; reads come from S3: --cache" in caplog.text
 
 
 def test_no_link_in_it_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -269,7 +269,7 @@ async def test_clear_makes_room_on_a_full_disk(directory: Path) -> None:
     settings = settings_of(directory, size_bytes=20 * MIB)
     await read(directory, Counters())
     prepare(settings, os.geteuid())
-    with closing(open_cache(settings)) as cache:
+    with closing(open_cache(settings, os.geteuid())) as cache:
         full(directory)
         assert upkeep.clear(cache)["busy_segments"] == 0
         assert upkeep.status(cache)["segments"] == 0

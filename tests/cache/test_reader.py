@@ -263,7 +263,7 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
     store = CountingStore({"big": BIG})
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
     async with tier(store, settings, deadline_s=deadline_s) as reader:
-        with closing(open_cache(settings)) as cache:
+        with closing(open_cache(settings, os.geteuid())) as cache:
             claims = Claims(cache.claims_fd)
             assert claims.take(identity("http://s3.test", ref)[0], 0, 4096)
             began_s = trio.current_time()
@@ -277,6 +277,19 @@ async def test_nobody_waits_longer_than_the_bound_for_a_claim(
             assert trio.current_time() - began_s == pytest.approx(deadline_s)
             store.hold = trio.lowlevel.checkpoint
             assert bytes(await reader.get(ref, MIB, 2 * MIB)) == BIG[MIB : 2 * MIB]  # is nobody's
+
+
+async def test_the_files_of_an_idle_tier_do_not_become_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_TOUCH_EVERY_S", 0.0)
+    settings = settings_of(tmp_path / "cache")
+    async with tier(CountingStore(), settings):
+        files = [*settings.directory.iterdir()]
+        assert {file.name for file in files} >= {"claims", "filter", "index.db", "index.db-wal", "index.db-shm"}
+        for file in files:
+            os.utime(file, (0, 0))
+        with trio.fail_after(30):
+            while any(file.stat().st_mtime == 0 or file.stat().st_atime == 0 for file in files):  # noqa: ASYNC110
+                await trio.sleep(0.05)
 
 
 HOLDER = """

@@ -198,7 +198,7 @@ async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor
     store, settings = store_of(*[8 * MIB] * 20), settings_of(tmp_path / "cache")
     before, pinned, large = refs_in(store, range(4)), refs_in(store, [4]), refs_in(store, range(5, 20))
     await warmed(store, settings, [*before, *pinned])
-    with closing(open_cache(settings)) as cache:
+    with closing(open_cache(settings, os.geteuid())) as cache:
         assert upkeep.pin(cache, pinned, URL, is_pinned=True)["segments"] == 8
     state = await warmed(store, settings, large)
     assert state.has_no_room
@@ -208,7 +208,7 @@ async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor
     assert again.missing_bytes <= state.missing_bytes
     await warmed(store, settings, pinned)
     assert store.fetched == []
-    with closing(open_cache(settings)) as cache:
+    with closing(open_cache(settings, os.geteuid())) as cache:
         assert upkeep.pin(cache, before, URL, is_pinned=False)["kept_bytes"] == 0
         upkeep.unpin_all(cache)
         assert upkeep.status(cache)["pinned_bytes"] == 0
@@ -227,7 +227,7 @@ async def test_where_pins_leave_too_little_room_what_comes_first_is_kept(tmp_pat
     store, settings = store_of(*[8 * MIB] * 12), settings_of(tmp_path / "cache")
     pinned, others = refs_in(store, range(5)), refs_in(store, range(5, 12))
     await warmed(store, settings, pinned)
-    with closing(open_cache(settings)) as cache:
+    with closing(open_cache(settings, os.geteuid())) as cache:
         upkeep.pin(cache, pinned, URL, is_pinned=True)
     state = await warmed(store, settings, others)
     assert state.has_no_room
@@ -239,7 +239,7 @@ async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(t
     refs = refs_in(store, [0, 1])
     await warmed(store, settings, refs)
     prepare(settings, os.geteuid())
-    with closing(open_cache(settings)) as cache:
+    with closing(open_cache(settings, os.geteuid())) as cache:
         assert upkeep.verify(cache, lambda _: None)["bad"] == 0
         rot(settings.directory)
         found = upkeep.verify(cache, lambda _: None)
@@ -248,7 +248,7 @@ async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(t
     assert (await warmed(store, settings, refs)).missing_bytes == 0
     async with tier(store, settings) as reader:
         assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]
-        with closing(open_cache(settings)) as cache:
+        with closing(open_cache(settings, os.geteuid())) as cache:
             assert upkeep.clear(cache)["busy_segments"] == 0
             assert upkeep.status(cache)["segments"] == 0
         assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]

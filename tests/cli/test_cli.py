@@ -155,7 +155,7 @@ class TestMount:
         assert mounted(mounts, "s3://b").origin.view == shown
 
     def test_fstab_options_are_the_long_options(self, mounts: Mounts) -> None:
-        options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,io=cached,no_sign_request"
+        options = "rw,noatime,_netdev,allow_other,uid=7,region=eu-west-1,memory-target=128MiB,no_sign_request"
         settings = mounted(mounts, "s3://b", "/m", "-o", options)
         assert settings.mount_options == ("noatime",)
         assert (settings.allow_other, settings.uid, settings.memory_target_bytes) == (True, 7, 128 * 2**20)
@@ -239,8 +239,11 @@ class TestRefusals:
             ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
             ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
             ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
-            ("mount s3://b --io direct", "--io direct is not offered: "),
-            ("run --channel a=s3://b --io direct -- true", "--io direct is not offered: "),
+            (
+                "run --channel a=s3://b/m,type=manifest,distribution=sharded --host 1/2 --index s3://b/i "
+                "--index-max-age 1h --base-dir /dev/null/ml -- true",
+                "hosts share one listing at s3://b/i, and each lists only its shard of a ManifestFile",
+            ),
             ("mount s3://b /m --channel c", "MOUNTPOINT and --channel contradict each other"),
             ("mount s3://b /m /n", "Got unexpected extra argument"),
             ("mount s3://b --no-sign-request --profile p", "--no-sign-request and --profile contradict each other"),
@@ -281,6 +284,10 @@ class TestRefusals:
             (
                 "s3://b /m -o ro,use_cache=/c",
                 "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR ",
+            ),
+            (
+                "mount s3://b /m --io direct",
+                "No such option: --io\nhint: leave it out: files are read through the page ",
             ),
             # What other commands lack has nothing to do with a mount's options.
             ("unmount /m -f", "No such option: -f\nhint: see 'fastfuse unmount --help'\n"),
@@ -492,8 +499,6 @@ class TestHelp:
     def test_help_mentions_every_option_and_its_variable(self, command: str) -> None:
         output = CliRunner().invoke(app, [command, "--help-all"]).output
         for parameter in GROUP.commands[command].params:
-            if getattr(parameter, "hidden", False):  # --io, which is refused
-                continue
             variables = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
             for word in [*(name for name in parameter.opts if name.startswith("-")), *variables]:
                 assert re.search(rf"(?<![\w-]){word}(?![\w-])", output), word

@@ -186,6 +186,8 @@ class TestIndexOrigin:
         assert origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=0, count=3))
         assert origin(shard="1/2", shard_by=ShardBy.BYTES).shard == Shard(index=0, count=2, by_bytes=True)
         assert origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
+        assert origin(index="s3://b/i", index_max_age="1h", shard="1/2").shard == Shard(index=0, count=2)
+        assert origin(index="s3://b/i", index_max_age="1h", source_type=SourceKind.MANIFEST).shard is None
         lines = origin(source_type=SourceKind.AUGMENTED_MANIFEST, attribute_name=["b", "a-ref"])
         assert lines.attribute_names == ("b", "a-ref")
 
@@ -195,6 +197,10 @@ class TestIndexOrigin:
             ({"index": "x", "inventory": "s3://b/m"}, "--index and --inventory contradict"),
             ({"index": "/i", "index_max_age": "1h"}, "--index and --index-max-age contradict"),
             ({"index": "s3://b/i", "index_max_age": "0s"}, "--index and --index-max-age contradict"),
+            (
+                {"index": "s3://b/i", "index_max_age": "1h", "shard": "1/2", "source_type": SourceKind.MANIFEST},
+                "hosts share one listing at s3://b/i, and each lists only its shard of a ManifestFile",
+            ),
             ({"no_index_cache": True, "index_max_age": "1h"}, "--no-index-cache and --index-max-age contradict"),
             ({"index": "s3://b/folder/"}, "names no object"),
             (

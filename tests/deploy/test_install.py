@@ -81,7 +81,7 @@ def test_what_was_installed_earlier_is_replaced_and_removed(tmp_path: Path, caps
 
 def test_a_package_gets_usr_and_the_program_that_it_names(installed: Path) -> None:
     unit = (installed / "usr/lib/systemd/system/fastfuse@.service").read_text()
-    assert re.findall(r"^Exec\w+=-?(\S+)", unit, re.MULTILINE) == [PROGRAM] * 3
+    assert re.findall(r"^Exec\w+=-?(\S+)", unit, re.MULTILINE) == [PROGRAM] * 2
     for kind in ("fastfuse", "fuse.fastfuse"):
         helper = installed / f"usr/sbin/mount.{kind}"
         assert helper.stat().st_mode & 0o777 == 0o755

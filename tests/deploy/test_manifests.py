@@ -128,7 +128,7 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         requested = int(mount["resources"]["requests"]["memory"].removesuffix("Mi"))
         limit = int(mount["resources"]["limits"]["memory"].removesuffix("Mi"))
         assert 0 <= requested - (target_mib + 64 + int(objects) // 10**6 * table_mib) < 1
-        assert 0 <= limit - (2 * target_mib + 512 + int(objects) // 10**6 * table_mib) < 1
+        assert 0 <= limit - (2 * target_mib + 512 + 128 + int(objects) // 10**6 * table_mib) < 1
         assert f"--memory-target={target}" in mount["args"]
 
 
@@ -158,6 +158,14 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--daemonset", "--memory-target", "1MiB"), "less than 128 MiB"),
         (("--daemonset", "-o", "regio=eu-west-1"), "-o regio is not a mount option"),
         (("--daemonset", "-o", "log-format=xml"), "Invalid value for '--log-format'"),
+        (("--daemonset", "-o", "channel=train"), "--fuse-socket leaves the place to the helper"),
+        (("--daemonset", "-o", "index-cache=/x"), "--no-index-cache and --index-cache contradict each other"),
+        (("--daemonset", "-o", "part-size=64MiB", "--memory-target", "128MiB"), "--part-size 64MiB is too large"),
+        (("--daemonset", "-o", "umask=9"), "--umask '9' is not an octal mask"),
+        (("--daemonset", "-o", "shard-by=bytes"), "--shard-by says how to divide what --shard divides"),
+        (("--daemonset", "-o", "memory-target=64GiB"), "-o memory-target does not go with what the manifest has"),
+        (("--daemonset", "-o", "metrics-listen=9000"), "-o metrics-listen does not go with what the manifest has"),
+        (("--daemonset", "-o", "daemon"), "-o daemon does not go with what the manifest has"),
     ],
 )
 def test_what_no_pod_could_start_with_is_one_line(words: tuple[str, ...], message: str) -> None:
@@ -165,6 +173,14 @@ def test_what_no_pod_could_start_with_is_one_line(words: tuple[str, ...], messag
     shown = str(done.exception) if isinstance(done.exception, ConfigurationError) else done.output
     assert message in shown
     assert done.exit_code != 0
+
+
+def test_what_only_the_pod_has_is_not_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"MOUNTPOINT": "/mnt/data", "CHANNEL": "train", "INDEX_CACHE": "/x"}.items():
+        monkeypatch.setenv(f"FASTFUSE_{variable}", value)
+    options = "ca-bundle=/pod/ca.pem,sse-c-key-file=/pod/key,cache=/pod/cache,cache-size=1TiB,shard-by=bytes"
+    mount = containers(printed(*KINDS["job"], "--memory-target", "64TiB", "-o", options))["fastfuse"]
+    assert mount["args"][-1] == f"-o{options}"
 
 
 # Everything that means something to YAML, to a template, to Kubernetes, to a shell or to JSON.

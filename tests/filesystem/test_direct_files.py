@@ -2,14 +2,15 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
-from array import array
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -20,6 +21,9 @@ from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving import direct_files as module
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
 
 REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
 SMALL = ObjectRef("bucket", "p/small", 8, '"e"')
@@ -32,6 +36,7 @@ class Threads:
 
     def __init__(self) -> None:
         self.begun: list[bytes] = []
+        self.armed = dict[str, Any]()
         self.outcome = True, 206
         self.numbers: Iterator[int] = repeat(7)
         self._ended: list[tuple[int, bool, int, float, bool]] = []
@@ -39,6 +44,15 @@ class Threads:
 
     def start(self, _device: int, returned_fd: int, *_: object, **__: object) -> None:
         self.fd = returned_fd
+
+    def is_armed(self) -> bool:
+        return bool(self.armed)
+
+    def arm(self, **way: object) -> None:
+        self.armed = way
+
+    def disarm(self) -> None:
+        self.armed = {}
 
     def may_get_part(self) -> bool:
         return True
@@ -130,6 +144,36 @@ async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(threads: Threa
             assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
         assert len(threads.begun) == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_threads_are_armed_again_after_trouble_while_the_resolver_fails(
+    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up, is_down = socket.getaddrinfo, False
+
+    def resolve(host: bytes | str, *asked: Any) -> list[Any]:  # noqa: ANN401
+        if host == b"name.test" and is_down:
+            raise socket.gaierror(socket.EAI_AGAIN, "the resolver does not answer")
+        return look_up("127.0.0.1" if host == b"name.test" else host, *asked)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    config = ConnectionConfig(
+        endpoint_url="http://name.test:80", region="us-east-1", sign_request=False, force_path_style=True
+    )
+    async with aclosing(S3Client(S3Session(config))) as client:
+        client._routes.add("bucket", "us-east-1")
+        metadata = SimpleNamespace(bucket="bucket", key_prefix="p/")
+        files, reads = place.files, cast(Any, place.files._reads)
+        files._client, reads.table = client, SimpleNamespace(metadata=metadata)
+        await files.arm()
+        first = threads.armed
+        is_down, client._retries.is_in_trouble = True, True
+        await files.arm()
+        assert not threads.armed
+        client._retries.is_in_trouble = False
+        await files.arm()
+        assert threads.armed["addresses"] == first["addresses"]
+        assert threads.armed["part_limit_s"] == config.deadline_s
 
 
 async def test_the_log_says_that_the_system_has_no_room_for_threads(
@@ -286,7 +330,7 @@ assert [direct_reads.may_read_kept(inode, 1) for inode in (1, 2)] == [False, Tru
 
 def test_threads_that_none_of_its_parts_will_leave_keep_nothing_from_being_fetched_ahead() -> None:
     """None is free, as where all read from a disk that hangs."""
-    kernel_reads.start(-1, -1, 0, memoryview(array("q", [0] * 4)))
+    kernel_reads.start(-1, -1, 0)
     kernel_reads.arm(
         addresses=[bytes(16)], host=b"host", port=1, is_address=False, tls=0, texts=(b"",) * 6, for_s=60.0,
         patience_s=1.0, part_patience_s=1.0, part_limit_s=1.0, identity_begin=b"",

@@ -177,8 +177,22 @@ def test_the_helper_holds_nothing_of_the_mount_and_outlives_its_servers(pod: Pod
             open_in_helper = [os.readlink(fd) for fd in Path(f"/proc/{pod.helper.pid}/fd").iterdir()]
             assert "/dev/fuse" not in open_in_helper
             mount.stop(signal.SIGKILL)
-            wait_until(lambda: find_mount(pod.place) is None)
     assert pod.helper.poll() is None
+
+
+def test_until_the_next_process_serves_readers_get_an_error_and_find_no_empty_directory(server: LoopbackServer) -> None:
+    with _pod() as pod:
+        with _served(pod, server) as mount:
+            mount.stop(signal.SIGKILL)
+            wait_until(lambda: is_dead(pod.place))
+            assert run_fastfuse("mount", "s3://none/", "--fuse-socket", str(pod.socket_path)).returncode
+            assert "not connected" in pod.said(f"ls {pod.place} 2>&1")
+            with _served(pod, server) as mount:
+                assert pod.read("a") == _sum(b"first")
+                mount.stop(signal.SIGKILL)
+        pod.helper.terminate()
+        assert pod.helper.wait(PATIENCE_S) == 0
+        assert find_mount(pod.place) is None
 
 
 def test_a_served_place_is_nobody_elses_and_survives_a_death_and_an_abort(pod: Pod, server: LoopbackServer) -> None:

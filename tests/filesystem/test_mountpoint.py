@@ -29,7 +29,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     prepare_mountpoint,
     unmount,
 )
-from fastfuse.filesystem.processes.sockets import control_prefix, listen
+from fastfuse.filesystem.processes.sockets import control_prefix, hint_prefix, listen
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
 
@@ -244,6 +244,13 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
             with pytest.raises(MountError, match=error) as caught:
                 prepare_mountpoint(tmp_path, create_parents=False)
             assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
+            # Where its sockets are not seen, as from another container.
+            elsewhere = (
+                "from pathlib import Path; from fastfuse.filesystem.mounting import mountpoint as m;"
+                f"m._ANSWER_WITHIN_S = 0.2; m.prepare_mountpoint(Path({str(tmp_path)!r}), create_parents=False)"
+            )
+            asked = ["unshare", "--net", sys.executable, "-c", elsewhere]
+            assert "and does not answer" in subprocess.run(asked, capture_output=True, text=True, check=False).stderr
             program = (
                 "import sys; from fastfuse.filesystem.mounting import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
                 "from fastfuse.cli.main import main; sys.exit(main())"
@@ -260,10 +267,13 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
 
 @pytest.fixture
 def hanging(place: Path) -> Iterator[Path]:
-    """A mount whose connection is still there, and whose daemon is not."""
+    """A mount whose daemon is not there any more, but a process that holds its connection, and the hint socket."""
     with fuse_mount(place, uid=os.geteuid()) as connection:
         os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
-        yield place
+        entry = find_mount(place)
+        assert entry is not None
+        with listen(hint_prefix(entry.device), backlog=1):
+            yield place
 
 
 @pytest.fixture(params=["fusectl", "no fusectl"])

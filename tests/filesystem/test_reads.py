@@ -222,19 +222,15 @@ async def test_a_read_that_workers_die_of_is_refused_even_if_it_is_here(connecti
 async def test_however_many_suspects_there_are_all_begin_soon_though_none_is_answered(
     connection: socket.socket, deaths: int, within_s: int, autojump_clock: trio.testing.MockClock
 ) -> None:
-    suspects = [Read(FETCHED, 8 * number, 3) for number in range(500)]
+    suspects = {number: Read(FETCHED, 8 * number, 3) for number in range(500)}
     async with place_at(connection) as place:
-        for _ in range(deaths):
-            for read in suspects:
-                place.in_hand.take(*read)
-            place.in_hand.worker_died(was_killed=False)
-        place.in_hand._free = list(range(2048))  # as a new worker has them
-        for number, read in enumerate(suspects):
+        place.in_hand.suspects, place.in_hand.most_deaths = dict(suspects), deaths
+        for number, read in suspects.items():
             place.reads.take(number, *read, 4711, False)
         await trio.testing.wait_all_tasks_blocked()
         assert len(place.engine.asked) == 1
         await trio.sleep(within_s)
-        assert place.engine.asked == [read.offset for read in suspects]
+        assert place.engine.asked == [read.offset for read in suspects.values()]
 
 
 async def test_a_read_waits_until_its_answer_is_written(

@@ -339,7 +339,6 @@ def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
 
 # A server of two files, one of which it holds back until Python has heard of something.
 _TWO_FILES = """
-from array import array
 from fastfuse.filesystem.kernel.fuse import direct_reads
 from fastfuse.filesystem.serving.direct_files import _packed
 
@@ -372,7 +371,7 @@ fast, slow = serve_files(b"fast", b"slow")
 is_told = threading.Event()
 listener = socket.create_server(("127.0.0.1", 0))
 threading.Thread(target=serve_all, daemon=True).start()
-direct_reads.start(session.fd, os.eventfd(0), 8, array("q", bytes(8 * 4 * 8)))
+direct_reads.start(session.fd, os.eventfd(0), 8)
 direct_reads.arm(
     addresses=[_packed(socket.AF_INET, *listener.getsockname())], host=b"127.0.0.1", port=listener.getsockname()[1],
     is_address=True, tls=0, texts=(b"GET /", b" HTTP/1.1\\r\\nhost: x\\r\\n", b"", b"", b"", b""), for_s=3600.0,

@@ -2,22 +2,26 @@
 
 import hashlib
 import json
+import logging
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.processes import key_finder
 from fastfuse.filesystem.processes.children import heard
+from fastfuse.index import progress
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.credentials import Credentials
 from tests.mounting import ENVIRONMENT
 from tests.s3.test_credentials import process_reply
 
@@ -29,6 +33,7 @@ from datetime import UTC, datetime, timedelta
 from aiobotocore import credentials
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.processes.key_finder import KeyFinder, _found
+from fastfuse.index import progress
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
@@ -154,3 +159,28 @@ def test_an_error_names_the_files_that_are_gone(monkeypatch: pytest.MonkeyPatch,
     session = S3Session(ConnectionConfig(profile="none"))
     with pytest.raises(FastfuseError, match=r"were removed since it started: mount again"):
         heard(key_finder._found(session))
+
+
+def test_a_refresh_on_a_terminal_logs_where_the_files_are_gone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setitem(sys.modules, "fastfuse.terminal", None)
+    monkeypatch.setattr(progress, "_LOG_EVERY_S", 0.0)
+    caplog.set_level(logging.INFO)
+    progress.load_progress()
+    with progress.shown_line("listing", "s3://bucket/") as show:
+        show(lambda: "3 objects")
+    assert caplog.messages == ["listing s3://bucket/: 3 objects"]
+
+
+async def test_what_cannot_be_loaded_for_a_renewal_is_told_before_it_is_due(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = S3Session(ConnectionConfig(region="us-east-1"))
+    assert session.credentials is not None
+    until = datetime.now(UTC) + timedelta(hours=1)
+    session.credentials.take(Credentials(access_key="old", secret_key="-", expires_at=until))
+    monkeypatch.setattr(type(session), "_new_session", Mock(side_effect=ModuleNotFoundError("No module named 'gone'")))
+    await session.load_renewal()
+    assert "cannot be loaded; mount or begin again before they end: ModuleNotFoundError" in caplog.text

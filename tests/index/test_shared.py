@@ -25,6 +25,7 @@ from fastfuse.index.make import make_index
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.saved import CLAIM_SUFFIX, SharedIndex
 from fastfuse.index.snapshot import Snapshot, open_snapshot
+from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3 import upload as upload_module
@@ -175,6 +176,22 @@ def test_a_young_index_is_opened_and_an_old_one_replaced(server: LoopbackServer,
     assert server.count("ListObjectsV2") > before
     assert opened(server.endpoint_url) == second
     assert is_released(server)
+
+
+def test_shards_of_another_listing_are_warned_of(
+    server: LoopbackServer, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (replace(ORIGIN, shard=Shard(index=at, count=2)) for at in range(2))
+    assert [opened(server.endpoint_url, origin)[0] for origin in (first, second)] == [3, 2]
+    clock.now_s += 3601
+    assert caplog.messages == []
+    opened(server.endpoint_url, first)
+    opened(server.endpoint_url, second)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{PLACE} is too old, and {SOURCE} is listed anew: if a host still runs with a shard of")
+    clock.now_s += 3601
+    opened(server.endpoint_url)
+    assert caplog.messages == [warning]
 
 
 def test_all_that_is_tried_again_is_counted(server: LoopbackServer) -> None:

@@ -25,7 +25,7 @@ int main(int count, char **arguments)
 {
     direct_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
     route.part_patience_ns = route.patience_ns + 1; /* so that a connection has to change it */
-    route.part_limit_ns = 8 * route.patience_ns;
+    route.part_limit_ns = atoll(arguments[3]) * 1000000;
     direct_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
     for (char *port = strtok(arguments[1], ","); port; port = strtok(NULL, ",")) {
         struct sockaddr_in *address = (struct sockaddr_in *) &route.addresses[route.address_count++];
@@ -35,10 +35,10 @@ int main(int count, char **arguments)
     }
     strcpy(route.host, "127.0.0.1");
     direct_make_crcs();
-    if (count > 3) {
+    if (count > 4) {
         route.tls = SSL_CTX_new(TLS_client_method());
         SSL_CTX_set_verify(route.tls, SSL_VERIFY_PEER, NULL);
-        if (!SSL_CTX_load_verify_file(route.tls, arguments[3]))
+        if (!SSL_CTX_load_verify_file(route.tls, arguments[4]))
             return 1;
     }
     for (int at = 0; at < 6; at++) {

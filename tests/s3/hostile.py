@@ -6,6 +6,7 @@ reset, and answers as S3 does before and after, so a test can see how a client f
 the caller's trio run; nothing outlives the block of `serving`.
 """
 
+import ctypes
 import socket
 import ssl
 import struct
@@ -27,6 +28,8 @@ DATA = bytes((7 * at + (at >> 8)) & 255 for at in range(300_000))
 _MODIFIED_S = 1_700_000_000
 REF = ObjectRef(BUCKET, "key", len(DATA), '"0123456789abcdef0123456789abcdef"', _MODIFIED_S * 10**9)
 _DRIP_S = 0.2
+_SO_ATTACH_FILTER = 26  # <asm/socket.h>
+_DROP = struct.pack("=HBBI", 6, 0, 0, 0)  # BPF_RET | BPF_K, of no byte
 _LINGER_FOR_RESET = struct.pack("ii", 1, 0)
 
 
@@ -195,6 +198,12 @@ class Peer:
         """End the connection with an RST."""
         self.transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_FOR_RESET)
         self.transport.socket.close()
+
+    def vanish(self) -> None:
+        """Lose every packet that comes from now on, as a NAT does that has forgotten the connection."""
+        code = ctypes.create_string_buffer(_DROP)
+        program = struct.pack("@HP", 1, ctypes.addressof(code))
+        self.transport.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     async def end(self) -> None:
         """End what this side sends with a FIN, and without a close_notify where there is TLS."""

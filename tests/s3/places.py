@@ -58,7 +58,7 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
                 directory=request.getfixturevalue("tmp_path") / "cache", size_bytes=64 << 20, min_free_bytes=0
             )
             prepare(settings, os.geteuid())
-            cache = open_cache(settings)
+            cache = open_cache(settings, os.geteuid())
             reader = CachedReader(
                 store, cache, PartBuffers(part_bytes=0, limit_bytes=0), Counters(), endpoint_url="",
                 queue_bytes=8 << 20, deadline_s=60.0,

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, su
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +25,7 @@ from bench.s3server import (
     MemoryObjects,
     ServerConfig,
     Stall,
+    TlsFiles,
     create_chain,
 )
 from fastfuse.errors import (
@@ -41,8 +43,10 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.routes import Route
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server
+from tests.s3.certificates import issue
 from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
 
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
@@ -106,6 +110,35 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
         return loopback_client({"key": DATA}, config, replace(connection, deadline_s=deadline_s))
 
     return serve
+
+
+async def test_reads_go_on_where_authority_and_certificate_are_replaced(tmp_path: Path) -> None:
+    """All connections that are under way find the certificate refused, and one of them reads the new authority."""
+    authority, issued = create_chain(tmp_path)
+    connection = replace(IN_A_REGION, ca_bundle=str(authority))
+    async with loopback_client({"key": DATA}, ServerConfig(tls=issued), connection) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        create_chain(tmp_path)
+        server._tls = server._tls_context()  # nor does it know the old one's sessions
+        route_of(reader).close_idle()
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(reader.get, REF, 0, 10)
+        create_chain(tmp_path)
+        right = authority.read_bytes()
+        authority.write_text("no certificate")
+        server._tls = server._tls_context()
+        route_of(reader).close_idle()
+        with pytest.raises(UnavailableError, match="certificate verification failed"):
+            await reader.get(REF, 0, 10)
+        authority.write_bytes(right)
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+
+
+def route_of(reader: S3Client) -> Route:
+    route = reader._routes.known("bucket")
+    assert route is not None
+    return route
 
 
 @pytest.mark.parametrize("size_bytes", [1000, len(DATA)])
@@ -335,6 +368,57 @@ async def test_idle_connections_that_a_firewall_has_dropped_cost_a_read_one_stal
         server.misbehave(answer, accept=None, context="good")
         assert await reader.get(hostile.REF, 0, size_bytes) == hostile.DATA[:size_bytes]
     assert asked == 1
+
+
+async def test_connections_that_a_nat_has_forgotten_cost_a_read_seconds() -> None:
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url))) as reader,
+    ):
+        await reader.get(hostile.REF, 0, 10)
+        server.peers[0].vanish()
+        with trio.fail_after(15):  # a stall takes 20 s
+            assert await reader.get(hostile.REF, 0, 20) == hostile.DATA[:20]
+
+
+@pytest.mark.parametrize("transport", ["plain", "tls"])
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_reads_go_to_another_address_if_one_accepts_and_answers_nothing(
+    *, hangs: bool, transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 0.5)
+    monkeypatch.setattr("fastfuse.s3.routes.CONNECT_TIMEOUT_S", 3.0)
+    config, issued = replace(IN_A_REGION, force_path_style=True, deadline_s=20), None
+    if transport == "tls":
+        authority = issue(is_authority=True, subject="authority")
+        path = issue("name.test", by=authority).write(tmp_path, "server")
+        issued = TlsFiles(path, path)
+        config = replace(config, ca_bundle=str(authority.write(tmp_path, "authority")))
+    look_up, connections = socket.getaddrinfo, 0
+
+    def both(host: bytes | str, *asked: Any) -> list[Any]:  # noqa: ANN401
+        if host != b"name.test":
+            return look_up(host, *asked)
+        return [row for address in ("127.0.0.2", "127.0.0.1") for row in look_up(address, *asked)]
+
+    async def serve(stream: trio.SocketStream) -> None:
+        nonlocal connections
+        connections += 1
+        async with stream:
+            if hangs:
+                await trio.sleep_forever()
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    objects = {"bucket": MemoryObjects({"key": DATA})}
+    with LoopbackServer(objects, ServerConfig(tls=issued)) as server:
+        url = f"{server.endpoint_url.partition(':')[0]}://name.test:{server.port}"
+        async with aclosing(client_of(replace(config, endpoint_url=url))) as client, trio.open_nursery() as nursery:
+            await nursery.start(partial(trio.serve_tcp, serve, server.port, host="127.0.0.2"))
+            for _ in range(3):
+                assert await client.get(REF, 0, 10) == DATA[:10]
+                client._routes._routes["bucket"].close_idle()
+            nursery.cancel_scope.cancel()
+    assert connections == 1
 
 
 async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:

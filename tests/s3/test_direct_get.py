@@ -35,7 +35,7 @@ from tests.s3.hostile import (
 )
 from tests.s3.hostile_rows import ROWS, Ending, Row
 
-_PATIENCE_MS = 150
+_PATIENCE_MS, _LIMIT_MS = 150, 3600
 _CREDENTIALS = Credentials(access_key="AKIATESTTESTTESTTEST", secret_key="secret" * 6, token="token/+=")
 
 
@@ -106,11 +106,17 @@ class Getter:
 
 @asynccontextmanager
 async def getting(
-    program: Path, hostile: Hostile, credentials: Credentials | None = _CREDENTIALS, *, other_ports: str = ""
+    program: Path,
+    hostile: Hostile,
+    credentials: Credentials | None = _CREDENTIALS,
+    *,
+    other_ports: str = "",
+    patience_ms: int = _PATIENCE_MS,
+    limit_ms: int = _LIMIT_MS,
 ) -> AsyncIterator[Getter]:
     certificates = hostile.certificates
     more = [] if certificates is None else [str(certificates.authority)]
-    command = [str(program), f"{other_ports}{hostile.port}", str(_PATIENCE_MS), *more]
+    command = [str(program), f"{other_ports}{hostile.port}", str(patience_ms), str(limit_ms), *more]
     async with trio.open_nursery() as nursery:
         run = partial(trio.run_process, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, check=False)
         process = await nursery.start(run)
@@ -179,13 +185,37 @@ async def test_a_part_comes_whole_however_it_is_cut_up(
         assert server.hostile_replies == len(server.peers) + len(spans) - 1  # over one connection
 
 
+async def test_a_part_that_comes_steadily_takes_longer_than_one_that_drips(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+
+    async def answer(peer: Peer, request: Request) -> None:
+        reply = good_reply(request).encode()
+        await peer.send(reply[:250_000])
+        await trio.sleep(2.5)  # a drip is ended after a third of the limit
+        await peer.send(reply[250_000:])
+
+    async with serving() as server, getting(program, server, patience_ms=2000, limit_ms=6000) as getter:
+        server.misbehave(answer, accept=None, context="good")
+        assert await getter.get(span=(0, 300_000)) == (True, False, DATA)
+
+
 async def test_a_dead_address_is_followed_by_the_next(program: Path) -> None:
     async with serving() as server:
         with socket.socket() as nobody:
             nobody.bind(("127.0.0.1", 0))  # and does not listen
             async with getting(program, server, other_ports=f"{nobody.getsockname()[1]},") as getter:
                 server.misbehave(_whole, accept=None, context="good")
-                assert [await getter.get() for _ in range(3)] == [(False, False, b""), *2 * [(True, False, DATA)]]
+                assert await getter.get() == (True, False, DATA)
+
+
+async def test_an_address_that_accepts_and_answers_nothing_is_followed_by_the_next(program: Path) -> None:
+    async with serving() as server:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with getting(program, server, other_ports=f"{silent.getsockname()[1]},") as getter:
+                server.misbehave(_whole, accept=None, context="good")
+                assert [(await getter.get())[0] for _ in range(3)] == [False, True, True]
 
 
 async def _whole(peer: Peer, request: Request) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from bench.s3server import (
     ServerConfig,
     WrongEtag,
     WrongLength,
+    create_chain,
 )
 from bench.s3server.faults import Action
 from fastfuse.errors import AccessError, ConfigurationError, DiskError, ServiceError, SourceError, UploadGoneError
@@ -216,6 +218,27 @@ async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_pa
     with pytest.raises(ConfigurationError, match="cannot be read as certificates"):
         await upload(client, fd, "bucket", "key")
     await client.aclose()
+
+
+async def test_uploads_go_on_where_authority_and_certificate_are_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of these requests has a client, and so a connection, of its own."""
+    authority, issued = create_chain(tmp_path)
+    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, ServerConfig(tls=issued)) as server:
+        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=str(authority))
+        session, keys = S3Session(config), Credentials(access_key="A", secret_key="-")
+        for step in range(3):
+            async with AsyncExitStack() as exits:
+                clients = Clients(session, exits, "us-east-1")
+                client = await clients.make(partial(clients._open, exits), keys)
+                assert (await client.head_object(Bucket="bucket", Key="key"))["ContentLength"] == 4
+            if step == 0:
+                create_chain(tmp_path)
+                server._tls = server._tls_context()
+            else:
+                authority.unlink(missing_ok=True)
+    assert "has changed" not in caplog.text
 
 
 @asynccontextmanager

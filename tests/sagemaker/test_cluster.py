@@ -116,6 +116,21 @@ def test_each_of_an_elastic_number_of_hosts_has_everything() -> None:
     assert find_cluster(job_of(sharded), environ, host="2/2").hosts == ("algo-1", "algo-2")
 
 
+def test_hosts_of_an_elastic_job_replace_nothing_of_each_other() -> None:
+    job = job_of(request())
+    assert job.output is not None
+    places = set[S3Uri]()
+    for machine in ("node-a", "node-b"):
+        cluster = find_cluster(job, {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"}, machine=machine)
+        assert str(job.output.model(cluster)) == f"s3://bucket/output/a-job/output/model-{machine}.tar.gz"
+        places |= {of(cluster) for of in (job.output.model, job.output.output, job.output.record, job.output.etags)}
+        assert not cluster.reads_all(job.channels[0])
+    assert len(places) == 8
+    for environ, host in (({"PET_NNODES": "1:4"}, "1/1"), ({}, None)):
+        cluster = find_cluster(job, environ, host)
+        assert (job.output.model(cluster).path, cluster.elastic_host) == ("output/a-job/output/model.tar.gz", "")
+
+
 def test_hosts_are_in_the_order_of_their_names_not_of_their_numbers() -> None:
     assert find_cluster(JOB, {"RANK": "1", "WORLD_SIZE": "11"}).hosts[:4] == ("algo-1", "algo-10", "algo-11", "algo-2")
     environ = {"SM_HOSTS": '["b", "a"]', "SM_CURRENT_HOST": "b", "SM_NETWORK_INTERFACE_NAME": "ib0"}

@@ -1,5 +1,6 @@
 """Small files of an announced order, which threads fetch and answer without the interpreter, through a real mount."""
 
+import errno
 import mmap
 import os
 import random
@@ -15,12 +16,14 @@ import pytest
 
 from bench.s3server import FaultRule, MemoryObjects, Stall
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Action, Replace, Truncate
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from fastfuse.hints import order
 from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import mounted
-from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place, refresh
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, errno_of, gets, place, refresh
 from tests.semantics.test_metrics import Scrape, settle
+from tests.semantics.test_respawn import has_hits
 from tests.semantics.test_threads import has_threads
 
 pytestmark = pytest.mark.fuse
@@ -121,6 +124,23 @@ def test_reads_wait_for_the_get_that_is_under_way(monkeypatch: pytest.MonkeyPatc
         assert sorted(answered(here)) == [(at << 16, 64 << 10, True) for at in range(4)]
         assert get_count(here, LARGE) == 1
         assert Scrape(here.mount.metrics_port())["waiting_reads",] == 0
+
+
+def test_a_read_of_a_file_ahead_that_kills_workers_fails_and_the_mount_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L3"""
+    with ThreadPoolExecutor(1) as reader, threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+        rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=SMALL))
+        with order([SMALL], here.path):
+            wait_until(lambda: here.server.faults.hits(rule) == 1)
+            read = reader.submit(errno_of, whole, here.path / SMALL)
+            wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == 1)
+            for death in (1, 2):
+                wait_until(partial(has_hits, here, rule, death))
+                os.kill(ask_status(entry_of(here.path))["worker_pid"], signal.SIGSEGV)
+            assert read.result(60) == errno.EIO
+        assert here.server.faults.hits(rule) == here.mount.log.count("; starting another") == 2
+        assert "workers die of the read of inode " in here.mount.log
+        assert whole(here.path / LARGE) == DATA[LARGE]
 
 
 @pytest.mark.parametrize("action", [Stall(1000), Truncate(1000), Replace(b"other"), ACCESS_DENIED])

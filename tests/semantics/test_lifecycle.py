@@ -196,6 +196,10 @@ def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer,
         with pytest.raises(OSError, match="not connected"):
             os.listdir(directory)
         os.stat(directory)  # the kernel still knows what the root was like, and that must not look alive
+        # A listing may take long, and fail. A reader would take the empty directory for the data.
+        assert run_fastfuse(*mount_command(f"{URI}/none/", directory, server.endpoint_url)[3:]).returncode == 4
+        with pytest.raises(OSError, match="not connected"):
+            os.listdir(directory)
         with mounted(URI, server.endpoint_url, path=directory) as alive:
             assert (directory / "file").read_bytes() == DATA["file"]
             assert alive.stop() == 0

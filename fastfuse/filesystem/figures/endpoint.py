@@ -39,7 +39,7 @@ class MetricsEndpoint:
         """Listen, and start the process.
 
         Raises:
-            ConfigurationError: the address cannot be listened on.
+            MountError: the address cannot be listened on.
             NoRoomError: no process can be started.
         """
         if self._address is not None:

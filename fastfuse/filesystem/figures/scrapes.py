@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import MountError
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS, Counters
 
 _log = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ def bind_metrics(host: str, port: int) -> socket.socket:
     """Return a listening socket for the endpoint, so that a bad address is refused before anything is mounted.
 
     Raises:
-        ConfigurationError: the address cannot be listened on.
+        MountError: the address cannot be listened on.
     """
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ConfigurationError(
+        raise MountError(
             f"cannot listen on {host}:{port} for metrics: {error.strerror or error}", hint="see --metrics-listen"
         ) from error
 

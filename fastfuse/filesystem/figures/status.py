@@ -15,6 +15,7 @@ from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.filesystem.figures.recorder import Recorder
 from fastfuse.filesystem.figures.verdict import as_json, figures_of, summary_lines
 from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
+from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import METRICS, Counters
 
 _log = logging.getLogger(__name__)
@@ -120,6 +121,30 @@ class Recent:
 
     def _numbers(self) -> tuple[int, ...]:
         return tuple(self.counters.get(name) for name in _RATED)
+
+
+def show_trouble(
+    counters: Counters,
+    failing: FailingReads,
+    trouble: Mapping[str, Any] | None,
+    failed: Mapping[str, int],
+    now_s: float,
+) -> bool:
+    """Set the gauges that ``/healthz`` and alerts ask for, and return whether reads fail; call it about once a second.
+
+    `trouble` is that of the requests, as of `s3.retries`. `failed` counts the reads that failed, by errno.
+    """
+    counters.set("fastfuse_in_trouble", int(trouble is not None))
+    # Nobody waits for a trouble without requests: it is over with the next answer.
+    trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
+    is_failing = failing.look(now_s, delivered(counters), failed, trouble_s=trouble_s)
+    counters.set("fastfuse_reads_failing", int(is_failing))
+    return is_failing
+
+
+def delivered(counters: Counters) -> int:
+    """Return a number that grows with each GET and each read that succeeds."""
+    return counters.get("fastfuse_fetch_requests", "ok") + counters.get("fastfuse_read_served_bytes")
 
 
 class Board:

@@ -2,5 +2,5 @@
 
 `fuse` loads pyfuse3 after the compiled modules: `interposed` takes requests before libfuse does, `replies` keeps and
 answers them, and `direct_reads` fetches in threads (`threads` declares what they are made of). `session` answers INIT,
-`loop` waits for requests, `in_hand` notes the READs that are under way, and `notices` says what the kernel must forget.
+`loop` waits for requests, `in_hand` finds the READ that kills workers, and `notices` says what the kernel must forget.
 """

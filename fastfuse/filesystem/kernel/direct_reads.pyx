@@ -156,8 +156,6 @@ cdef struct Thread:
     direct_connection connection
     direct_route *route
     int64_t began_ns
-    # Its place in memory that outlives the worker: inode, offset, size and number (filesystem/kernel/in_hand.py).
-    int64_t *in_hand
     # Aligned, with room for a reply, or for a file and what surrounds it in the tier.
     char *data
     # Of a file that the tier keeps, and whether it was given back to Python meanwhile.
@@ -257,12 +255,11 @@ cdef EVP_MD_CTX *naming = NULL
 cdef int64_t kept_patience_ns = 0
 # Where files lie in the tier, each at its inode modulo `_MOST_KEPT`.
 cdef Kept *kept = NULL
-cdef int64_t *in_hand = NULL
 cdef int64_t *waiting = NULL
 cdef int64_t waiting_since_ns = 0, stalled = 0, in_flight_bytes = 0
 cdef uint8_t *marks = NULL
 cdef uint64_t marked = 0
-cdef object _slots, _waits
+cdef object _waits
 
 pthread_mutex_init(&lock, NULL)
 direct_make_crcs()
@@ -282,15 +279,13 @@ cdef class Body:
         free(self.data)
 
 
-def start(int device_fd, int returned_fd, int threads, int64_t[::1] slots):
+def start(int device_fd, int returned_fd, int threads):
     """Write replies to `device_fd`, and tell of what is returned through the eventfd `returned_fd`, from `threads`.
 
-    `slots` has four numbers for each thread, where it notes its read. Starts no thread yet.
+    Starts no thread yet.
     """
-    global device, wrong_fd, most_threads, in_hand, _slots
-    most_threads = min(threads, _MOST_THREADS, len(slots) // 4)
-    device, wrong_fd = device_fd, returned_fd
-    in_hand, _slots = &slots[0], slots
+    global device, wrong_fd, most_threads
+    device, wrong_fd, most_threads = device_fd, returned_fd, min(threads, _MOST_THREADS)
 
 
 def keep_in(int directory, int claims, int filter, uint64_t filter_bytes, double patience_s):
@@ -376,8 +371,8 @@ def arm(*, list addresses, bytes host, int port, bint is_address, uint64_t tls, 
 
     `addresses` are each a `sockaddr`, and no more than eight are used. `tls` is the address of an SSL_CTX or 0, and
     `texts` are those of `direct_route` in order. The GET of a file in which nothing comes for `patience_s` is returned,
-    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all. The names of objects in the
-    tier are hashes that begin with `identity_begin`, and go on with the rest of their keys.
+    that of a part after `part_patience_s`, or if it takes longer than `part_limit_s` in all, or drips. The names of
+    objects in the tier are hashes that begin with `identity_begin`, and go on with the rest of their keys.
     """
     global route, failures
     cdef direct_route *new
@@ -852,8 +847,6 @@ cdef void read_file(Thread *thread) noexcept:
     global in_flight, in_flight_bytes
     cdef Job *job = &thread.job
     marks[job.inode] |= _BY_THREAD
-    thread.in_hand[1], thread.in_hand[2], thread.in_hand[3] = 0, job.asked_bytes, 0
-    thread.in_hand[0] = job.inode
     thread.began_ns = direct_now_ns()
     pthread_mutex_lock(&lock)
     in_flight += 1
@@ -886,7 +879,7 @@ cdef Thread *new_thread() noexcept:
         return NULL
     posix_memalign(<void **> &thread.data, KEPT_ALIGNMENT, _MOST_BYTES + max(DIRECT_HEAD_BYTES, KEPT_LEAD_BYTES))
     thread.connection.fd, thread.connection.turn, thread.connection.hash = -1, thread_count, EVP_MD_CTX_new()
-    thread.in_hand, thread.number, thread.object_id = in_hand + 4 * thread_count, thread_count, _NOT_KEPT
+    thread.number, thread.object_id = thread_count, _NOT_KEPT
     sem_init(&thread.has_job, 0, 0)
     if thread.data != NULL and thread.connection.hash != NULL:
         error = start_thread(serve, thread)
@@ -1021,7 +1014,6 @@ cdef inline Record record_of(const Thread *thread) noexcept nogil:
 
 cdef inline void let_end(Thread *thread) noexcept nogil:
     global in_flight, in_flight_bytes
-    thread.in_hand[0] = 0
     in_flight -= 1
     in_flight_bytes -= thread.job.object.size_bytes
 

@@ -56,7 +56,8 @@ cdef extern from "<linux/fuse.h>" nogil:
         uint32_t len, opcode
         uint64_t unique, nodeid
     struct fuse_read_in:
-        pass
+        uint64_t offset
+        uint32_t size
 
 cdef enum:
     # Passing a smaller answer to a thread costs more CPU time than copying it: docs/MEASUREMENTS.md, "Mount".
@@ -75,6 +76,8 @@ cdef enum:
 cdef struct Kept:
     fuse_in_header head
     fuse_read_in asked
+    # Workers that crashed while it was under way, and whether it is in this one.
+    uint32_t crashes, is_begun
 
 # Memory that outlives the worker.
 cdef struct Requests:
@@ -189,6 +192,28 @@ def owed(memory):
     return numbers - {0}
 
 
+def reads_left(memory, bint has_crashed):
+    """Return the READs that a dead worker left, and note its crash in those that it had begun, if it `has_crashed`.
+
+    Each is ``(number, (inode, offset, size), workers that crashed with it under way, whether this one did)``. Call it
+    once after every death.
+    """
+    cdef uint8_t[::1] view = memory
+    cdef Requests *left_behind = <Requests *> &view[0]
+    cdef Kept *one
+    cdef int at
+    cdef bint is_blamed
+    found = []
+    for at in range(_MOST_KEPT):
+        one = &left_behind.reads[at]
+        if one.head.unique:
+            is_blamed, one.is_begun = has_crashed and one.is_begun, False
+            one.crashes += is_blamed
+            asked = one.head.nodeid, one.asked.offset, one.asked.size
+            found.append((one.head.unique, asked, one.crashes, is_blamed))
+    return found
+
+
 def under_way(memory):
     """Return number, operation and inode of the request that a dead worker was at; None if there is none but READs.
 
@@ -201,9 +226,6 @@ def under_way(memory):
     left_behind.begun = 0
     if not head.unique or head.unique != begun or head.opcode == FUSE_READ:
         return None
-    for at in range(_MOST_KEPT):
-        if left_behind.reads[<int> at].head.unique == head.unique:
-            return None
     return head.unique, head.opcode, head.nodeid
 
 
@@ -243,43 +265,55 @@ cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
         if size_bytes[0] < 0:
             # ENOENT: the caller was killed. ENODEV: the mount is gone.
             size_bytes[0] = 0 if errno == ENODEV else -EINTR if errno in (EAGAIN, ENOENT) else -errno
+        elif head.opcode == FUSE_READ:
+            (<Kept *> head).crashes = 0  # it is new
     STORE(requests.begun, head.unique)
     return requests.message
 
 
 cdef void keep_read(const char *message) noexcept nogil:
-    """Keep a READ until it is answered. Called by the loop's thread."""
+    """Keep a READ of `next_request` until it is answered. It begins now, unless it waits for `begin_read`."""
     cdef Kept one = (<const Kept *> message)[0]
-    cdef uint64_t at, place, unique = one.head.unique
+    cdef Kept *place
+    cdef uint64_t unique = one.head.unique
     if requests == NULL:
         return
-    one.head.unique = 0
-    for at in range(_MOST_KEPT):
-        place = (_place(unique) + at) % _MOST_KEPT
-        if not LOADED(requests.reads[place].head.unique):
-            requests.reads[place] = one
-            STORE(requests.reads[place].head.unique, unique)
-            return
-    ADD(requests.lost_count, 1)
+    one.head.unique, one.is_begun = 0, not one.crashes
+    place = place_of(0, unique)
+    if place == NULL:
+        ADD(requests.lost_count, 1)
+        return
+    place[0] = one
+    STORE(place.head.unique, unique)
+
+
+def begin_read(uint64_t number):
+    """Note that a READ begins with which a worker crashed."""
+    cdef Kept *one = NULL if requests == NULL else place_of(number, number)
+    if one != NULL:
+        one.is_begun = True
 
 
 cdef void forget_read(uint64_t unique, bint is_taken) noexcept nogil:
     """Keep a READ no longer: it is answered. Unless the kernel took this answer, another one may have been before it."""
-    cdef uint64_t at, place
+    cdef Kept *one
     if requests == NULL:
         return
-    for at in range(_MOST_KEPT):
-        place = (_place(unique) + at) % _MOST_KEPT
-        if LOADED(requests.reads[place].head.unique) == unique:
-            STORE(requests.reads[place].head.unique, 0)
-            return
-    if is_taken and LOADED(requests.lost_count):
+    one = place_of(unique, unique)
+    if one != NULL:
+        STORE(one.head.unique, 0)
+    elif is_taken and LOADED(requests.lost_count):
         ADD(requests.lost_count, -1)
 
 
-cdef inline uint64_t _place(uint64_t unique) noexcept nogil:
-    # The kernel counts requests by twos.
-    return unique >> 1
+cdef Kept *place_of(uint64_t held, uint64_t unique) noexcept nogil:
+    """Return the first place from that of the READ `unique` on that has the number `held`; NULL if none has."""
+    cdef uint64_t at, place
+    for at in range(_MOST_KEPT):
+        place = ((unique >> 1) + at) % _MOST_KEPT  # the kernel counts requests by twos
+        if LOADED(requests.reads[place].head.unique) == held:
+            return &requests.reads[place]
+    return NULL
 
 
 def threads_for(int cores):

@@ -9,7 +9,8 @@ A client connects to a Unix socket of sequenced packets. Each packet is one JSON
 ``{"fastfuse": 1, "request": NAME, ...}`` or its answer; an error is an answer as `children.error_message` makes it. The
 requests: `mount` (with ``source``, the name to show; answered with ``device`` and ``mountpoint``, beside the
 descriptor), `raise_readahead` (once INIT is answered, which resets it), `is_mounted` (of a mount whose connection to
-the kernel has ended), `unmount` (with ``lazy``) and `abort`. The mount goes with the connection.
+the kernel has ended), `unmount` (with ``lazy``) and `abort`. If a client hangs up without `unmount`, its mount stays
+until the next client mounts or the helper ends: readers get an error from it, and find no empty directory.
 """
 
 import array
@@ -82,6 +83,7 @@ def listen_at(path: Path, uid: int) -> socket.socket:
 
 def serve(mountpoint: Path, listener: socket.socket, uid: int) -> None:
     """Mount at `mountpoint` for one process of the user `uid` (or of root) after the other, until SIGTERM or SIGINT."""
+    helper = Helper(mountpoint, uid)
     with listener, _told_to_stop() as stop:
         try:
             while stop not in _readable(stop, listener):
@@ -89,14 +91,15 @@ def serve(mountpoint: Path, listener: socket.socket, uid: int) -> None:
                 with connection:
                     connection.settimeout(_ANSWER_WITHIN_S)
                     if peer_uid(connection) in {0, uid}:
-                        _serve_one(Helper(mountpoint, peer_uid(connection)), connection, listener, stop)
-            Helper(mountpoint, uid).close()  # of a process that outlived the helper before this one
+                        helper.uid = peer_uid(connection)
+                        _serve_one(helper, connection, listener, stop)
         finally:
+            helper.close()
             Path(listener.getsockname()).unlink(missing_ok=True)
 
 
 def _serve_one(helper: "Helper", connection: socket.socket, listener: socket.socket, stop: int) -> None:
-    """Do what one client asks until it hangs up, and refuse others meanwhile; then take its mount away."""
+    """Do what one client asks until it hangs up, and refuse others meanwhile."""
     try:
         while True:
             ready = _readable(stop, listener, connection)
@@ -115,8 +118,6 @@ def _serve_one(helper: "Helper", connection: socket.socket, listener: socket.soc
                 _send(connection, *helper.answer(packet))
     except (ConnectionError, TimeoutError) as error:
         _log.warning("the process that served %s is gone: %s", helper.mountpoint, error)
-    finally:
-        helper.close()
 
 
 def _readable(*ends: int | socket.socket) -> list[int | socket.socket]:
@@ -134,11 +135,11 @@ def _send(connection: socket.socket, answer: bytes, fd: int | None = None) -> No
 
 
 class Helper:
-    """What one client may have done at `mountpoint`. Its user `uid` is the owner of the mount."""
+    """What one client after the other may have done at `mountpoint`. Its user `uid` is the owner of the mount."""
 
     def __init__(self, mountpoint: Path, uid: int) -> None:
         self.mountpoint = mountpoint
-        self._uid = uid
+        self.uid = uid
         self._device = ""
 
     def answer(self, packet: bytes) -> tuple[bytes, int | None]:
@@ -164,17 +165,17 @@ class Helper:
         return json.dumps({"fastfuse": PROTOCOL, **found}).encode(), fd
 
     def close(self) -> None:
-        """Take the mount away, and one that died; whoever reads from it still gets an error, for nobody serves it."""
+        """Take the mount away; whoever reads from it still gets an error, for nobody serves it."""
         try:
-            if self._is_there():
-                unmount(self.mountpoint, lazy=True, device=self._device)
-                _log.info("unmounted %s", self.mountpoint)
-            self._take_dead_away()
+            self._take_away()
         except FastfuseError as error:
             _log.error("%s", error)
 
-    def _take_dead_away(self) -> None:
-        """Take away a mount whose process died with the helper before this one, or after it."""
+    def _take_away(self) -> None:
+        """Take away the mount of the last client, and one whose process died with the helper before this one."""
+        if self._is_there():
+            unmount(self.mountpoint, lazy=True, device=self._device)
+            _log.info("unmounted %s", self.mountpoint)
         left = find_mount(self.mountpoint)
         if left is not None and left.is_ours and is_dead(self.mountpoint):
             unmount(self.mountpoint, lazy=True, device=left.device)
@@ -184,7 +185,7 @@ class Helper:
 
     def _mount(self, source: str) -> tuple[int, dict[str, Any]]:
         """Mount, and return the descriptor and what the client is told."""
-        self._take_dead_away()
+        self._take_away()
         self.mountpoint = prepare_mountpoint(self.mountpoint, create_parents=False)
         try:
             fd = os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC)
@@ -199,12 +200,12 @@ class Helper:
             os.close(fd)
             raise
         self._device = entry.device
-        _log.info("mounted %s for user %d", self.mountpoint, self._uid)
+        _log.info("mounted %s for user %d", self.mountpoint, self.uid)
         return fd, {"device": entry.device, "mountpoint": str(self.mountpoint)}
 
     def _attach(self, fd: int, source: str) -> None:
         """Mount what `fd` serves as libfuse does (fuse(4)), on the directory that is there now, through no link."""
-        options = f"fd={fd},rootmode=40000,user_id={self._uid},group_id={self._uid},default_permissions,allow_other"
+        options = f"fd={fd},rootmode=40000,user_id={self.uid},group_id={self.uid},default_permissions,allow_other"
         flags = _MS_RDONLY | _MS_NOSUID | _MS_NODEV
         libc = ctypes.CDLL(None, use_errno=True)
         try:

@@ -58,6 +58,9 @@ class Place:
 
     def mount(self, name: str) -> Ready | None:
         """Mount under this name; None leaves it to libfuse."""
+        if find_mount(self.mountpoint) is not None:
+            # Not before the listing: readers would take the empty directory for the data.
+            prepare_mountpoint(self.mountpoint, create_parents=False)
         return None
 
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
@@ -76,7 +79,7 @@ class Place:
             raise_readahead(device)
 
     def close(self) -> None:
-        """Let go of it; a helper takes its mount away with the last process that does."""
+        """Let go of it."""
 
 
 class HelperPlace(Place):
@@ -237,7 +240,9 @@ def place_for(settings: MountSettings) -> Place:
     if settings.fuse_fd is not None:
         return GivenPlace(settings.fuse_fd, settings.mountpoint)
     created: list[Path] = []
-    mountpoint = prepare_mountpoint(settings.mountpoint, create_parents=settings.create_parents, created=created)
+    mountpoint = prepare_mountpoint(
+        settings.mountpoint, create_parents=settings.create_parents, created=created, keeps_dead=True
+    )
     place = Place(mountpoint, created)
     try:
         check_device()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.processes.children import fork_child, is_over_within, wait_child
-from fastfuse.filesystem.processes.sockets import addresses, control_prefix
+from fastfuse.filesystem.processes.sockets import addresses, control_prefix, hint_prefix
 
 _log = logging.getLogger(__name__)
 
@@ -137,25 +137,40 @@ def _is_served(entry: MountEntry) -> bool:
     return bool(addresses(control_prefix(entry.device)))
 
 
+def _has_left_process(entry: MountEntry) -> bool:
+    """Return whether a process outlived its killed supervisor: it holds the hint socket, and the connection.
+
+    A mount of another network namespace has no socket here. It may only be frozen.
+    """
+    return not _is_served(entry) and bool(addresses(hint_prefix(entry.device)))
+
+
 def _abort_if_there(entry: MountEntry) -> None:
     # The probe has taken a while: the mount may be gone, and its number may be another mount's.
     if is_mounted(entry.path, entry.device):
         abort(entry.path, entry.device)
 
 
-def prepare_mountpoint(path: Path, *, create_parents: bool, created: list[Path] | None = None) -> Path:
+def prepare_mountpoint(
+    path: Path, *, create_parents: bool, created: list[Path] | None = None, keeps_dead: bool = False
+) -> Path:
     """Make sure that `path` is an empty directory to mount on, and return it absolute and without links.
 
     A missing directory is created. Its parents are created only with `create_parents`: a missing parent is most likely
     mistyped. What is created is added to `created`, the innermost directory first. A dead fastfuse mount of this user
-    is cleared (L4); a live one, or another user's, is never touched.
+    is cleared (L4), or kept with `keeps_dead`: readers get an error from it. A live one, or another user's, is never
+    touched.
 
     Raises:
         MountError: the place cannot be used; the error says why and what to do.
     """
     entry = find_mount(path)
     if entry is not None:
-        _clear_dead_mount(entry)
+        _require_dead(entry)
+        if keeps_dead:
+            return entry.path
+        if find_mount(path) == entry:
+            unmount(path, lazy=True, device=entry.device)
     try:
         with os.scandir(path) as entries:
             is_empty = next(entries, None) is None
@@ -197,14 +212,14 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
-    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], _bdi(entry.device)
+    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], bdi_number(entry.device)
     if os.geteuid() == 0:
         _unmount_as_root(entry.path, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
     left = [str(other.path) for other in _entries() if other in users]
-    if not left and not lazy and bdi and _bdi(entry.device) == bdi:
+    if not left and not lazy and bdi and bdi_number(entry.device) == bdi:
         return ["a place that is not seen from here, such as in a container"]
     return left
 
@@ -214,7 +229,7 @@ def _uses(other: MountEntry, entry: MountEntry) -> bool:
     return other.device == entry.device or any(layer.is_relative_to(entry.path) for layer in other.layers)
 
 
-def _bdi(device: str) -> int:
+def bdi_number(device: str) -> int:
     """Return the number of what sysfs shows of a file system, which no later one has; 0 if there is nothing."""
     try:
         return (_BDI / device).stat().st_ino
@@ -246,13 +261,14 @@ def _no_directory_error(path: Path) -> MountError:
     return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
 
 
-def _clear_dead_mount(entry: MountEntry) -> None:
+def _require_dead(entry: MountEntry) -> None:
+    """Raise `MountError` unless a mount is a dead one of ours; end the connection of one that left a process behind."""
     if not entry.is_ours:
         raise MountError(
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
     number = _errno_of_statvfs(entry.path)
-    if number is None and entry.owner_uid == os.geteuid() and not _is_served(entry):
+    if number is None and entry.owner_uid == os.geteuid() and _has_left_process(entry):
         _abort_if_there(entry)
         number = errno.ENOTCONN
     if number is None:
@@ -271,8 +287,6 @@ def _clear_dead_mount(entry: MountEntry) -> None:
             f"{entry.path} holds a dead mount of user {entry.owner_uid}",
             hint=f"fastfuse unmount {entry.path} as that user",
         )
-    if find_mount(entry.path) == entry:
-        unmount(entry.path, lazy=True, device=entry.device)
 
 
 def _errno_of_statvfs(path: Path) -> int | None:

@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from fastfuse.errors import MountError
+from fastfuse.filesystem.mounting.mountpoint import find_mount
 
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
@@ -44,7 +45,8 @@ def obstacle(mountpoint: Path | None, *, allow_other: bool) -> MountError | None
     if not _may_gain_rights():
         reason = f"{place} cannot be mounted on: Operation not permitted, for this process may not gain rights"
         return MountError(reason, hint=CONTAINER)
-    if mountpoint is not None and not _may_write(mountpoint):
+    # A dead mount, which is cleared, hides the directory.
+    if mountpoint is not None and find_mount(mountpoint) is None and not _may_write(mountpoint):
         reason = f"{place} cannot be mounted on: the user has no write access to it"
         return MountError(reason, hint=f"chown {os.geteuid()} {place} as root, or mount on a directory of your own")
     if allow_other and not may_allow_other():

@@ -31,7 +31,7 @@ from fastfuse.readahead.small_files import Threads
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
-from fastfuse.s3.routes import quoted_key
+from fastfuse.s3.routes import Direct, quoted_key
 
 _log = logging.getLogger(__name__)
 
@@ -130,7 +130,6 @@ class DirectFiles:
         self._gets = gets
         self._take = take
         self._returned = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._addresses: list[bytes] = []
         self._armed_at_s = 0.0
         self._rest = _Rest()
         # The target of requests, and the identity of their table: the table itself would be kept after a refresh.
@@ -144,8 +143,8 @@ class DirectFiles:
         self._parts_rests = _PartsRest(), _PartsRest()
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
-        direct_reads.start(session_fd, self._returned, most_threads, in_hand.thread_slots)
-        for read in (*in_hand.suspects, *in_hand.poisoned):
+        direct_reads.start(session_fd, self._returned, most_threads)
+        for read in (*in_hand.suspects.values(), *in_hand.poisoned):
             direct_reads.claim(read.inode, is_for_ever=True)
         self._tier = tier
         if tier is not None:
@@ -318,13 +317,12 @@ class DirectFiles:
         goes_on = is_armed and goal == self._goal
         if goes_on and now_s - self._armed_at_s < _RENEW_EVERY_S:
             return
-        addresses = await _addresses(host, port)
+        addresses = await _addresses(self._client, way)
         if goes_on:
             self._rest.end()
-            addresses = addresses or self._addresses
         if not addresses or self._reads.table is not table:
             return
-        self._addresses, self._goal, config = addresses, goal, self._client.session.config
+        self._goal, config = goal, self._client.session.config
         direct_reads.arm(
             addresses=addresses,
             host=host.encode("idna"),
@@ -336,7 +334,7 @@ class DirectFiles:
             patience_s=_patience_s(self._client),
             # A silence amid the body is waited for twice (MSG_WAITALL).
             part_patience_s=stall_timeout_s(config) / SILENT_CALLS,
-            part_limit_s=stall_timeout_s(config),
+            part_limit_s=config.deadline_s,
             identity_begin=self._tier.identity_begin(metadata.bucket, metadata.key_prefix) if self._tier else b"",
         )
         self._source = metadata.bucket, metadata.key_prefix
@@ -425,10 +423,10 @@ def _patience_s(client: S3Client) -> float:
     return min(_PATIENCE_S, client.session.config.deadline_s / _PATIENCE_DIVISOR)
 
 
-async def _addresses(host: str, port: int) -> list[bytes]:
-    """Return the addresses of `host` as connect(2) takes them."""
+async def _addresses(client: S3Client, way: Direct) -> list[bytes]:
+    """Return the addresses of a way as connect(2) takes them."""
     try:
-        found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await client.addresses(way)
     except (OSError, UnicodeError, RuntimeError):  # the last: no room for the thread in which trio resolves a name
         return []
     return [_packed(family, *address) for family, *_, address in found]

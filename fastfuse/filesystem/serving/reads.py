@@ -24,7 +24,7 @@ from fastfuse.filesystem.serving.outcomes import answered
 from fastfuse.filesystem.talking.watching import WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine
 from fastfuse.repeats import RepeatedFailures
 
@@ -83,8 +83,8 @@ class Reads:
         self._waiting: deque[tuple[Request, bool]] = deque()
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.
         self._suspects_turn = trio.Lock()
-        # The suspects in hand, each with what tells its end.
-        self._suspects_begun: dict[Read, trio.Event] = {}
+        # The numbers of the suspects in hand, each with what tells its end.
+        self._suspects_begun: dict[int, trio.Event] = {}
         # The last reads that failed, each with its time in seconds since 1970.
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
         # The watchers of the reads; None while there are none.
@@ -114,7 +114,8 @@ class Reads:
                 self._engine.began(process)
             data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
             if data is None:
-                if not is_direct and not self._waiting and self._engine.puts_off(inode, offset, size_bytes):
+                may_put_off = not (is_direct or self._waiting or number in self.in_hand.suspects)
+                if may_put_off and self._engine.puts_off(inode, offset, size_bytes):
                     replies.refuse(number, errno.EAGAIN)
                     return
                 if self._task_count < _MOST_TASKS:
@@ -135,6 +136,8 @@ class Reads:
         """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
         try:
+            if number in self.in_hand.suspects and not is_refused:
+                await self._begin_suspect(number)
             if self.watched is None:
                 data = await self.read(inode, offset, size_bytes, is_refused=is_refused)
             else:
@@ -145,7 +148,10 @@ class Reads:
         else:
             replies.answer(number, data)
         finally:
-            # Not before the answer is written: a drain ends once no read waits.
+            # Not before the answer is written: a worker may die of that, and a drain ends once no read waits.
+            self.in_hand.suspects.pop(number, None)
+            if (begun := self._suspects_begun.pop(number, None)) is not None:
+                begun.set()
             if not is_refused:
                 direct_reads.end_wait()
 
@@ -160,14 +166,13 @@ class Reads:
                 return b""
             raise pyfuse3.FUSEError(errno.ESHUTDOWN)
         began_s = perf_counter()
-        read, in_hand, slot = Read(inode, offset, size_bytes), self.in_hand, -1
+        read = Read(inode, offset, size_bytes)
         try:
             if number := self._failed_reads.errno_of(read, began_s):
                 raise pyfuse3.FUSEError(number)
             ref = self.table.ref(inode)
-            if in_hand.suspects or in_hand.poisoned:
-                await self._take_suspect(read, ref)
-            slot = in_hand.take(inode, offset, size_bytes)
+            if self.in_hand.is_poisoned(read):
+                raise ReadError(f"{ref.key!r} is not read: workers died of it.")
             buffer = await self._engine.read(inode, ref, offset, size_bytes)
             self._failed_reads.answered()
         except ReadError as error:
@@ -176,11 +181,6 @@ class Reads:
                 self._tell(error, inode, offset, now_s - began_s)
             raise
         finally:
-            in_hand.put_back(slot)
-            if in_hand.suspects:
-                in_hand.prove(read)
-                if (begun := self._suspects_begun.pop(read, None)) is not None:
-                    begun.set()
             self._count_time(perf_counter() - began_s)
         self._served_bytes[0] += len(buffer)
         return buffer
@@ -210,13 +210,10 @@ class Reads:
         if self.watched is not None or in_hand.suspects or in_hand.poisoned or self._is_draining[0]:
             return None
         began_s = perf_counter()
-        slot = in_hand.take(inode, offset, size_bytes)
         try:
             data = self._engine.at_hand(inode, self.table.ref(inode), offset, size_bytes)
         except Exception:  # noqa: BLE001 - `read` meets it again, and tells it
             return None
-        finally:
-            in_hand.put_back(slot)
         if data is not None:
             self._failed_reads.answered()
             self.count(len(data), perf_counter() - began_s)
@@ -229,18 +226,16 @@ class Reads:
             await self.answer(request, is_refused=is_refused)
         self._task_count -= 1
 
-    async def _take_suspect(self, read: Read, ref: ObjectRef) -> None:
-        """Let a read begin that was in hand when a worker died, unless workers die of it."""
-        if self.in_hand.is_poisoned(read):
-            raise ReadError(f"{ref.key!r} is not read: workers died of it.")
-        if read in self.in_hand.suspects:
-            async with self._suspects_turn:
-                # One that takes long may wait for the service, which may not answer: then the next one begins.
-                begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
-                with trio.move_on_after(begin_s / max(1, len(self.in_hand.suspects))):
-                    while self._suspects_begun:
-                        await next(iter(self._suspects_begun.values())).wait()
-                self._suspects_begun[read] = trio.Event()
+    async def _begin_suspect(self, number: int) -> None:
+        """Let a read begin, once it is its turn, that was in hand when a worker died."""
+        async with self._suspects_turn:
+            # One that takes long may wait for the service, which may not answer: then the next one begins.
+            begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
+            with trio.move_on_after(begin_s / len(self.in_hand.suspects)):
+                while self._suspects_begun:
+                    await next(iter(self._suspects_begun.values())).wait()
+            self._suspects_begun[number] = trio.Event()
+            replies.begin_read(number)
 
     def _tell(self, error: ReadError, inode: int, offset: int, waited_s: float) -> None:
         name = errno.errorcode[error.errno]

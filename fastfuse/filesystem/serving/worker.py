@@ -28,7 +28,7 @@ from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.figures.status import Board
+from fastfuse.filesystem.figures.status import Board, delivered, show_trouble
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
@@ -36,7 +36,7 @@ from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_work
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
 from fastfuse.filesystem.processes.key_finder import ask_for_keys
-from fastfuse.filesystem.processes.privileges import become_nobody
+from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
@@ -111,7 +111,7 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
-    cache = open_or_none(task.settings.cache)  # first: nobody may not open it
+    cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
     become_nobody()
     ask_for_keys(task.session, task.keys)
     requests = Requests()
@@ -317,31 +317,21 @@ class _Report:
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
-    failing = FailingReads(_delivered(counters), _failed_reads(counters))
+    failing = FailingReads(delivered(counters), _failed_reads(counters))
     # Those that failed until now, since when, and what had been delivered then.
     failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
-        trouble, now_s, delivered = retries.trouble(), trio.current_time(), _delivered(counters)
-        counters.set("fastfuse_in_trouble", int(trouble is not None))
-        # Nobody waits for a trouble without requests: it is over with the next answer.
-        trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
-        is_failing = failing.look(now_s, delivered, _failed_reads(counters), trouble_s=trouble_s)
-        counters.set("fastfuse_reads_failing", int(is_failing))
-        if is_failing:
-            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered
+        trouble, now_s, delivered_now = retries.trouble(), trio.current_time(), delivered(counters)
+        if show_trouble(counters, failing, trouble, _failed_reads(counters), now_s):
+            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered_now
             failing_since_s = now_s - failed_for_s
             trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
-        elif failed and delivered > delivered_then:
+        elif failed and delivered_now > delivered_then:
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
             _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}
         board.show({"trouble": trouble, "errors": list(reads.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
-
-
-def _delivered(counters: Counters) -> int:
-    """Return a number that grows with each GET and each read that succeeds."""
-    return counters.get("fastfuse_fetch_requests", "ok") + counters.get("fastfuse_read_served_bytes")
 
 
 def _failed_reads(counters: Counters) -> dict[str, int]:

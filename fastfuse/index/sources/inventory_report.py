@@ -203,7 +203,8 @@ def _parquet_rows(manifest: Manifest, file: IO[bytes], name: str, prefix: bytes)
         from pyarrow import parquet
     except ImportError as error:
         raise ConfigurationError(
-            "an inventory in Parquet takes pyarrow, which is not installed", hint="pip install 'fastfuse[inventory]'"
+            "an inventory in Parquet takes pyarrow, which is not installed",
+            hint="pip install 'fastfuse[inventory]', and mount again if this mount was there before",
         ) from error
     try:
         table = parquet.ParquetFile(file)

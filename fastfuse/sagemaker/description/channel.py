@@ -123,6 +123,8 @@ class Cluster:
     current_instance_type: str = "local"
     current_group: str = HOMOGENEOUS
     instance_groups: tuple[InstanceGroup, ...] = ()
+    # The machine's own name where a job is elastic and each host is ``algo-1`` of one; empty elsewhere.
+    elastic_host: str = ""
 
     def shard(self, channel: Channel, *, by_bytes: bool = False) -> Shard | None:
         """Return this host's shard of a sharded channel, or None where it gets everything."""
@@ -136,7 +138,7 @@ class Cluster:
 
         Hosts that share a whole channel each read their own part of it (``DistributedSampler``).
         """
-        return channel.is_sharded or len(self._hosts_of(channel)) == 1
+        return channel.is_sharded or (len(self._hosts_of(channel)) == 1 and not self.elastic_host)
 
     def gets(self, channel: Channel) -> bool:
         """Return whether the channel is for this host's instance group."""
@@ -191,8 +193,12 @@ class OutputConfig:
 
 
 def _suffix(cluster: Cluster) -> str:
-    """Return what tells the host's objects from those of the first host: hosts do not replace each other's model."""
-    return "" if cluster.current_host == cluster.hosts[0] else f"-{cluster.current_host}"
+    """Return what tells the host's objects from those of the first host: hosts do not replace each other's model.
+
+    No host of an elastic job is the first.
+    """
+    name = cluster.elastic_host or cluster.current_host
+    return "" if name == cluster.hosts[0] else f"-{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +264,11 @@ class TrainingJob:
     command: tuple[str, ...] = field(default=(), repr=False)
     # The row of each field that the description gives.
     fields: tuple[FieldRow, ...] = field(default=(), compare=False)
+
+    @property
+    def instance_count(self) -> int:
+        """The instances of all groups; 0 where the description says nothing of them."""
+        return sum(group.count for group in self.groups)
 
     @property
     def fetches_code(self) -> bool:

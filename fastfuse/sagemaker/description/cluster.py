@@ -9,7 +9,8 @@ One fastfuse runs on each host, so hosts count, not processes. The first of thes
    divided by ``LOCAL_WORLD_SIZE``, for torchrun numbers a host's processes in a row.
 5. None: one host, if the job asks for no more.
 
-torchrun's ``PET_NNODES=1:4`` is no count: each host then has everything, and the script's sampler divides it.
+torchrun's ``PET_NNODES=1:4`` is no count: each host then has everything, and the script's sampler divides it. What such
+a host makes is told from that of others by the name of its machine.
 
 Hosts that each take themselves for the only one would each read everything, and train apart. So a pair with one half
 missing is an error, and so is a job of several instances of which nothing says which this is.
@@ -51,8 +52,10 @@ _PAIRS: Final = (
 )
 
 
-def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None = None) -> Cluster:
-    """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``.
+def find_cluster(
+    job: TrainingJob, environ: Mapping[str, str], host: str | None = None, *, machine: str = "localhost"
+) -> Cluster:
+    """Return the hosts of `job` as this host sees them; `host` is the value of ``--host``, `machine` its own name.
 
     Raises:
         ConfigurationError: values contradict each other or the job's instance groups, or do not say which of several
@@ -61,7 +64,8 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
     # An empty variable counts as not set.
     known = {name: value for name, value in environ.items() if value}
     # torchrun may change the number of hosts while the job runs (MIN:MAX).
-    if host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII):
+    is_elastic = host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII)
+    if is_elastic:
         _check_elastic(job, known)
         known = {name: known[name] for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name in known}
     named = _named(host, known)
@@ -79,6 +83,7 @@ def find_cluster(job: TrainingJob, environ: Mapping[str, str], host: str | None 
         current_instance_type=own.instance_type,
         current_group=own.name,
         instance_groups=groups,
+        elastic_host=machine if is_elastic and named is None else "",
     )
 
 
@@ -115,7 +120,7 @@ def _check_elastic(job: TrainingJob, environ: Mapping[str, str]) -> None:
 
 def _check_alone(job: TrainingJob) -> None:
     """Raise if the job asks for several instances."""
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if wanted <= 1:
         return
     has_groups = len(job.groups) > 1
@@ -133,7 +138,7 @@ def _check_count(job: TrainingJob, host: str, count: int) -> None:
 
     A job of one instance runs on as many hosts as there are. Several groups are compared as they are dealt out.
     """
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if len(job.groups) == 1 and wanted > 1 and count not in {1, wanted}:
         _refuse(
             f"--host {host} and the job's InstanceCount of {wanted} contradict each other",
@@ -215,7 +220,7 @@ def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
     if len(job.groups) <= 1:
         name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")
         return (InstanceGroup(name=name, instance_type=kind, hosts=tuple(hosts)),)
-    wanted = sum(group.count for group in job.groups)
+    wanted = job.instance_count
     if wanted != len(hosts):
         _refuse(
             f"the job's instance groups have {wanted} hosts, and there are {len(hosts)}",

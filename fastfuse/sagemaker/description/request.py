@@ -58,7 +58,8 @@ InputDataConfig.DataSource.FileSystemDataSource
 InputDataConfig.DataSource
 - DatasetSource | the job is refused: give the S3 prefix
 OutputDataConfig
-+ S3OutputPath KmsKeyId CompressionType
+~ S3OutputPath | one archive for each host; model.tar.gz is the first host's
++ KmsKeyId CompressionType
 .
 + CheckpointConfig TensorBoardOutputConfig
 StoppingCondition

@@ -20,6 +20,7 @@ from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, ReadError, first_of
+from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -29,6 +30,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 from fastfuse.s3.whole import command_error
 from fastfuse.sagemaker.download import disk, landing
@@ -60,6 +62,8 @@ class DownloadSettings:
     claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
+    # For a caller that asks about the trouble of its requests.
+    retries: Retries | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +109,8 @@ def download_channel(
     async def download_and_close() -> DownloadReport:
         buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)
         session = S3Session(connection)
-        client = S3Client(session, buffers=buffers, counters=counters)
-        cache = open_or_none(settings.cache)
+        client = S3Client(session, buffers=buffers, counters=counters, retries=settings.retries)
+        cache = open_or_none(settings.cache, worker_uid())
         reader = MadeReader(cached(client, cache, buffers, counters, session, memory_bytes), lambda: table)
         try:
             return await download(table, reader, settings, report, most_gets=connection.max_connections)

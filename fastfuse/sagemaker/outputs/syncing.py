@@ -17,10 +17,9 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import AccessError, FastfuseError, RefusedError, about
+from fastfuse.errors import AccessError, FastfuseError, RefusedError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.index.make import IndexReport
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.objects import ObjectRef
@@ -40,6 +39,8 @@ from fastfuse.sizes import format_size
 _log = logging.getLogger(__name__)
 
 _RESTORE_MEMORY_BYTES = 128 << 20
+# Another host that trains replaces a file of each kind once in an epoch, not while each file is fetched.
+_RESTORE_TRIES = 10
 # The metadata of an object that has the time of the last write of its file, in ns since 1970.
 _WRITTEN = "fastfuse-file-written"
 # The time after which a failure that lasts is logged once more.
@@ -151,28 +152,39 @@ class _Directory:
             if not self._is_again:
                 self._tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return
-        snapshot_fd, listed = self._list()
+        done = self._download(part_size_bytes)
+        self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
+        what = f"{format_size(done.total_bytes)} in {done.files:,} files from" if done.files else "nothing is in"
+        self._tell(name, said=f"{what} {prefix}")
+
+    def _download(self, part_size_bytes: int) -> DownloadReport:
+        """Download what S3 has; list it again if another host replaces or deletes objects meanwhile, a few times."""
 
         def report(progress: DownloadReport) -> None:
-            self._tell(name, progress=(progress.done_bytes, progress.total_bytes))
+            self._tell(self.synced.name, progress=(progress.done_bytes, progress.total_bytes))
 
         settings = DownloadSettings(
-            directory=directory,
+            directory=self._directory,
             base=self._base,
             memory_target_bytes=_RESTORE_MEMORY_BYTES,
             part_size_bytes=part_size_bytes,
         )
-        try:
-            done = download_channel(snapshot_fd, self._session.config, settings, report)
-        finally:
-            os.close(snapshot_fd)
-        self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
-        what = f"{format_size(done.total_bytes)} in {listed.files:,} files from" if listed.files else "nothing is in"
-        self._tell(name, said=f"{what} {prefix}")
+        tries = 0
+        while True:
+            snapshot_fd = self._list()
+            try:
+                return download_channel(snapshot_fd, self._session.config, settings, report)
+            except SourceError as error:
+                tries += 1
+                if tries == _RESTORE_TRIES:
+                    raise
+                _log.info("%s: %s They are listed again", self.synced.name, error)
+            finally:
+                os.close(snapshot_fd)
 
-    def _list(self) -> tuple[int, IndexReport]:
-        """Return a descriptor of the index of what S3 has, which the caller closes, and its figures."""
-        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)
+    def _list(self) -> int:
+        """Return a descriptor of the index of what S3 has, which the caller closes."""
+        return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)[0]
 
     def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
         """Note what S3 has stored since the files were written that are here; return how many others it has.
@@ -182,7 +194,7 @@ class _Directory:
         that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
         """
         try:
-            snapshot_fd, _ = self._list()
+            snapshot_fd = self._list()
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
             return 0
@@ -282,7 +294,9 @@ class _Directory:
             if await self._is_older(made, file, version, found.path):
                 self._sent[found.path] = version
                 return
-            await made.stream(_content(file, version, path, must_stay=self.synced.are_checkpoints))
+            content = _content(file, version, path, must_stay=self.synced.are_checkpoints)
+            # Another host may replace the object at once.
+            await made.stream(content, is_checked=False)
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sends += 1

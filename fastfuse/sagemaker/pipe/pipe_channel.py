@@ -15,6 +15,7 @@ from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.filesystem.processes.children import STOPPING
+from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
@@ -25,6 +26,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import read_files
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import open_directory, path_of
@@ -59,6 +61,8 @@ class PipeSettings:
     begin_fd: int
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
+    # For a caller that asks about the trouble of its requests.
+    retries: Retries | None = None
 
 
 def stream_channel(
@@ -125,7 +129,9 @@ class PipeStream:
         if isinstance(settings.channel.source, LocalDirectory):
             self._reader = FileReader(buffers)
         else:
-            self._reader = S3Client(self._session, buffers=buffers, counters=settings.counters)
+            self._reader = S3Client(
+                self._session, buffers=buffers, counters=settings.counters, retries=settings.retries
+            )
         self._report = report
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
@@ -156,7 +162,7 @@ class PipeStream:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
-        settings, cache = self._settings, open_or_none(self._settings.cache)
+        settings, cache = self._settings, open_or_none(self._settings.cache, worker_uid())
         self._reader = cached(
             self._reader, cache, self._buffers, settings.counters, self._session, settings.memory_target_bytes
         )

@@ -147,7 +147,16 @@ class Delivery:
         self.artifacts: dict[str, dict[str, Any]] = {}
 
     def say_where(self) -> None:
-        job = self._settings.job
+        """Say which of several hosts this is, and where its files go."""
+        job, cluster = self._settings.job, self._settings.cluster
+        if (count := len(cluster.hosts)) > 1:
+            self._phases.say(f"This is {cluster.current_host} of {count} hosts")
+        if job.instance_count > 1 and job.instance_count != count:
+            _log.warning(
+                "the job's InstanceCount is %d, and the number of its hosts here is %d: if that is wrong, say which of "
+                "all hosts this is with --host I/N, or start as many with the launcher",
+                *(job.instance_count, count),
+            )
         if job.output is not None:
             self._phases.say(f"Model and output go to {job.output.place} at the end")
         for synced in job.synced:

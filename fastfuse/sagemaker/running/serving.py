@@ -10,13 +10,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import trio
+
 from fastfuse.cache.directory import prepare
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.figures.status import Recent
+from fastfuse.filesystem.figures.status import Recent, delivered, show_trouble
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
@@ -26,6 +29,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.retries import Retries
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.download.disk import DiskClaim
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
@@ -179,11 +183,13 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     _tell_listing(task, snapshot_fd, counters, tell)
     recent = Recent(counters, "File")
     recent.begin()
+    retries, failing = Retries(counters), FailingReads(delivered(counters), {})
 
     def report(progress: DownloadReport) -> None:
         counters.set("fastfuse_fetched_parts", progress.requests, "prefetched")
         # The command waits for all of it.
         _note_waiting(counters, progress.elapsed_s, is_waiting=True)
+        show_trouble(counters, failing, retries.trouble(), {}, trio.current_time())
         recent.look()
         tell(progress=(progress.done_bytes, progress.total_bytes))
 
@@ -194,6 +200,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         claim=task.disk_claim,
         base=task.settings.paths.base,
         cache=_prepared_cache(task),
+        retries=retries,
     )
     try:
         done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
@@ -202,7 +209,8 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     finally:
         # Not only at the end: the disk may be waited for, and the index of many objects is large.
         os.close(snapshot_fd)
-        counters.set("fastfuse_waiting_reads", 0)
+        for name in ("fastfuse_waiting_reads", "fastfuse_in_trouble", "fastfuse_reads_failing"):
+            counters.set(name, 0)
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
@@ -223,6 +231,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     _tell_listing(task, snapshot_fd, counters, tell)
     are_local = isinstance(channel.source, LocalDirectory)
     recent = Recent(counters, "Pipe")
+    retries, failing = Retries(counters), FailingReads(delivered(counters), {})
 
     def ready() -> None:
         what = f"files of {channel.source}" if are_local else "objects"
@@ -237,6 +246,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         counters.set("fastfuse_fetched_parts", stream.requests, "prefetched")
         counters.set("fastfuse_read_served_bytes", stream.written_bytes)
         _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
+        show_trouble(counters, failing, retries.trouble(), {}, trio.current_time())
         recent.look()
         if stream.failure is not None:
             tell(stream.failure)
@@ -254,6 +264,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         cache=None if are_local else _prepared_cache(task),
         guard=task.guard,
         begin_fd=task.begin_fd,
+        retries=retries,
     )
     try:
         stream_channel(snapshot_fd, settings, ready=ready, report=report)

@@ -32,7 +32,9 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _LOOK_EVERY_S = 0.1
 # A host's processes may all come at once.
 _BACKLOG = 1024
-_OUTCOME_BYTES = 4096
+# Of the reason; as JSON each takes twelve bytes at most.
+_MOST_CHARACTERS = 1000
+_OUTCOME_BYTES = 16384
 # What counts of a member that ends without another word.
 _KILLED = Outcome(Phase.FAILED, "its run ended before its command", 1)
 
@@ -145,7 +147,7 @@ def claim_or_join(settings: RunSettings) -> int | socket.socket:
 def tell_outcome(owner: socket.socket, outcome: Outcome) -> None:
     """Tell the owner how this member ends, in the place of what it was told before."""
     with suppress(OSError):  # it is gone
-        owner.send(json.dumps(outcome[:3]).encode())
+        owner.send(json.dumps((outcome.phase, outcome.text[:_MOST_CHARACTERS], outcome.exit_code)).encode())
 
 
 def _greeted(connection: socket.socket, path: str) -> bytes | None:

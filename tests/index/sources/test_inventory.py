@@ -159,4 +159,4 @@ def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigurationError, match="takes pyarrow, which is not installed") as caught:
         read(found, data)
-    assert caught.value.hint == "pip install 'fastfuse[inventory]'"
+    assert caught.value.hint == "pip install 'fastfuse[inventory]', and mount again if this mount was there before"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError, OutputError, RefusedError
+from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
+from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -147,6 +149,16 @@ def directory(tmp_path: Path) -> Path:
     made = tmp_path / "checkpoints"
     made.mkdir()
     return made
+
+
+async def put_and_replace(writer: ObjectWriter, body: bytes, **options: Any) -> str:  # noqa: ANN401 - of `put`
+    """Write as `ObjectWriter.put` does, and at once write what another host has."""
+    etag = await put_object(writer, body, **options)
+    await put_object(writer, b"another host's")
+    return etag
+
+
+put_object = ObjectWriter.put
 
 
 def put(path: Path, data: bytes) -> None:
@@ -284,6 +296,59 @@ def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, t
         assert sorted(path.name for path in places[2].iterdir()) == ["rank-0", "rank-1"]
 
 
+def test_a_checkpoint_that_another_host_replaces_at_once_is_no_failure(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectWriter, "put", put_and_replace)
+    with syncing(moto_server, directory) as sync:
+        put(directory / "last", b"ours")
+        sync.finish()
+        assert sync.process.failures() == []
+        assert sync.objects() == {"last": b"another host's"}
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_checkpoints_come_back_while_other_hosts_change_them(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+) -> None:
+    prefix = f"sync-{directory.parent.name}/"
+    for key in ("last", "rank-0"):
+        moto_server.put(prefix + key, b"older")
+    listers = iter((run_lister, run_lister))
+
+    def list_and_change(*arguments: Any) -> tuple[int, Any]:  # noqa: ANN401 - of `run_lister`
+        listed = next(listers)(*arguments)
+        if is_deleted:
+            moto_server.client.delete_object(Bucket=moto_server.bucket, Key=prefix + "last")
+        else:
+            moto_server.put(prefix + "last", b"newer")
+        return listed
+
+    monkeypatch.setattr(module, "run_lister", list_and_change)
+    with syncing(moto_server, directory) as sync:
+        found = {path.name: path.read_bytes() for path in directory.iterdir()}
+        assert found == {"rank-0": b"older"} | ({} if is_deleted else {"last": b"newer"})
+        sync.finish()
+        assert sync.process.artifacts["checkpoints"]["Files"] == 0
+
+
+def test_checkpoints_that_change_in_every_try_end_the_job(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, versions = f"sync-{directory.parent.name}/", count()
+
+    def list_and_change(*arguments: Any) -> tuple[int, Any]:  # noqa: ANN401 - of `run_lister`
+        listed = run_lister(*arguments)
+        moto_server.put(prefix + "last", b"%d" % next(versions))
+        return listed
+
+    moto_server.put(prefix + "last", b"first")
+    monkeypatch.setattr(module, "run_lister", list_and_change)
+    with syncing(moto_server, directory) as sync:
+        assert isinstance(sync.process.failure, SourceError)
+        assert sync.objects() == {"last": b"%d" % (module._RESTORE_TRIES - 1)}
+
+
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(
     moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,7 +445,8 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
         def beside(self, _: str) -> "Writer":
             return self
 
-        async def stream(self, _: object) -> None:
+        async def stream(self, _: object, *, is_checked: bool) -> None:
+            assert not is_checked
             if failure is not None:
                 raise failure
 

@@ -42,7 +42,8 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
-from fastfuse.sagemaker.description.channel import OutputConfig
+from fastfuse.s3.upload import ObjectWriter
+from fastfuse.sagemaker.description.channel import Cluster, OutputConfig
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.sending import writer_to
@@ -52,6 +53,7 @@ from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
 from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
+from tests.sagemaker.outputs.test_syncing import put_and_replace
 from tests.sagemaker.running.jobs import BUCKET, Job, running, script
 from tests.servers import S3Server
 
@@ -196,6 +198,25 @@ def test_files_that_the_service_refuses_keep_no_other_from_s3(server: LoopbackSe
     assert sent == ["a", "b", "d", "e", "f", "g"]
 
 
+async def test_a_file_that_another_host_replaces_at_once_is_no_failure(
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
+) -> None:
+    """Not of a model whose files all hosts write below one prefix; an archive is of one host."""
+    monkeypatch.setattr(ObjectWriter, "put", put_and_replace)
+    (tmp_path / "config.json").write_text("ours")
+    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
+    told: dict[str, Any] = {}
+    outgoing = [
+        sending.Outgoing(name=name, place=tmp_path, uri=S3Uri(moto_server.bucket, f"replaced/{name}"))
+        for name in ("model/", "model.tar.gz")
+    ]
+    await sending.send_outputs(
+        outgoing, tmp_path, S3Session(connection), "", lambda name, **more: told.update({name: more})
+    )
+    assert told["model/"]["sent"]["Files"] == 1
+    assert "/model.tar.gz' is not what was written" in str(told["model.tar.gz"]["error"])
+
+
 async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_s3(
     moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
 ) -> None:
@@ -277,7 +298,7 @@ def test_the_record_does_not_wait_once_more_for_what_the_model_has_waited_for(
     monkeypatch.setattr(delivery, "send_outputs", note)
     monkeypatch.setattr(delivery, "Sender", Waiting)
     job = SimpleNamespace(output=OutputConfig(place=S3Uri(BUCKET, "models/a-job/output/")), synced=())
-    cluster = SimpleNamespace(current_host="algo-1", hosts=["algo-1"])
+    cluster = Cluster(current_host="algo-1", hosts=("algo-1",))
     settings: Any = SimpleNamespace(
         job=job, cluster=cluster, paths=JobPaths(tmp_path), connection=ConnectionConfig(), records_etags=False
     )

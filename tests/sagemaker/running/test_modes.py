@@ -86,6 +86,24 @@ def test_the_trouble_of_a_channel_and_its_end_are_told(server: LoopbackServer, r
         assert counted == ["2.0"]
 
 
+@pytest.mark.parametrize("mode", ["File", "Pipe"])
+def test_a_channel_that_is_not_mounted_is_in_trouble_while_nothing_is_fetched(
+    server: LoopbackServer, run: Run, mode: str
+) -> None:
+    def is_in_trouble() -> list[str]:
+        return re.findall(r"^fastfuse_in_trouble{.*} (.*)", job.metrics(), re.MULTILINE)
+
+    fault = server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject"))
+    with run([channel("train", mode, "train/")], "--metrics-listen", "0", command=("sleep", "infinity")) as job:
+        job.wait_for_log("SlowDown")
+        wait_until(lambda: is_in_trouble() == ["1.0"])
+        server.faults.remove(fault)
+        job.wait_for_log("Running sleep")
+        if mode == "Pipe":
+            assert (job.data / "train_0").read_bytes().startswith(OBJECTS["train/a"])
+        wait_until(lambda: is_in_trouble() == ["0.0"])
+
+
 def test_files_that_are_none_of_the_channels_are_told_and_left_alone(run: Run, tmp_path: Path) -> None:
     other = tmp_path / "input/data/train/of-another-dataset"
     other.parent.mkdir(parents=True)

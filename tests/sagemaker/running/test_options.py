@@ -55,12 +55,27 @@ def test_a_host_whose_instance_group_gets_no_channel_runs_its_command() -> None:
     ):
         assert job.output == "[]\n"
         assert "Preparing 0 channels: this host gets none" in job.log
+        assert "Starting - This is algo-2 of 2 hosts\n" in job.log
+        assert "the job's InstanceCount" not in job.log
+
+
+def test_another_number_of_hosts_than_the_job_asks_for_is_warned_of() -> None:
+    """A launcher says that there is one, as a job of Slurm does that got one node."""
+    job_file = with_field(request(source(InputMode="FastFile")), ("OutputDataConfig",), ABSENT)
+    job_file["ResourceConfig"] = {"InstanceType": "ml.g5.xlarge", "InstanceCount": 4}
+    set_by_slurm = "import os; os.environ |= {'SLURM_NODEID': '0', 'SLURM_NNODES': '1'}"
+    with (
+        LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server,
+        running(server.endpoint_url, job_file, command="", change=set_by_slurm, ends_with=0) as job,
+    ):
+        assert "the job's InstanceCount is 4, and the number of its hosts here is 1: if that is wrong" in job.log
+        assert "This is algo-1" not in job.log
 
 
 def test_an_address_that_is_taken_is_refused_before_anything_is_prepared() -> None:
     with LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server:
         port = server.endpoint_url.rpartition(":")[2]
         channels = [channel("train", "File", "train/")]
-        with running(server.endpoint_url, channels, "--metrics-listen", port, ends_with=2) as job:
+        with running(server.endpoint_url, channels, "--metrics-listen", port, ends_with=5) as job:
             assert f"cannot listen on 127.0.0.1:{port}" in job.log
             assert not job.data.exists()
