@@ -1,6 +1,7 @@
 """Mounts for Python programs. A daemon serves each, so nothing of it runs in the program: no thread, no event loop."""
 
 import atexit
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fastfuse.cli.startup import environment_without
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
 from fastfuse.filesystem.mounting.mountpoint import bdi_number, is_mounted, unmount
 from fastfuse.filesystem.talking.control import ask_status, entry_of
@@ -23,8 +25,8 @@ _KINDS: dict[int, type[FastfuseError]] = {
 # As `log.command_text` writes it.
 _REFUSAL = re.compile(r"^fastfuse: error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
 _OPTION = re.compile(r"[a-z][a-z_]*")
-# They change who the mount belongs to, or make none.
-_RESERVED = {"daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
+# They change who the mount belongs to or where it is, or make none.
+_RESERVED = {"channel", "daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
 
 
 class Mount:
@@ -107,7 +109,7 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     try:
         done = _run("mount", "--daemon", *words, "--", source, str(place))
         # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
-        if done.returncode or _REFUSAL.search(done.stderr):
+        if done.returncode or _refusal_in(done.stderr):
             raise _error_of(done)
         device = entry_of(place).device
     except BaseException:  # Ctrl-C, too
@@ -154,10 +156,12 @@ def _words(name: str, value: Option) -> list[str]:
 def _run(*words: str) -> subprocess.CompletedProcess[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
+    environment = environment_without({f"FASTFUSE_{name.upper()}" for name in _RESERVED})
     try:
         return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="backslashreplace", check=False
-        )
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="backslashreplace", check=False,
+        )  # fmt: skip
     except OSError as error:
         hint = "see whether this program's Python is still there, and whether the machine has room for a process"
         raise MountError(f"fastfuse cannot be started: {error}", hint=hint) from error
@@ -165,10 +169,22 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _error_of(done: subprocess.CompletedProcess[str]) -> FastfuseError:
     kind = _KINDS.get(done.returncode, FastfuseError)
-    refusal = _REFUSAL.search(done.stderr)
+    refusal = _refusal_in(done.stderr)
     if refusal is None:
         return kind(f"fastfuse ended with exit code {done.returncode}: {done.stderr.strip()[-1000:]}")
-    error = kind(refusal[1], hint=refusal[2] or "")
-    if error.hint:
-        error.add_note(f"hint: {error.hint}")  # a traceback shows it
+    message, hint = refusal
+    error = kind(message, hint=hint)
+    if hint:
+        error.add_note(f"hint: {hint}")  # a traceback shows it
     return error
+
+
+def _refusal_in(stderr: str) -> tuple[str, str] | None:
+    """Return message and hint of the error with which a command ended, or None without one."""
+    if found := _REFUSAL.search(stderr):
+        return found[1], found[2] or ""
+    with suppress(ValueError):
+        record = json.loads(stderr.rstrip().rpartition("\n")[2])
+        if isinstance(record, dict) and "exit_code" in record:
+            return record["message"], record["hint"]
+    return None

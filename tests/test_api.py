@@ -151,6 +151,7 @@ def test_a_directory_in_which_somebody_has_put_a_file_stays(options: dict[str, A
         ("train/", {}, errors.ConfigurationError, "is not an S3 URI"),
         ("s3://bucket/train/", {"frobnicate": True}, errors.ConfigurationError, "No such option: --frobnicate"),
         ("s3://bucket/train/", {"daemon": True}, errors.ConfigurationError, "no option 'daemon'"),
+        ("s3://bucket/train/", {"channel": "a"}, errors.ConfigurationError, "no option 'channel'"),
         ("s3://bucket/train/", {"help": True}, errors.ConfigurationError, "no option 'help'"),
         ("s3://bucket/train/", {"umask": 0o077}, errors.ConfigurationError, "not written in octal"),
         ("s3://bucket/train/", {"Memory-Target": "1"}, errors.ConfigurationError, "no option 'Memory-Target'"),
@@ -164,11 +165,34 @@ def test_what_cannot_be_mounted_is_an_error_of_its_kind(
         fastfuse.mount(source, **{**options, **more})
 
 
-def test_an_error_shows_the_hint(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_an_error_shows_message_and_hint(options: dict[str, Any], log_format: str) -> None:
     with pytest.raises(errors.ConfigurationError) as raised:
-        fastfuse.mount("s3://bucket/train/", **options, index_max_age="soon")
+        fastfuse.mount("s3://bucket/train/", **options, index_max_age="soon", log_format=log_format)
+    assert str(raised.value) == "--index-max-age 'soon' is not a time"
     assert raised.value.hint
     assert raised.value.__notes__ == [f"hint: {raised.value.hint}"]
+
+
+def test_an_error_of_the_daemon_itself_is_read_in_either_format(options: dict[str, Any]) -> None:
+    for log_format in ("human", "json"):
+        with pytest.raises(errors.SourceError, match=r"^[^{]*nothing") as raised:
+            fastfuse.mount("s3://bucket/nothing/", **options, log_format=log_format, verbose=True)
+        assert raised.value.hint
+
+
+def test_variables_that_would_put_the_mount_elsewhere_are_not_its(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("CHANNEL", "a"),
+        ("FUSE_SOCKET", "/nonexistent"),
+        ("FUSE_FD", "9"),
+        ("MOUNTPOINT", "/nowhere"),
+    ):
+        monkeypatch.setenv(f"FASTFUSE_{name}", value)
+    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+        assert contents(mnt.path) == OBJECTS
 
 
 def test_it_mounts_within_a_running_event_loop_as_in_a_notebook_cell(options: dict[str, Any]) -> None:

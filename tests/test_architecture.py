@@ -66,7 +66,7 @@ FLOORS: Mapping[str, set[str]] = {
         "errors": "",
         "objects": "",
         "__init__": "api hints version",
-        "api": "errors filesystem",
+        "api": "cli.startup errors filesystem",
         "version": "",
     }.items()
 }

@@ -22,7 +22,7 @@ from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 
 _PART_BYTES = 8 << 20
-# After so many failures it is not about single objects.
+# Once so many objects have failed, it is not about single ones.
 _MOST_FAILURES = 100
 # So many ranges that are kept are looked up in one turn of the loop: 1 ms.
 _TURN_RANGES = 100
@@ -47,8 +47,8 @@ class WarmState:
     is_given_up: bool = False
     end_reason: str = ""
     missing_bytes: int = 0
-    # The URI and the reason.
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    # The reason by URI.
+    failures: dict[str, str] = field(default_factory=dict)
 
 
 def warm(
@@ -139,9 +139,10 @@ class Warming:
                 if is_there and not self.checks:
                     continue
                 if not ref.etag:
-                    if not start:
-                        state.failures.append((ref.uri, "it has no ETag, so no version of it can be kept"))
+                    state.failures[ref.uri] = "it has no ETag, so no version of it can be kept"
                     continue
+                if not is_there and ref.uri in state.failures:
+                    continue  # another of its ranges could not be read
                 await self._enter(end - start)
                 if not is_there:
                     needed_bytes += end - start
@@ -191,7 +192,7 @@ class Warming:
         try:
             await self.reader.get(ref, start, end)
         except ReadError as error:
-            self.state.failures.append((ref.uri, str(error)))
+            self.state.failures.setdefault(ref.uri, str(error))
         else:
             self.state.there_bytes += is_there * (end - start)
             self.state.fetched_bytes += (not is_there) * (end - start)

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,17 +129,34 @@ def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: boo
 
 
 def _rows_of(hints: Path, table: InodeTable, name: str) -> list[int]:
-    """Return the rows of the files that a list names, relative to the source or below the mountpoint."""
+    """Return the rows of the files that a list names, relative to the source or below the mountpoint.
+
+    Raises:
+        ConfigurationError: the list cannot be read, or nothing in it is a file of `table`.
+    """
+    rows, unknown = dict[int, None](), list[bytes]()
     try:
         with hints.open("rb") as listing:
-            paths = [path.removeprefix(os.fsencode(name) + b"/") for path in paths_in(listing, b"\n")]
+            for path in paths_in(listing, b"\n"):
+                inode = table.find(_segments_of(path.removeprefix(os.fsencode(name) + b"/")))
+                if inode is None or table.is_directory(inode):
+                    unknown.append(path)
+                else:
+                    rows[table.row(inode)] = None
     except OSError as error:
         raise ConfigurationError(f"--hints {hints} cannot be read: {error.strerror}", hint="name a list") from error
-    found = [(path, table.find(path)) for path in paths]
-    unknown = [path for path, inode in found if inode is None]
     if unknown:
-        _log.warning("%s paths of %s are not in %s, such as %r", f"{len(unknown):,}", hints, name, unknown[0])
-    return [table.row(inode) for inode in dict.fromkeys(inode for _, inode in found) if inode is not None]
+        told = f"{len(unknown):,} paths of {hints} are no files of {name}, such as {os.fsdecode(unknown[0])!r}"
+        if not rows:
+            raise ConfigurationError(told, hint="name files by their paths below it, one a line")
+        _log.warning("%s", told)
+    return list(rows)
+
+
+def _segments_of(path: bytes) -> bytes:
+    """Return `path` without what the kernel passes over in it, as in ``./a//b``, and as mounts do with hints."""
+    *folders, name = path.split(b"/")
+    return b"/".join([*(folder for folder in folders if folder not in (b"", b".")), name])
 
 
 def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:
@@ -153,7 +171,7 @@ def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:
 
 def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
     """Return the error that says what is not kept, and why."""
-    reasons = [f"{uri}: {why}" for uri, why in state.failures[:_MAX_NAMED]]
+    reasons = [f"{uri}: {why}" for uri, why in islice(state.failures.items(), _MAX_NAMED)]
     if len(state.failures) > _MAX_NAMED:
         reasons.append(f"{len(state.failures) - _MAX_NAMED:,} more failed")
     if state.has_no_room:

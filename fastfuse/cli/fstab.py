@@ -90,13 +90,14 @@ def asks_for_writing(arguments: Sequence[str]) -> bool:
 
 
 def _pieces(arguments: Sequence[str]) -> Iterator[tuple[bool, str]]:
-    """Yield every option of each ``-o`` with True, and every other argument with False."""
+    """Yield every option of each ``-o``, or ``--mount-option``, with True, and every other argument with False."""
     rest = iter(arguments)
     for argument in rest:
         if argument == "--":
             yield from ((False, text) for text in (argument, *rest))
-        elif argument.startswith("-o"):
-            options = argument.removeprefix("-o") or next(rest, None)
+        elif argument.startswith(("-o", "--mount-option=")) or argument == "--mount-option":
+            is_apart = argument in ("-o", "--mount-option")
+            options = next(rest, None) if is_apart else re.sub("^(-o|--mount-option=)", "", argument)
             if options is None:
                 yield False, argument
             else:

@@ -40,24 +40,29 @@ def usage_message(error: typer.TyperException, command: str) -> tuple[str, str]:
     return on_one_line.replace(": Value error, ", ": ", 1), f"see '{command} --help'"
 
 
-def variables_of(group: TyperGroup) -> dict[str, str]:
-    """Return the environment variables that the commands of `group` read, each with its option or argument."""
+def variables_of(group: TyperGroup, only: str = "") -> dict[str, str]:
+    """Return the environment variables that the commands of `group` read, or one, each with its option or argument."""
     return {
         variable: max(parameter.opts, key=len)
-        for command in group.commands.values()
-        if isinstance(command, TyperCommand)
+        for name, command in group.commands.items()
+        if isinstance(command, TyperCommand) and only in ("", name)
         for parameter in command.params
         for variable in ([parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or ())
     }
 
 
 def warn_of_unknown_variables(group: TyperGroup, known: Mapping[str, str], words: Sequence[str]) -> None:
-    """Warn of each variable that looks like one of ours and is none of those `known`; `group` has the commands."""
+    """Warn of each variable that looks like one of ours and is none of those `known`; `group` has the commands.
+
+    `run` also warns of variables that only other commands read, because those of a mount may be meant for the job.
+    """
+    is_run = words[:1] == ["run"]
+    read = variables_of(group, "run") if is_run else known
     ours = {name for name in os.environ if name.startswith(_PREFIX) and not _OF_KUBERNETES.match(name)}
-    for name in sorted(ours - known.keys()):
+    for name in sorted(ours - read.keys()):
         warn(
-            f"the environment has {name}, which fastfuse does not read",
-            hint=_instead_of(name, group, known),
+            f"the environment has {name}, which {'fastfuse run' if name in known else 'fastfuse'} does not read",
+            hint="other commands do; unset it for this one" if name in known else _instead_of(name, group, read),
             words=words,
         )
 

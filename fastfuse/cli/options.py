@@ -32,10 +32,8 @@ _READ_DEADLINE_S = ConnectionConfig().deadline_s
 # The one above means "unchanged".
 MOST_ID: Final = 2**32 - 2
 
-_AWS_REGION: Final = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
-_ANY_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
-# If one of these is set, botocore talks to another service than AWS, whose regions may have any name.
-_ENDPOINT_VARIABLES: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+# As `s3.aws.REGION_NAME`, which takes botocore to load.
+_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 T = TypeVar("T")
 
@@ -150,8 +148,8 @@ def connection(
         )
     if endpoint_url is not None:
         _check_endpoint(endpoint_url)
-    if region is not None:
-        _check_region(region, aws=not (endpoint_url or any(map(os.environ.get, _ENDPOINT_VARIABLES))))
+    if region is not None and not _REGION.fullmatch(region):
+        raise ConfigurationError(f"--region {region!r} is not the name of a region", hint="write it as eu-west-1")
     if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
         raise ConfigurationError(
             f"--ca-bundle {str(ca_bundle)!r} cannot be read", hint="name a readable file of PEM certificates"
@@ -188,14 +186,6 @@ def _check_endpoint(url: str) -> None:
         raise ConfigurationError(
             "--endpoint-url holds more than a host, a port and a path",
             hint="credentials belong in a profile or in the environment, never in the URL",
-        )
-
-
-def _check_region(region: str, *, aws: bool) -> None:
-    if not (_AWS_REGION if aws else _ANY_REGION).fullmatch(region):
-        raise ConfigurationError(
-            f"--region {region!r} is not the name of {'an AWS' if aws else 'a'} region",
-            hint="AWS regions look like eu-west-1; for another service give its --endpoint-url too",
         )
 
 

@@ -133,6 +133,8 @@ def run(
     listed = [item.name for item in described.channels if not isinstance(item.source, LocalDirectory)]
     indexes = by_channel("--index", index or (), listed)
     inventories = by_channel("--inventory", inventory or (), listed)
+    # The age is about what is listed. Where nothing is, it is refused.
+    aged = [name for name in listed if name not in inventories and "://" in indexes.get(name, "s3://")]
     for item in channels:
         if item.is_key_name_prefix and item.name in inventories:
             raise ConfigurationError(
@@ -145,7 +147,7 @@ def run(
             inventory=inventories.get(item.name),
             index_cache=index_cache,
             no_index_cache=no_index_cache,
-            index_max_age=index_max_age,
+            index_max_age=index_max_age if item.name in aged or not aged else None,
             strict=strict,
             allow_empty=allow_empty,
             source_type=item.source_kind,

@@ -16,7 +16,7 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, NoReturn
 
@@ -32,6 +32,11 @@ def prepare() -> None:
     # The caller may ignore SIGCHLD. Then the kernel would reap every child, and its exit code would be lost.
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def environment_without(names: Collection[str]) -> dict[str, str]:
+    """Return the environment for a process that is started, without the variables `names`."""
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _flush_stderr() -> None:

@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
+# AWS's own regions; those of other services may have any name.
+_AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 # A region becomes part of a host name and of the string to sign.
 REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -266,6 +268,12 @@ class S3Session:
         Raises `ConfigurationError` for one that is not the name of a region.
         """
         given: str = self.config.region or self.setting("region") or ""
+        # botocore has names of its own for a profile, such as aws-global.
+        if self.config.region and self.endpoint_url is None and not _AWS_REGION.fullmatch(given):
+            raise ConfigurationError(
+                f"--region {given!r} is not the name of an AWS region",
+                hint="AWS regions look like eu-west-1; for another service give its --endpoint-url too",
+            )
         if given and not REGION_NAME.fullmatch(given):
             raise ConfigurationError(
                 f"the configured region {given!r} is not the name of a region",

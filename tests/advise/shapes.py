@@ -1,6 +1,7 @@
 """Shapes for tests."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Shape
 from fastfuse.readahead import opening_ends
@@ -22,6 +23,13 @@ def shape_of_sizes(sizes: Sequence[int]) -> Shape:
         random_gets=sum(-(-size // RANDOM_BYTES) for size in sizes),
         archived_objects=0,
     )
+
+
+def many(count: int, size_bytes: int) -> Shape:
+    """Return the shape of so many objects of one size."""
+    one = shape_of_sizes([size_bytes])
+    counted = {"objects", "total_bytes", "small_objects", "small_bytes", "gets", "mounted_gets", "random_gets"}
+    return replace(one, **{name: count * getattr(one, name) for name in counted})
 
 
 def _mounted_gets(size_bytes: int) -> int:

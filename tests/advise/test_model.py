@@ -1,7 +1,6 @@
 """The model: what must hold for every source and job, and the published figures that it is set against."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastfuse.advise.model import Access, Estimate, Job, Mode, Network, Shape, estimates
 from fastfuse.prices import Item, dollars
-from tests.advise.shapes import shape_of_sizes
+from tests.advise.shapes import many, shape_of_sizes
 
 _sizes = st.lists(st.one_of(st.integers(0, 1 << 20), st.integers(0, 1 << 34)), max_size=20)
 _jobs = st.builds(
@@ -32,12 +31,6 @@ _networks = st.builds(
 
 def by_mode(shape: Shape, network: Network, job: Job) -> dict[Mode, Estimate]:
     return {each.mode: each for each in estimates(shape, network, job)}
-
-
-def many(count: int, size_bytes: int) -> Shape:
-    one = shape_of_sizes([size_bytes])
-    counted = {"objects", "total_bytes", "small_objects", "small_bytes", "gets", "mounted_gets", "random_gets"}
-    return replace(one, **{name: count * getattr(one, name) for name in counted})
 
 
 @given(_sizes, _sizes, _networks, _jobs)

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fastfuse.advise.model import Access, Advice, Job, Mode, Network, Shape, estimates, recommend
-from tests.advise.shapes import shape_of_sizes
-from tests.advise.test_model import many
+from tests.advise.shapes import many, shape_of_sizes
 
 FEW_LARGE, MANY_SMALL, ONE = many(20, 110_000_000), many(1_000_000, 39_000), shape_of_sizes([5_000_000_000])
 

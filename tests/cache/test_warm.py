@@ -22,8 +22,9 @@ from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import Filling
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import Warming, WarmState
-from fastfuse.cli.cache_work import _incomplete
-from fastfuse.errors import ObjectChangedError
+from fastfuse.cli.cache_work import _incomplete, _rows_of
+from fastfuse.errors import ConfigurationError, ObjectChangedError
+from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.objects import ObjectRef
 from tests.cache.node import MIB, CountingStore, content, settings_of, tier
 from tests.mounting import access, mounted, run_fastfuse
@@ -77,7 +78,7 @@ async def test_a_second_run_fetches_only_what_is_missing(tmp_path: Path) -> None
     state = await warmed(store, settings, every)
     assert (store.fetched_bytes, state.fetched_bytes, state.there_bytes) == (39_100, 39_100, 9 * MIB)
     state = await warmed(store, settings, every)
-    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, [])
+    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, {})
 
 
 async def test_check_reads_what_is_kept_and_fetches_again_what_is_damaged(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Pa
     without_etag = replace(without_etag, etag="")
     gone = replace(gone, etag='"another"')
     state = await warmed(store, settings, [gone, without_etag, good])
-    assert {uri for uri, _ in state.failures} == {gone.uri, without_etag.uri}
+    assert set(state.failures) == {gone.uri, without_etag.uri}
     assert (state.missing_bytes, state.fetched_bytes) == (2000, 1000)
     with pytest.raises(ObjectChangedError):
         await store.get(gone, 0, 1)
@@ -108,8 +109,17 @@ async def test_what_cannot_be_kept_is_named_and_the_rest_is_fetched(tmp_path: Pa
 async def test_objects_without_an_etag_end_it_as_others_that_cannot_be_kept_do(tmp_path: Path) -> None:
     store, settings = store_of(1000), settings_of(tmp_path / "cache")
     (ref,) = refs_in(store, [0])
-    state = await warmed(store, settings, [*[replace(ref, etag="")] * 300, ref])
+    state = await warmed(store, settings, [*(replace(ref, key=f"{n}", etag="") for n in range(300)), ref])
     assert (len(state.failures), store.fetched) == (100, [])
+
+
+async def test_a_large_object_that_cannot_be_read_is_one_failure_and_does_not_end_it(tmp_path: Path) -> None:
+    store, settings = store_of(1000, 1000), settings_of(tmp_path / "cache")
+    gone, good = refs_in(store, range(2))
+    gone = replace(gone, etag='"another"', size_bytes=2000 * MIB)
+    state = await warmed(store, settings, [gone, good])
+    assert (list(state.failures), state.fetched_bytes, state.has_no_room) == ([gone.uri], 1000, False)
+    assert len(store.fetched) <= 4
 
 
 async def test_an_error_of_the_disk_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +255,24 @@ async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(t
     assert store.fetched[-1] == ("01", 0, 10)
 
 
+def test_a_list_of_hints_names_files_as_a_mount_takes_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    builder = TableBuilder("bucket", "")
+    builder.add([b"a", b"d/b", b"d/e/c"], [1] * 3, [1] * 3, [""] * 3, ["STANDARD"] * 3)
+    table, hints = builder.build()[0], tmp_path / "hints"
+    hints.write_text("./d//e/./c\na\n/mnt/d/b\n./a\n")
+    assert [ref.key for ref in table.refs(_rows_of(hints, table, "/mnt"))] == ["d/e/c", "a", "d/b"]
+    assert not caplog.records
+    hints.write_text("a\nd\nd/b/\nabsent\n.\n")
+    assert [ref.key for ref in table.refs(_rows_of(hints, table, "/mnt"))] == ["a"]
+    assert caplog.messages == [f"4 paths of {hints} are no files of /mnt, such as 'd'"]
+    for text in ("d\n", "../a\n"):
+        hints.write_text(text)
+        with pytest.raises(ConfigurationError, match="are no files of /mnt"):
+            _rows_of(hints, table, "/mnt")
+    hints.write_text("")
+    assert _rows_of(hints, table, "/mnt") == []
+
+
 DATA = {f"d/{n}": random.Random(n).randbytes(2 * MIB if n < 3 else 39_000) for n in range(20)}
 
 
@@ -264,10 +292,13 @@ def test_commands(tmp_path: Path) -> None:
         assert before == 1
 
         hints = tmp_path / "hints"
-        hints.write_text("19\n18\nnone\n")
+        hints.write_text("none\n19\n./18\n")
         some = run_fastfuse(*warm, "--hints", str(hints))
         assert (some.returncode, server.count("GetObject") - before) == (0, 2)
-        assert "1 paths" in some.stderr
+        assert "1 paths of" in some.stderr
+        hints.write_text("none\n")
+        none = run_fastfuse(*warm, "--hints", str(hints))
+        assert (none.returncode, "are no files of s3://bucket/d/, such as 'none'" in none.stderr) == (2, True)
         exit_code, output = finished_on_terminal(*warm, columns=200, settings={"TERM": "dumb"})
         assert (exit_code, "\x1b" in output) == (0, False)
         assert server.count("GetObject") == len(DATA)

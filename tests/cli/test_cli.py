@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -349,6 +350,28 @@ class TestRefusals:
             "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
 
+    def test_a_job_is_told_of_variables_that_only_other_commands_read(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_KEYS_FROM", "/keys")
+        monkeypatch.setenv("FASTFUSE_REGION", "eu-west-1")
+        warning = "fastfuse: warning: the environment has FASTFUSE_KEYS_FROM, which fastfuse run does not read"
+        assert main(["run", "--channel", "a=s3://b/", "--explain"]) == 0
+        assert capsys.readouterr().err.splitlines() == [warning, "hint: other commands do; unset it for this one"]
+        assert main(["version"]) == 0
+        assert not capsys.readouterr().err
+
+    def test_an_age_is_for_the_channels_of_a_job_that_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = Mock(return_value=0)
+        monkeypatch.setattr("fastfuse.sagemaker.running.run.run", run)
+        words = ["run", "--index-max-age", "12h", "--channel", "a=s3://b/", "--index", "a=/x.index"]
+        more = ["--channel", "b=s3://b/", "--channel", "c=s3://b/", "--inventory", "c=s3://b/manifest.json"]
+        assert main([*words, *more, "--channel", "d=s3://b/", "--index", "d=s3://b/d.index"]) == 0
+        assert {name: origin.max_age_s for name, origin in run.call_args.args[0].origins.items()} == {
+            "a": 0, "b": 43_200, "c": 0, "d": 43_200
+        }  # fmt: skip
+        assert main(words) == 2
+
     @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count", "--version"])
     def test_a_variable_that_is_called_as_an_option_without_one_is_told_with_the_option(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
@@ -569,7 +592,7 @@ class TestProcess:
 
     @pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-"])
     def test_an_error_that_nobody_can_see_has_its_exit_code_all_the_same(self, closed: str) -> None:
-        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "nonsense"]
+        command = [sys.executable, "-m", "fastfuse", "mount", "s3://b", "--region", "no_region"]
         done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *command], check=False, timeout=60)
         assert done.returncode == 2
 
@@ -577,9 +600,9 @@ class TestProcess:
         ("words", "exit_code", "stderr_kind"),
         [
             ("version", 0, "full device"),  # it warns of the variable
-            ("mount s3://b --region nonsense", 2, "pipe without a reader"),
-            ("mount s3://b --region nonsense", 2, "terminal that hung up"),
-            ("mount s3://b --region nonsense", 2, "terminal that nobody reads"),
+            ("mount s3://b --region no_region", 2, "pipe without a reader"),
+            ("mount s3://b --region no_region", 2, "terminal that hung up"),
+            ("mount s3://b --region no_region", 2, "terminal that nobody reads"),
             ("run --channel a={place}/data --base-dir {place}/ml -- true", 0, "full device"),
             ("run --channel a={place}/data --base-dir {place}/ml -- ls /nonexistent", 2, "terminal that hung up"),
         ],

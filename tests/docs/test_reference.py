@@ -98,6 +98,13 @@ def test_every_option_of_a_command_is_named(command: str) -> None:
     assert missing <= {"--mount-option", "--output", "--verbose"}  # there as -o and -v
 
 
+def test_the_options_of_a_mount_that_a_job_lacks_are_named() -> None:
+    said = re.search(r"`run` takes all .*? except (.*?)\. ", TEXTS["docs/USAGE.md"], re.DOTALL)
+    assert said is not None
+    named = set(re.findall(r"`(--?[a-z-]+)`", said[1]))
+    assert named == _options("mount") - _options("run") - {"--mount-option"} | {"-o"}
+
+
 @pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md"])
 def test_every_link_leads_somewhere(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / page).read_text()):

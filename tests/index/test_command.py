@@ -50,6 +50,21 @@ def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path:
     assert server.count("ListObjectsV2") == before
 
 
+def test_of_a_replaced_object_the_log_says_to_make_the_index_anew_and_a_refresh_reads_that(
+    server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
+) -> None:
+    index = tmp_path / "x.index"
+    make(server, index)
+    with mounted("s3://bucket/train/", server.endpoint_url, "--index", str(index)) as mount:
+        objects.put("train/b/c", b"new")
+        with pytest.raises(OSError, match="Stale"):
+            (mount.path / "b/c").read_bytes()
+        assert "Make the index anew with 'fastfuse index', then 'fastfuse refresh'" in mount.log
+        make(server, index)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert tree(mount.path) == {"a": b"a", "b/c": b"new", "empty": b""}
+
+
 def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
     directory = path.parent / "mount"
     directory.mkdir(exist_ok=True)

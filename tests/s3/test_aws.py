@@ -97,6 +97,19 @@ async def test_a_configured_region_that_is_none_is_refused(monkeypatch: pytest.M
     assert "AWS_DEFAULT_REGION" in caught.value.hint
 
 
+@pytest.mark.parametrize("region", ["nonsense", "EU-WEST-1", "eu-west", "auto"])
+def test_a_region_that_is_not_aws_s_takes_an_endpoint_wherever_that_is_named(
+    region: str, monkeypatch: pytest.MonkeyPatch, aws_environment: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="is not the name of an AWS region"):
+        _ = S3Session(ConnectionConfig(region=region)).configured_region
+    assert S3Session(replace(OWN, region=region)).configured_region == region
+    aws_environment.write_text("[profile own]\nendpoint_url = https://lab.example.com\n")
+    assert S3Session(ConnectionConfig(profile="own", region=region)).configured_region == region
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://s3.example.com")
+    assert S3Session(ConnectionConfig(region=region)).configured_region == region
+
+
 async def test_a_given_region_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     unreachable = ConnectionConfig(endpoint_url="http://127.0.0.1:1")
     assert await region_of(replace(unreachable, region="eu-west-3")) == "eu-west-3"

@@ -42,6 +42,8 @@ _SUSPECTS_BEGIN_S = 1.0
 _LAST_ERRORS = 8
 
 _REFRESH_HINT = "'fastfuse refresh' shows what is there now."
+# A refresh reads the saved index again, and nothing else.
+_INDEX_HINT = "Make the index anew with 'fastfuse index', then 'fastfuse refresh' shows what is there."
 
 
 class Request(NamedTuple):
@@ -65,12 +67,15 @@ class Reads:
         in_hand: ReadsInHand,
         nursery: trio.Nursery,
         read_deadline_s: float = inf,
+        *,
+        has_saved_index: bool = False,
     ) -> None:
         self._operations = operations
         self.outcomes = operations.outcomes
         self._engine = engine
         self.in_hand = in_hand
         self._nursery = nursery
+        self._stale_hint = _INDEX_HINT if has_saved_index else _REFRESH_HINT
         self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
         # tells what to fetch ahead. With each, whether it came in a drain.
@@ -235,7 +240,7 @@ class Reads:
     def _tell(self, error: ReadError, inode: int, offset: int, waited_s: float) -> None:
         name = errno.errorcode[error.errno]
         line = f"a read at {offset} failed with {name} after {waited_s:.1f} s: {error}"
-        hint = _REFRESH_HINT if isinstance(error, ObjectChangedError) else error.hint
+        hint = self._stale_hint if isinstance(error, ObjectChangedError) else error.hint
         line += f" {hint}" if hint else ""
         self.last_errors.append((time(), line))
         self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)
