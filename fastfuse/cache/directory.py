@@ -94,6 +94,10 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         ) from error
     try:
         fcntl.flock(directory_fd, fcntl.LOCK_EX)  # another mount may be making the same files
+        # Here alone: later, what lies at the path may be of the owner's choice.
+        uid = os.fstat(directory_fd).st_uid
+        if uid != owner_uid and os.geteuid() in (0, uid) and not os.listdir(directory_fd):
+            os.fchown(directory_fd, owner_uid, -1)
         _check(path, directory_fd, owner_uid)
         _make_index(path, directory_fd)
         _make_filter(directory_fd, settings.size_bytes)
@@ -150,9 +154,6 @@ def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
         raise ConfigurationError(
             f"--cache {str(path)!r} holds {foreign!r}, which is not of a cache", hint="name an empty directory"
         )
-    if there.st_uid != owner_uid and not names and os.geteuid() in (0, there.st_uid):
-        os.fchown(directory_fd, owner_uid, -1)
-        there = os.fstat(directory_fd)
     is_shared = there.st_mode & stat.S_ISGID and there.st_mode & stat.S_IWGRP
     if there.st_uid != owner_uid and not (is_shared and there.st_gid in (os.getegid(), *os.getgroups())):
         raise ConfigurationError(

@@ -100,7 +100,7 @@ def deploy(
         raise ConfigurationError(
             f"--memory-target {memory_target} is less than {format_size(MINIMUM_MEMORY_BYTES)}", hint="give more"
         )
-    _check_mount(context, str(uri), memory_target, mount_option, shard=f"1/{hosts}" if kind is Kind.JOB else None)
+    _check_mount(context, str(uri), memory_target, mount_option, shard=f"1/{hosts}" if kind is Kind.JOB else "")
     table_bytes, limit_bytes = objects * _OBJECT_BYTES, most_worker_bytes(target_bytes) + _OTHER_PROCESSES_BYTES
     names = {"--name": name, "--service-account": service_account, "--secret": secret}
     made = manifest(
@@ -137,7 +137,7 @@ def _kind(asked: Mapping[Kind, bool], training_image: str | None, command: Seque
 
 
 def _check_mount(
-    context: typer.Context, source: str, memory_target: str, mount_option: str | None, *, shard: str | None
+    context: typer.Context, source: str, memory_target: str, mount_option: str | None, *, shard: str
 ) -> None:
     """Check the mount's command line now: a pod would say what is wrong with it where nobody looks.
 
@@ -147,24 +147,30 @@ def _check_mount(
         ConfigurationError: the pod's mount would refuse an option, or an option takes the place of one that it needs.
     """
     own = {"fuse_socket": "/run/fastfuse/socket", "metrics_listen": "9567", "memory_target": memory_target}
-    words = [source, *(f"--{name.replace('_', '-')}={value}" for name, value in own.items()), "--no-index-cache"]
-    words += [] if shard is None else [f"--shard={shard}"]
-    words += [] if mount_option is None else [f"-o{mount_option}"]
-    mount: Any = context.find_root().command.commands["mount"]  # type: ignore[attr-defined]
-    parsed = mount.make_context("mount", words)
-    # The environment is that of this shell.
-    given = {
-        name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name).name == "COMMANDLINE"
-    }
-    replaced = [name for name, value in own.items() if str(given[name]) != value]
-    if replaced or "background" in given:
-        name = (*replaced, "daemon")[0].replace("_", "-")
+    own |= {"shard": shard} if shard else {}
+    options = [] if mount_option is None else [f"-o{mount_option}"]
+    # What the manifest says itself, and what is never for a pod.
+    taken = {**own, "daemon": "", "background": ""}.keys() & _given(context, source, options).keys()
+    if taken:
+        name = min(taken).replace("background", "daemon").replace("_", "-")
+        hint = {"memory-target": "give --memory-target itself", "shard": "--hosts says how many shards there are"}
         raise ConfigurationError(
-            f"-o {name} does not go with what the manifest has", hint="leave it out; --memory-target has its own option"
+            f"-o {name} does not go with what the manifest has", hint=hint.get(name, "leave it out")
         )
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
+    given = _given(context, source, [*words, "--no-index-cache", *options])
     known = signature(mount_settings).parameters.keys() - _OF_THE_POD
     mount_settings(**{name: value for name, value in given.items() if name in known})
     parse_part_size(given.get("part_size", "8MiB"), parse_size(memory_target, "--memory-target"))
+
+
+def _given(context: typer.Context, source: str, words: list[str]) -> dict[str, Any]:
+    """Return the options of a mount's command line. The environment is that of this shell, and does not count."""
+    mount: Any = context.find_root().command.commands["mount"]  # type: ignore[attr-defined]
+    parsed = mount.make_context("mount", [source, *words])
+    return {
+        name: value for name, value in parsed.params.items() if parsed.get_parameter_source(name).name == "COMMANDLINE"
+    }
 
 
 def _is_given(context: typer.Context, parameter: Any) -> bool:  # noqa: ANN401 -- typer keeps the type to itself

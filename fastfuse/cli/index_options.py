@@ -100,10 +100,10 @@ def origin(
             f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
             hint="give one of them",
         )
-    if is_shared and shard is not None and source_type is not SourceKind.PREFIX:
+    if is_shared and shard is not None and Shard.parse(shard).count > 1 and source_type is not SourceKind.PREFIX:
         raise ConfigurationError(
             f"hosts share one listing at {index}, and each lists only its shard of a {source_type}",
-            hint="leave --index out, or --shard (ShardedByS3Key of a job); --index-max-age alone keeps listings here",
+            hint="leave --index out, or --shard (S3DataDistributionType); --index-max-age alone keeps listings here",
         )
     if attribute_name and source_type is not SourceKind.AUGMENTED_MANIFEST:
         raise ConfigurationError(

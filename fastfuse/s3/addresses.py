@@ -33,7 +33,7 @@ class Addresses(trio.abc.HostnameResolver):
         self._avoided = avoided | {address: now_s + _AVOIDED_FOR_S}
 
     async def find(self, host: str, port: int) -> list[Any]:
-        """Return the addresses of `host`, those to avoid last, in the order in which trio connects to them from now on.
+        """Return the addresses of `host`, those to avoid last, as trio tries them.
 
         Raises:
             OSError, UnicodeError, RuntimeError: as `trio.socket.getaddrinfo` does.
@@ -42,7 +42,7 @@ class Addresses(trio.abc.HostnameResolver):
         return await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
     def use(self) -> None:
-        """Have trio ask here until other `Addresses` are used."""
+        """Have all of this `trio.run` ask here, uploads too, until other `Addresses` are used."""
         trio.socket.set_custom_hostname_resolver(self)
 
     async def getaddrinfo(self, *asked: Any) -> list[Any]:  # noqa: ANN401 - as `socket.getaddrinfo` takes them

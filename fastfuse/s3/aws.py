@@ -98,8 +98,8 @@ class S3Session:
     def __init__(self, config: ConnectionConfig) -> None:
         self.config = config
         self.clock = ServiceClock()
-        # The version of the authorities that `tls` trusts.
-        self.trusted = _NO_FILE
+        # The authorities that `tls` trusts.
+        self._trusted = _CaBundle(None)
         self.aws = self._new_session()
         # Resolves the credentials. A new session takes its place after the service has refused them.
         self._chain = self.aws
@@ -214,15 +214,20 @@ class S3Session:
         Raises `ConfigurationError` where they cannot be read.
         """
         try:
-            self.trusted = _version(self.authorities)
+            self._trusted = _CaBundle(self.authorities)
             return TlsContext(authorities=self.authorities)
         except OSError as error:
             raise bad_ca_bundle(self) from error
 
+    @property
+    def trusted_version(self) -> Version:
+        """The version of the authorities that `tls` trusts."""
+        return self._trusted.version
+
     def trust_again(self) -> Version:
         """Have `tls` trust the authorities in their file of today, too; return the version that it trusts now."""
-        self.trusted = _trust_again(self.authorities, self.trusted, self.tls.trust)
-        return self.trusted
+        self._trusted.trust_again(self.tls.trust)
+        return self.trusted_version
 
     @property
     def names_program(self) -> bool:
@@ -333,21 +338,27 @@ def _version(authorities: str | None) -> Version:
     return there.st_ino, there.st_mtime_ns
 
 
-def _trust_again(authorities: str | None, trusted: Version, trust: Callable[[str], object]) -> Version:
-    """Have `trust` read the file of `authorities` if it is not the `trusted` version; return which one is trusted now.
+class _CaBundle:
+    """A file of authorities: a private one may be renewed under a mount or job that lives for longer."""
 
-    A private authority may be renewed under a mount or job that lives for longer.
-    """
-    found = _version(authorities)
-    if authorities is None or found in (trusted, _NO_FILE):
-        return trusted
-    try:
-        trust(authorities)
-    except OSError as error:
-        _log.warning("the CA bundle %s has changed and cannot be read: %s", authorities, error)
-        return trusted
-    _log.info("the CA bundle %s has changed, and is trusted as it is now", authorities)
-    return found
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        # The version that is trusted, and the last one that was read, perhaps in vain.
+        self.version = self._read = _version(path)
+
+    def trust_again(self, trust: Callable[[str], object]) -> None:
+        """Have `trust` read the file if it is another version now."""
+        found = _version(self._path)
+        if self._path is None or found in (self._read, _NO_FILE):
+            return
+        self._read = found
+        try:
+            trust(self._path)
+        except OSError as error:
+            _log.warning("the CA bundle %s has changed and cannot be read: %s", self._path, error)
+        else:
+            self.version = found
+            _log.info("the CA bundle %s has changed, and is trusted as it is now", self._path)
 
 
 class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no types
@@ -357,27 +368,25 @@ class _HttpSession(HttpxSession):  # type: ignore[misc]  # aiobotocore has no ty
     """
 
     # The contexts by file of certificates, which a process reads once: it may not be able to later.
-    _contexts: ClassVar[dict[object, ssl.SSLContext]] = {}
-    _trusted: ClassVar[dict[object, Version]] = {}
+    _contexts: ClassVar[dict[object, tuple[ssl.SSLContext, _CaBundle]]] = {}
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - aiobotocore has no types
         """Read and load now what `HttpxSession` would later, and in another thread."""
         super().__init__(*arguments, **options)
-        self._bundle = bundle = options.get("verify")
-        self._authorities = get_cert_path(bundle) if bundle else None
+        bundle = options.get("verify")
         if bundle not in self._contexts:
-            self._trusted[bundle] = _version(self._authorities)
-            self._contexts[bundle] = self._build_ssl_context()
-            httpx2.AsyncHTTPTransport(verify=self._contexts[bundle])
-        self._verify = self._contexts[bundle]
+            trusted = _CaBundle(get_cert_path(bundle) if bundle else None)
+            context = self._build_ssl_context()
+            self._contexts[bundle] = context, trusted
+            httpx2.AsyncHTTPTransport(verify=context)
+        self._verify, self._trusted = self._contexts[bundle]
 
     async def send(self, request: Any) -> Any:  # noqa: ANN401 - aiobotocore has no types
         """Send the body in large chunks; `HttpxSession` ends one at every byte that is a newline.
 
         Raises `ReadTimeoutError` for a body that stalls, too: `HttpxSession` tells of a connection that is not made.
         """
-        context, trusted = self._contexts[self._bundle], self._trusted[self._bundle]
-        self._trusted[self._bundle] = _trust_again(self._authorities, trusted, context.load_verify_locations)
+        self._trusted.trust_again(self._verify.load_verify_locations)
         if isinstance(request.body, io.BytesIO):
             request.body = _chunks(request.body)
         try:

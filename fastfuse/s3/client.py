@@ -142,7 +142,7 @@ class S3Client:
         failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._retries.count(_shown(bucket, key), failure)
-        self._note_refusal(status, failure)
+        self._counters.count("fastfuse_refused_gets", int(status >= 500))
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -253,7 +253,7 @@ class S3Client:
         was_limited = self._rate.is_limited
         turn_s = self._rate.turn_s(trio.current_time())
         if was_limited and not self._rate.is_limited:
-            _log.info("the service has throttled no other GET for a minute: GETs are limited no more")
+            _log.info("no GET was throttled at its first attempt for a minute: GETs are limited no more")
         return turn_s
 
     async def _exchange(
@@ -375,23 +375,22 @@ class S3Client:
             return failure, self.session.clock.correct(date)
         # A HEAD answered 403 does not tell a denied object from a wrong time or revoked keys.
         is_denied = not has_body and failure.kind is Kind.DENIED
-        if is_denied and self.session.clock.correct(date, is_denied=True):
+        if is_denied and self.session.clock.correct(date):
             return failure, True
         kind = Kind.BAD_KEYS if is_denied else failure.kind
         is_mended, trouble = await self.session.replace_refused(credentials, kind)
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 
-    def _note_refusal(self, status: int, failure: Failure, get: _Get | None = None) -> None:
-        """Count a refusal, of an attempt of `get` if it was made here, and keep to a lower rate if it throttles."""
+    def _note_refusal(self, status: int, failure: Failure, get: _Get) -> None:
+        """Count a refusal of an attempt of `get`, and keep to a lower rate if it throttles."""
         self._counters.count("fastfuse_refused_gets", int(status >= 500))
         if failure.kind is not Kind.THROTTLED:
             return
         self._throttled_by = failure.detail
-        if get is not None:
-            # What is refused each time it is tried again, of a hot prefix say, is not to slow down all others.
-            if get.is_throttled:
-                return
-            get.is_throttled = True
+        # What is refused each time it is tried again, of a hot prefix say, is not to slow down all others.
+        if get.is_throttled:
+            return
+        get.is_throttled = True
         was_limited = self._rate.is_limited
         self._rate.throttled(trio.current_time())
         if self._rate.is_limited and not was_limited:

@@ -33,19 +33,16 @@ class ServiceClock:
         """Return the Unix time with which the next request is signed."""
         return self._machine_s() + self._ahead_s
 
-    def correct(self, date: str, *, is_denied: bool = False) -> bool:
+    def correct(self, date: str) -> bool:
         """Take over the `Date` of a reply that refused the time of a request; return whether others may succeed now.
 
-        A HEAD has no error code: if it `is_denied`, its time may be right.
+        The reply may have refused something else: a time that agrees changes nothing.
         """
         at = parse_date(date)
         if at is None or at.year not in _YEARS:
             return False
         ahead_s = at.timestamp() - self._machine_s()
-        is_wrong = abs(ahead_s - self._ahead_s) >= _AGREES_S
-        if is_denied and not is_wrong:
-            return False
-        if is_wrong:
+        if abs(ahead_s - self._ahead_s) >= _AGREES_S:
             self._ahead_s = ahead_s if abs(ahead_s) >= _AGREES_S else 0.0
             self._corrected_s = time.monotonic()
             self._tell()

@@ -91,7 +91,7 @@ class Connection:
     def __init__(
         self, sock: socket.socket, tls: TlsConnection | None, avoid_address: Callable[[], None] = lambda: None
     ) -> None:
-        """Call `avoid_address`, perhaps in a thread, if a reply stalls."""
+        """`avoid_address` is called, perhaps in a thread, if a reply stalls or does not come."""
         self.avoid_address = avoid_address
         self._sock = sock
         self._tls = tls

@@ -430,8 +430,8 @@ static int direct_send(direct_connection *connection, const char *data, size_t b
     return SSL_write_ex(connection->tls, data, bytes, &count) && count == bytes;
 }
 
-/* Receive `bytes` into `target`, and return whether they came in time: until `ends_ns`, and later by as much of `more_ns` as
-   of them is here. A body that drips ends early so, and one that comes steadily over a slow link does not. */
+/* Receive `bytes` into `target`, and return whether they came in time: until `ends_ns` and the share of `more_ns` that has
+   come of them. A body that drips ends early so, and one that comes steadily over a slow link does not. */
 static int direct_fill(
     direct_connection *connection, char *target, size_t bytes, int64_t ends_ns, int64_t more_ns)
 {

@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import quote
@@ -241,14 +242,15 @@ class Routes:
         endpoint, proxy = route.endpoint, route.endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
         tls = self._session.tls if _uses_tls(endpoint) else None
-        trusted = self._session.trusted
+        trusted = self._session.trusted_version
         silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
         sock, address = None, ""
         self.addresses.use()
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
                 sock = await (_connected if proxy is None else _connected_to_proxy)(host, port, silence_s)
-                address = sock.getpeername()[0]
+                with suppress(OSError):  # it has been reset
+                    address = sock.getpeername()[0]
                 avoid = partial(self.addresses.avoid, address)
                 if tls is None:
                     return Connection(sock, None, avoid)

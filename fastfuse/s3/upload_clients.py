@@ -73,7 +73,8 @@ class Clients:
             date = error.response["ResponseMetadata"]["HTTPHeaders"].get("date", "")
             if kind is Kind.SKEWED:
                 return clock.correct(date)
-            if kind is Kind.DENIED and is_head and clock.correct(date, is_denied=True):
+            # A HEAD has no error code.
+            if kind is Kind.DENIED and is_head and clock.correct(date):
                 return True
         return (await self._session.replace_refused(credentials, kind))[0]
 

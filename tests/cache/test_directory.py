@@ -120,6 +120,14 @@ def test_a_directory_that_took_the_place_of_another_is_used_only_if_it_can_be_tr
     assert "cannot be used; reads come from S3: --cache" in caplog.text
 
 
+def test_only_the_first_process_gives_an_empty_directory_away(tmp_path: Path) -> None:
+    """Later, the owner of the tier may have put a link in its place."""
+    settings, owner_uid = settings_of(tmp_path / "cache"), os.geteuid() + 1
+    (tmp_path / "cache").mkdir()
+    assert open_or_none(settings, owner_uid) is None
+    assert (tmp_path / "cache").stat().st_uid == os.geteuid()
+
+
 def test_no_link_in_it_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     link_to_a_file_of_root(tmp_path / "cache")
     prepare(settings_of(tmp_path / "cache"), os.geteuid())

@@ -16,22 +16,31 @@ from tests.docs.blocks import ROOT
 _DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
+@pytest.mark.parametrize("is_helped", [False, True])
 @pytest.mark.parametrize(
     ("states", "is_healthy"),
     [
-        ((), True), (("ok", "in trouble", "stopping", "not yours"), True),
-        (("dead",), False), (("ok", "no worker"), False), (("no answer", "ok"), False),
+        (("ok", "in trouble", "stopping", "not yours", "no answer"), True),
+        (("dead",), False), (("ok", "no worker"), False),
     ],
 )  # fmt: skip
-def test_only_a_mount_that_serves_nobody_makes_a_container_unhealthy(
-    states: tuple[str, ...], is_healthy: bool, tmp_path: Path
+def test_a_container_is_healthy_once_something_is_mounted_that_is_served(
+    states: tuple[str, ...], is_healthy: bool, is_helped: bool, tmp_path: Path
 ) -> None:
-    [check] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*)$", _DOCKERFILE, re.MULTILINE)
+    [check] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*\\\n.*)$", _DOCKERFILE, re.MULTILINE)
+    mounts = tmp_path / "mounts"
+    mounts.write_text("" if is_helped else "s3://b/p /mnt fuse.fastfuse ro 0 0\n")
     told = json.dumps({"mounts": [{"mountpoint": "/mnt/no worker", "state": state} for state in states]})
     (tmp_path / "fastfuse").write_text(f"#!/bin/sh\n[ \"$*\" = 'status --json' ] && echo '{told}'\nexit 1\n")
     (tmp_path / "fastfuse").chmod(0o755)
-    done = subprocess.run(["sh", "-c", check], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
-    assert done.returncode == (not is_healthy)
+
+    def exit_code(**environment: str) -> int:
+        command = ["sh", "-c", check.replace("/proc/self/mounts", str(mounts))]
+        return subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"} | environment, check=False).returncode
+
+    assert exit_code(**({"FASTFUSE_FUSE_SOCKET": "/s"} if is_helped else {})) == (not is_healthy)
+    mounts.write_text("")
+    assert exit_code() != 0
 
 
 def test_docker_stop_leaves_a_mount_the_time_that_it_takes() -> None:

@@ -165,6 +165,8 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--daemonset", "-o", "shard-by=bytes"), "--shard-by says how to divide what --shard divides"),
         (("--daemonset", "-o", "memory-target=64GiB"), "-o memory-target does not go with what the manifest has"),
         (("--daemonset", "-o", "metrics-listen=9000"), "-o metrics-listen does not go with what the manifest has"),
+        (("--daemonset", "-o", "metrics-listen=9567"), "-o metrics-listen does not go with what the manifest has"),
+        (("--job", *TRAINS, "--hosts", "4", "-o", "shard=2/4"), "-o shard does not go with what the manifest has"),
         (("--daemonset", "-o", "daemon"), "-o daemon does not go with what the manifest has"),
     ],
 )

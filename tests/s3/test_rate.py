@@ -371,7 +371,7 @@ async def test_objects_that_are_refused_each_time_slow_no_others_down(
     told = [record.getMessage() for record in caplog.records if record.name == "fastfuse.s3.client"]
     assert [text.partition(": GETs are limited")[0] for text in told] == [
         "the service throttles (503)",
-        "the service has throttled no other GET for a minute",
+        "no GET was throttled at its first attempt for a minute",
     ]
 
 

@@ -126,7 +126,11 @@ def test_hosts_of_an_elastic_job_replace_nothing_of_each_other() -> None:
         places |= {of(cluster) for of in (job.output.model, job.output.output, job.output.record, job.output.etags)}
         assert not cluster.reads_all(job.channels[0])
     assert len(places) == 8
-    for environ, host in (({"PET_NNODES": "1:4"}, "1/1"), ({}, None)):
+    for environ, host in (
+        ({"PET_NNODES": "1:4"}, "1/1"),
+        ({"PET_NNODES": "1:1", "PET_NODE_RANK": "0"}, None),
+        ({}, None),
+    ):
         cluster = find_cluster(job, environ, host)
         assert (job.output.model(cluster).path, cluster.elastic_host) == ("output/a-job/output/model.tar.gz", "")
 

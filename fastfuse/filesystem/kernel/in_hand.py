@@ -2,7 +2,8 @@
 
 The next worker begins with all of them. It takes these suspects one by one, so at another death the only one in hand is
 the culprit. If several were, because the service was slow, the next worker takes more time for each. A suspect that is
-answered is none any more. A refresh changes none of this: inode numbers are never used again.
+answered is none any more, nor is the same range if it is asked for again. A refresh changes none of this: inode numbers
+are never used again.
 """
 
 from mmap import mmap

@@ -261,12 +261,11 @@ cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
         size_bytes[0] = head.len
     else:
         STORE(head.unique, 0)
+        (<Kept *> head).crashes = 0  # of the READ that may come
         size_bytes[0] = read(device, requests.message, _MESSAGE_BYTES)
         if size_bytes[0] < 0:
             # ENOENT: the caller was killed. ENODEV: the mount is gone.
             size_bytes[0] = 0 if errno == ENODEV else -EINTR if errno in (EAGAIN, ENOENT) else -errno
-        elif head.opcode == FUSE_READ:
-            (<Kept *> head).crashes = 0  # it is new
     STORE(requests.begun, head.unique)
     return requests.message
 

@@ -32,6 +32,7 @@ from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mounting.mountpoint import (
     SUBTYPE,
     abort,
+    bdi_number,
     find_mount,
     is_dead,
     is_mounted,
@@ -141,6 +142,8 @@ class Helper:
         self.mountpoint = mountpoint
         self.uid = uid
         self._device = ""
+        # A later mount may get the device, and never this number.
+        self._bdi_number = 0
 
     def answer(self, packet: bytes) -> tuple[bytes, int | None]:
         """Do what `packet` asks for; return the answer, and the descriptor to send with it."""
@@ -181,7 +184,8 @@ class Helper:
             unmount(self.mountpoint, lazy=True, device=left.device)
 
     def _is_there(self) -> bool:
-        return bool(self._device) and is_mounted(self.mountpoint, self._device)
+        is_mount = bool(self._device) and is_mounted(self.mountpoint, self._device)
+        return is_mount and bdi_number(self._device) == self._bdi_number
 
     def _mount(self, source: str) -> tuple[int, dict[str, Any]]:
         """Mount, and return the descriptor and what the client is told."""
@@ -199,7 +203,7 @@ class Helper:
         except BaseException:
             os.close(fd)
             raise
-        self._device = entry.device
+        self._device, self._bdi_number = entry.device, bdi_number(entry.device)
         _log.info("mounted %s for user %d", self.mountpoint, self.uid)
         return fd, {"device": entry.device, "mountpoint": str(self.mountpoint)}
 

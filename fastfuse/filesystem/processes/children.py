@@ -68,7 +68,8 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False, tak
             STOPPING.clear()
             STOPPING.add(STOP_ORDER)
             UNHEEDED.remove(STOP_ORDER)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, STOP_ORDER):
+        handled = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGCHLD}
+        for number in (handled | STOPPING) - UNHEEDED:
             signal.signal(number, signal.SIG_DFL)
         ignore_unheeded()
         signal.pthread_sigmask(signal.SIG_SETMASK, set())

@@ -126,6 +126,11 @@ class Cluster:
     # The machine's own name where a job is elastic and each host is ``algo-1`` of one; empty elsewhere.
     elastic_host: str = ""
 
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the job has no other host, which could write to the same place in S3."""
+        return len(self.hosts) == 1 and not self.elastic_host
+
     def shard(self, channel: Channel, *, by_bytes: bool = False) -> Shard | None:
         """Return this host's shard of a sharded channel, or None where it gets everything."""
         if not channel.is_sharded:

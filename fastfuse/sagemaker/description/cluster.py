@@ -63,8 +63,11 @@ def find_cluster(
     """
     # An empty variable counts as not set.
     known = {name: value for name, value in environ.items() if value}
-    # torchrun may change the number of hosts while the job runs (MIN:MAX).
-    is_elastic = host is None and re.fullmatch(r"\d{1,6}:\d{1,6}", known.get("PET_NNODES", ""), re.ASCII)
+    # torchrun may change the number of hosts while the job runs (MIN:MAX), unless both are one number.
+    nodes = re.fullmatch(r"(\d{1,6}):(\d{1,6})", known.get("PET_NNODES", ""), re.ASCII)
+    if nodes and nodes[1] == nodes[2]:
+        known["PET_NNODES"] = nodes[1]
+    is_elastic = host is None and nodes is not None and nodes[1] != nodes[2]
     if is_elastic:
         _check_elastic(job, known)
         known = {name: known[name] for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name in known}

@@ -170,6 +170,8 @@ class Outgoing:
     data: bytes | None = None
     # The status of the job. An archive of a run that ended better is not replaced: this one gets a name with the time.
     status: str = "Completed"
+    # False where other hosts write below the same prefix: they may replace an object at once.
+    is_alone: bool = True
 
     @property
     def is_prefix(self) -> bool:
@@ -354,8 +356,7 @@ class _Sending:
             raise unreadable(path, error) from error
         with file:
             content = content_of(file, os.fstat(file.fileno()).st_size, path)
-            # Every host writes below the prefix: it may replace the object at once.
-            await writer.beside(key).stream(content, is_checked=False)
+            await writer.beside(key).stream(content, is_checked=self._outgoing.is_alone)
 
 
 class Unsent:

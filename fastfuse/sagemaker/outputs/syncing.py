@@ -59,17 +59,19 @@ def sync_directories(
     began_ns: int,
     look_every_s: float = 5.0,
     is_again: bool = False,
+    is_alone: bool = True,
 ) -> None:
     """Bring checkpoints back, tell that all is ready, and send files until a signal to stop, and once more then.
 
     A GET has `part_size_bytes`. A second signal ends it at once. Nothing half sent stays in the bucket. A process that
     does it `is_again`, for one that was killed meanwhile, brings nothing back. The job began at `began_ns` since 1970:
-    what changes from then on is its own, and always sent.
+    what changes from then on is its own, and always sent. If the host is not `is_alone`, others may replace an object
+    at once.
 
     Raises:
         FastfuseError: checkpoints cannot be brought back.
     """
-    directories = [_Directory(one, paths, session, tell, is_again=is_again) for one in synced]
+    directories = [_Directory(one, paths, session, tell, is_again=is_again, is_alone=is_alone) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
             try:
@@ -113,12 +115,19 @@ class _Directory:
     """One directory, and the versions of its files that S3 has."""
 
     def __init__(
-        self, synced: SyncedDirectory, paths: JobPaths, session: S3Session, tell: Tell, *, is_again: bool
+        self,
+        synced: SyncedDirectory,
+        paths: JobPaths,
+        session: S3Session,
+        tell: Tell,
+        *,
+        is_again: bool,
+        is_alone: bool = True,
     ) -> None:
         self.synced = synced
         self._session = session
         self._tell = tell
-        self._is_again = is_again
+        self._is_again, self._is_alone = is_again, is_alone
         self._directory = paths.of(synced.local_path)
         # No symbolic link below it is followed.
         self._base = paths.base if self._directory.is_relative_to(paths.base) else self._directory
@@ -178,7 +187,7 @@ class _Directory:
                 tries += 1
                 if tries == _RESTORE_TRIES:
                     raise
-                _log.info("%s: %s They are listed again", self.synced.name, error)
+                _log.info("%s: %s; all objects are listed again", self.synced.name, error)
             finally:
                 os.close(snapshot_fd)
 
@@ -295,8 +304,7 @@ class _Directory:
                 self._sent[found.path] = version
                 return
             content = _content(file, version, path, must_stay=self.synced.are_checkpoints)
-            # Another host may replace the object at once.
-            await made.stream(content, is_checked=False)
+            await made.stream(content, is_checked=self._is_alone)
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sends += 1

@@ -209,7 +209,7 @@ class Delivery:
             }
             part_bytes = settings.part_size_bytes
             work = partial(sync_directories, synced, paths, self._session, part_bytes, is_again=is_again,
-                           began_ns=self._began_ns)  # fmt: skip
+                           is_alone=settings.cluster.is_alone, began_ns=self._began_ns)  # fmt: skip
             self._syncer = Sender(work, lacks)
 
     @property
@@ -272,8 +272,9 @@ class Delivery:
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
             self._syncer.finish()
         if output is not None:
-            model = Outgoing(name="model", place=paths.model, uri=output.model(cluster), status=status)
-            data = Outgoing(name="output", place=paths.output_data, uri=output.output(cluster), status=status)
+            made = partial(Outgoing, status=status, is_alone=cluster.is_alone)
+            model = made(name="model", place=paths.model, uri=output.model(cluster))
+            data = made(name="output", place=paths.output_data, uri=output.output(cluster))
             failures += self._send(output.kms_key_id, model, data)
         if self._syncer is not None:
             failures += self._end(self._syncer)

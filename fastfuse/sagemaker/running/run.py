@@ -40,7 +40,7 @@ from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans
 
 _log = logging.getLogger(__name__)
 
-_STOPPING = {signal.SIGTERM, signal.SIGINT}
+_STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 # Those that warn a training script. Slurm sends one of them (`--signal`), and to us alone.
 _WARNING = {signal.SIGUSR1, signal.SIGUSR2}
 # The order to stop is a child's: blocked in us, it waits until a child that was just forked can take it.

@@ -209,8 +209,7 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     finally:
         # Not only at the end: the disk may be waited for, and the index of many objects is large.
         os.close(snapshot_fd)
-        for name in ("fastfuse_waiting_reads", "fastfuse_in_trouble", "fastfuse_reads_failing"):
-            counters.set(name, 0)
+        _waits_no_more(counters)
     if done.unknown_files:
         _log.warning(
             "%s holds %s files that are none of the channel's, and the command will see them: remove them if they are "
@@ -269,6 +268,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     try:
         stream_channel(snapshot_fd, settings, ready=ready, report=report)
     finally:
+        _waits_no_more(counters)
         recent.tell_summary()
     return 0
 
@@ -283,6 +283,11 @@ def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> N
     for name in ("fastfuse_stalled_seconds", "fastfuse_blocked_seconds"):
         counters.set(name, int(waited_s * 1e6))
     counters.set("fastfuse_waiting_reads", int(is_waiting))
+
+
+def _waits_no_more(counters: Counters) -> None:
+    for name in ("fastfuse_waiting_reads", "fastfuse_in_trouble", "fastfuse_reads_failing"):
+        counters.set(name, 0)
 
 
 def _remove_mountpoint(place: Path) -> None:

@@ -36,7 +36,7 @@ _BACKLOG = 1024
 _MOST_CHARACTERS = 1000
 _OUTCOME_BYTES = 16384
 # What counts of a member that ends without another word.
-_KILLED = Outcome(Phase.FAILED, "its run ended before its command", 1)
+_KILLED = Outcome(Phase.FAILED, "its run ended, and not by its command", 1)
 
 
 class Members:

@@ -104,10 +104,11 @@ def syncing(
     are_checkpoints: bool = True,
     began_ns: int = 0,
     is_again: bool = False,
+    is_alone: bool = True,
 ) -> Iterator[Sync]:
     # No key of another test begins with it.
     prefix = f"sync-{directory.parent.name}/"
-    begin: dict[str, Any] = {"began_ns": began_ns or time.time_ns(), "is_again": is_again}
+    begin: dict[str, Any] = {"began_ns": began_ns or time.time_ns(), "is_again": is_again, "is_alone": is_alone}
     sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints, begin=begin)
     try:
         yield sync
@@ -300,7 +301,7 @@ def test_a_checkpoint_that_another_host_replaces_at_once_is_no_failure(
     moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ObjectWriter, "put", put_and_replace)
-    with syncing(moto_server, directory) as sync:
+    with syncing(moto_server, directory, is_alone=False) as sync:
         put(directory / "last", b"ours")
         sync.finish()
         assert sync.process.failures() == []
@@ -446,7 +447,7 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
             return self
 
         async def stream(self, _: object, *, is_checked: bool) -> None:
-            assert not is_checked
+            assert is_checked
             if failure is not None:
                 raise failure
 
@@ -660,7 +661,12 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
     settings: Any = SimpleNamespace(
-        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+        job=job,
+        cluster=SimpleNamespace(is_alone=True),
+        paths=JobPaths(tmp_path),
+        connection=ConnectionConfig(),
+        part_size_bytes=1,
+        command=(),
     )
     made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
     made.begin()
@@ -693,7 +699,12 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
     job = SimpleNamespace(synced=(synced,), output=None)
     settings: Any = SimpleNamespace(
-        job=job, paths=JobPaths(tmp_path), connection=ConnectionConfig(), part_size_bytes=1, command=()
+        job=job,
+        cluster=SimpleNamespace(is_alone=True),
+        paths=JobPaths(tmp_path),
+        connection=ConnectionConfig(),
+        part_size_bytes=1,
+        command=(),
     )
     delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
     delivered.begin()

@@ -207,7 +207,7 @@ async def test_a_file_that_another_host_replaces_at_once_is_no_failure(
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
     told: dict[str, Any] = {}
     outgoing = [
-        sending.Outgoing(name=name, place=tmp_path, uri=S3Uri(moto_server.bucket, f"replaced/{name}"))
+        sending.Outgoing(name=name, place=tmp_path, uri=S3Uri(moto_server.bucket, f"replaced/{name}"), is_alone=False)
         for name in ("model/", "model.tar.gz")
     ]
     await sending.send_outputs(

@@ -27,7 +27,7 @@ MODES = ("FastFile", "File", "Pipe")
 OBJECTS = {"data/x": block_bytes(1, 40 << 20)}
 CHANNELS = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "data/")]
 
-# Tells of every signal that it gets, and ends at SIGTERM and SIGINT with codes of its own.
+# Tells of every signal that it gets, and ends at those to stop with codes of its own.
 PATIENT = """
 import os, signal, sys
 def say(text):
@@ -35,7 +35,7 @@ def say(text):
 def told(number, frame):
     say(signal.Signals(number).name)
     sys.exit(40 + number)
-for number in (signal.SIGTERM, signal.SIGINT):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
     signal.signal(number, told)
 say("ready")
 while True:
@@ -49,7 +49,7 @@ def assert_nothing_is_left(job: Job) -> None:
     assert not [path for path in job.data.iterdir() if path.is_fifo()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
 def test_a_signal_is_passed_on_once_and_the_commands_exit_code_is_ours(run: Run, number: signal.Signals) -> None:
     with run(CHANNELS, command=PATIENT) as job:
         job.wait_for_output("ready")
