@@ -165,7 +165,7 @@ def test_a_member_that_is_killed_fails_the_job_of_the_host(run: Run, tmp_path: P
         for gate in gates:
             gate.close()
         assert owner.wait() == 1, owner.log
-        assert_has_failed(owner, "another task of this host: its run ended before its command")
+        assert_has_failed(owner, "another task of this host: its run ended, and not by its command")
 
 
 def assert_has_failed(owner: Job, reason: str) -> None:
