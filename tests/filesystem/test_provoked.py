@@ -150,9 +150,16 @@ def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
 
 
 def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
-    forget(place.mount.path)
-    with place.gives("memory target too small"), place.faulty(Delay(0.05)):
-        at_once(slowly, place.files, readers=FILES)
+    # On a machine whose cores others take, the readers may come one after the other.
+    for may_fail in (True, False):
+        forget(place.mount.path)
+        try:
+            with place.gives("memory target too small"), place.faulty(Delay(0.05)):
+                at_once(slowly, place.files, readers=FILES)
+            return
+        except TimeoutError:
+            if not may_fail:
+                raise
 
 
 def beginning_first(path: Path) -> None:
