@@ -72,7 +72,7 @@ class Mount:
         failure = MountError(f"{self.path} is still mounted", hint=f"fusermount3 -u -z {self.path} may say why")
         try:
             if self._is_there():
-                # In this process, because fastfuse's own files may be gone by the end of a program.
+                # This process does it, because fastfuse's own files may be gone by the end of a program.
                 unmount(self.path, lazy=True, device=self._device)
         except MountError as error:
             failure = error

@@ -149,8 +149,8 @@ def _check_mount(
     own = {"fuse_socket": "/run/fastfuse/socket", "metrics_listen": "9567", "memory_target": memory_target}
     own |= {"shard": shard} if shard else {}
     options = [] if mount_option is None else [f"-o{mount_option}"]
-    # What the manifest says itself, and what is never for a pod.
-    taken = {**own, "daemon": "", "background": ""}.keys() & _given(context, source, options).keys()
+    # The manifest says the first itself, and a pod has no daemon.
+    taken = (own.keys() | {"background"}) & _given(context, source, options).keys()
     if taken:
         name = min(taken).replace("background", "daemon").replace("_", "-")
         hint = {"memory-target": "give --memory-target itself", "shard": "--hosts says how many shards there are"}

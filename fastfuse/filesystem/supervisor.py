@@ -194,7 +194,7 @@ class Supervisor:
         def without_sockets() -> None:
             if self._control is not None:
                 self._control.close()
-            # That of hints is how the next mount knows a child that outlives us.
+            # The next mount knows a child that outlives us by the socket of hints.
             for ours in (self._worker.tables, self._hints, self._keys.end, self._endpoint.listener):
                 if ours is not None and ours is not (kept or self._hints):
                     ours.close()

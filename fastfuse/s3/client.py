@@ -387,7 +387,7 @@ class S3Client:
         if failure.kind is not Kind.THROTTLED:
             return
         self._throttled_by = failure.detail
-        # What is refused each time it is tried again, of a hot prefix say, is not to slow down all others.
+        # An object that is refused each time, of a hot prefix say, is not to slow down all others.
         if get.is_throttled:
             return
         get.is_throttled = True

@@ -39,7 +39,7 @@ class RequestRate:
         self._window_began_s = -inf
         self._answered = 0
         self._refused = 0
-        # What was answered in the window before.
+        # The requests that were answered a second in the window before.
         self._before_per_s = 0.0
 
     @property
