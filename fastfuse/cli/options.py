@@ -7,7 +7,6 @@ network: each is made before anything is mounted, and fails with one sentence.
 import functools
 import inspect
 import os
-import re
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -20,7 +19,7 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import usable_cpus
 from fastfuse.errors import ConfigurationError
 from fastfuse.log import LogConfig
-from fastfuse.s3.base import ConnectionConfig, enough_connections
+from fastfuse.s3.base import REGION_NAME, ConnectionConfig, enough_connections
 from fastfuse.s3.sse import read_customer_key
 from fastfuse.sizes import MIB, format_size, parse_share
 
@@ -31,9 +30,6 @@ _LOGS = "Logs"
 _READ_DEADLINE_S = ConnectionConfig().deadline_s
 # The one above means "unchanged".
 MOST_ID: Final = 2**32 - 2
-
-# As `s3.aws.REGION_NAME`, which takes botocore to load.
-_REGION: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 T = TypeVar("T")
 
@@ -148,7 +144,7 @@ def connection(
         )
     if endpoint_url is not None:
         _check_endpoint(endpoint_url)
-    if region is not None and not _REGION.fullmatch(region):
+    if region is not None and not REGION_NAME.fullmatch(region):
         raise ConfigurationError(f"--region {region!r} is not the name of a region", hint="write it as eu-west-1")
     if ca_bundle is not None and not os.access(ca_bundle, os.R_OK):
         raise ConfigurationError(

@@ -27,7 +27,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.base import REGION_NAME, ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 DEFAULT_REGION = "us-east-1"
 # AWS's own regions; those of other services may have any name.
 _AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
-# A region becomes part of a host name and of the string to sign.
-REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 # Each chunk of an upload has a deadline of its own, so that a slow network is no broken one.
 _CHUNK_BYTES = 1 << 18

@@ -4,11 +4,15 @@ Above this seam there are `ObjectRef`, buffers and `fastfuse.errors`. Below it t
 which has all roles; tests have another in memory.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fastfuse.objects import Buffer, ObjectRef
+
+# A region becomes part of a host name and of the string to sign.
+REGION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 # How long opening one connection may take.
 CONNECT_TIMEOUT_S = 5.0

@@ -17,7 +17,8 @@ from botocore.loaders import Loader
 from botocore.utils import is_s3_accelerate_url
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.s3.aws import REGION_NAME, S3Session
+from fastfuse.s3.aws import S3Session
+from fastfuse.s3.base import REGION_NAME
 from fastfuse.s3.proxies import DEFAULT_PORTS, Proxy, is_host, proxy_for
 
 _RULES = "endpoint-rule-set-1"
