@@ -118,6 +118,18 @@ def syncing(
             os.waitpid(sync.process.pid, 0)
 
 
+def settings_of_a_job(base: Path) -> Any:  # noqa: ANN401 - what `Delivery` takes of a `RunSettings`
+    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
+    return SimpleNamespace(
+        job=SimpleNamespace(synced=(synced,), output=None),
+        cluster=SimpleNamespace(is_alone=True),
+        paths=JobPaths(base),
+        connection=ConnectionConfig(),
+        part_size_bytes=1,
+        command=(),
+    )
+
+
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
     handler = logging.FileHandler(path)
@@ -658,16 +670,7 @@ def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.Monk
     monkeypatch.setattr(delivery, "Sender", Sending)
     now_ns = iter(range(100, 200))
     monkeypatch.setattr(delivery, "time", SimpleNamespace(time_ns=lambda: next(now_ns), monotonic=time.monotonic))
-    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
-    job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(
-        job=job,
-        cluster=SimpleNamespace(is_alone=True),
-        paths=JobPaths(tmp_path),
-        connection=ConnectionConfig(),
-        part_size_bytes=1,
-        command=(),
-    )
+    settings = settings_of_a_job(tmp_path)
     made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
     made.begin()
     for is_ready in (False, True, True):
@@ -696,16 +699,7 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
         return False
 
     monkeypatch.setattr(delivery, "Sender", Sending)
-    synced = SyncedDirectory(name="c", local_path="/c", place=S3Uri(BUCKET, "c/"), are_checkpoints=True)
-    job = SimpleNamespace(synced=(synced,), output=None)
-    settings: Any = SimpleNamespace(
-        job=job,
-        cluster=SimpleNamespace(is_alone=True),
-        paths=JobPaths(tmp_path),
-        connection=ConnectionConfig(),
-        part_size_bytes=1,
-        command=(),
-    )
+    settings = settings_of_a_job(tmp_path)
     delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
     delivered.begin()
     delivered.listen()
