@@ -140,7 +140,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(
             operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s,
-            has_saved_index=settings.origin.saved is not None,
+            has_saved_index=settings.origin.saved is not None and not settings.origin.is_own_file,
         )  # fmt: skip
         tier = reader if isinstance(reader, CachedReader) else None
         most_threads = min(client.max_connections, limit_bytes // _BYTES_PER_THREAD)
