@@ -33,10 +33,9 @@ INSTEAD: Final[Mapping[str, str]] = {
     "nonempty": _EMPTY, "allow-non-empty": _EMPTY,
     "direct-io": _PAGE_CACHE,
     # Of fastfuse itself, before its first release.
-    "io": _PAGE_CACHE,
+    "io": _PAGE_CACHE, "index-cache": _INDEX, "no-index-cache": _INDEX,
     "allow-root": "--allow-other lets every user in, root too",
     "debug": "--verbose logs in detail", "log-severity": "--verbose logs in detail",
-    "index-cache": _INDEX, "no-index-cache": _INDEX,
     "url": "write endpoint_url=URL", "use-path-request-style": "write force_path_style",
 }
 # fmt: on
