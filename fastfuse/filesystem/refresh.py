@@ -96,8 +96,9 @@ class Refresher:
     def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
         """`session` has its files read before the first refresh."""
         self._source = source
-        # The mount already has any listing that was kept.
-        self._list = partial(_list, source, replace(origin, max_age_s=0.0), session, counters)
+        # A file of this mount is made anew. One of somebody else, and what hosts share, are read again.
+        origin = replace(origin, max_age_s=0.0 if origin.is_own_file else None)
+        self._list = partial(_list, source, origin, session, counters)
         self._fork = fork
         # Notices that the kernel did not get yet. The listing process adds those of its changes.
         self._owed_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
