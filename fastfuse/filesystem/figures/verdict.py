@@ -76,6 +76,8 @@ class Figures:
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float = _counted("fastfuse_stalled_seconds")
     blocked_s: float = _counted("fastfuse_blocked_seconds")
+    # Readers waited for a worker that was dead or silent.
+    unserved_s: float = _counted("fastfuse_unserved_seconds")
     throttled: int = _counted("fastfuse_retries", "throttled")
     # Other requests that were tried again.
     retried: int = _counted("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled"))
@@ -264,6 +266,12 @@ RULES: Final = (
         lambda it: it.failed_reads > _OFTEN * it.reads > 0,
         lambda it: f"{it.failed_reads:,} of {it.reads:,} reads ended with an error",
         "fastfuse status and the log tell why",
+    ),
+    Rule(
+        "workers died",
+        lambda it: it.unserved_s > _HARDLY * it.in_use_s,
+        lambda it: f"readers waited {it.unserved_s:.0f} s for a worker that was dead or silent",
+        "the log tells why: memory ran out, most likely, or workers hung",
     ),
     Rule(
         "too little to judge",
