@@ -132,6 +132,7 @@ class S3Client:
         """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""
         self._count("ok", size_bytes, is_whole=is_checked is not None)
         self._rate.answered(trio.current_time())
+        self._answered(206)
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         if is_checked is not None:
@@ -142,7 +143,8 @@ class S3Client:
         failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._retries.count(_shown(bucket, key), failure)
-        self._counters.count("fastfuse_refused_gets", int(status >= 500))
+        if status > 0:
+            self._answered(status)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -269,11 +271,12 @@ class S3Client:
             if answer is None:
                 return None
             connection, head = answer
+            self._answered(head.status)
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
                     failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
-                    self._note_refusal(head.status, failure, get)
+                    self._note_refusal(failure, get)
                     raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
@@ -381,9 +384,8 @@ class S3Client:
         is_mended, trouble = await self.session.replace_refused(credentials, kind)
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 
-    def _note_refusal(self, status: int, failure: Failure, get: _Get) -> None:
-        """Count a refusal of an attempt of `get`, and keep to a lower rate if it throttles."""
-        self._counters.count("fastfuse_refused_gets", int(status >= 500))
+    def _note_refusal(self, failure: Failure, get: _Get) -> None:
+        """Keep to a lower rate if the refusal of an attempt of `get` throttles."""
         if failure.kind is not Kind.THROTTLED:
             return
         self._throttled_by = failure.detail
@@ -396,6 +398,11 @@ class S3Client:
         if self._rate.is_limited and not was_limited:
             told = "the service throttles (%s): GETs are limited, to %.0f a second at first"
             _log.warning(told, failure.detail, self._rate.per_s)
+
+    def _answered(self, status: int) -> None:
+        """Count an attempt that has a reply."""
+        self._counters.count("fastfuse_answered_gets")
+        self._counters.count("fastfuse_refused_gets", int(status >= 500))
 
     def _count(self, outcome: str, fetched_bytes: int = 0, *, is_whole: bool = False) -> None:
         self._counters.count("fastfuse_fetch_requests", value=outcome)

@@ -70,6 +70,12 @@ def test_there_is_a_fault_for_each_rule() -> None:
     assert met == {rule.name for rule in RULES}
 
 
+@pytest.mark.parametrize(("name", "field"), [("throttled", "throttled"), ("requests failed", "retried")])
+def test_a_service_that_delivers_nothing_is_judged_at_once(name: str, field: str) -> None:
+    assert judge(replace(SLOW, gets=5, demanded=0, ahead=0, **{field: 5})).name == name
+    assert judge(replace(SLOW, gets=5, demanded=0, ahead=0, **{field: 1})).name == "too little to judge"
+
+
 @pytest.mark.parametrize("name", [*FAULTS][4:])
 def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"

@@ -36,6 +36,7 @@ from fastfuse.errors import (
     ServiceError,
     UnavailableError,
 )
+from fastfuse.filesystem.figures.verdict import figures_of
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import bodies
@@ -435,8 +436,11 @@ async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:
 async def test_a_get_that_was_made_elsewhere_in_vain_has_a_line(
     caplog: pytest.LogCaptureFixture, status: int, why: str
 ) -> None:
-    S3Client(S3Session(ConnectionConfig())).count_left(status, "bucket", "key")
+    counters = Counters()
+    S3Client(S3Session(ConnectionConfig()), counters=counters).count_left(status, "bucket", "key")
     assert caplog.messages == [f"'s3://bucket/key': {why}; trying again"]
+    figures = figures_of(counters, elapsed_s=1.0)
+    assert (figures.gets, figures.refused, figures.cost_usd) == (status > 0, status > 0, 0.0)
 
 
 async def test_a_region_is_corrected_once() -> None:

@@ -111,6 +111,7 @@ def wanted_after(rounds: int) -> dict[str, int]:
         "whole_gets": 3,
         'fetched_parts{asker="demanded"}': 5,  # two are all of a large file, for its first read
         'retries{cause="throttled"}': 1,
+        "answered_gets": 6,
         "refused_gets": 1,
         'verified_objects{outcome="none"}': 3,
         "read_served_bytes": read_bytes,
