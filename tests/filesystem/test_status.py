@@ -85,6 +85,15 @@ def test_limits_that_have_changed_since_are_noted(monkeypatch: pytest.MonkeyPatc
     assert samples_of(record["at"], record["numbers"])[-1][1].get("fastfuse_memory_limit_bytes") == 8
 
 
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_mount_of_which_every_read_failed_is_summed_up(failed: int, caplog: pytest.LogCaptureFixture) -> None:
+    counters = Counters()
+    counters.count("fastfuse_errors", failed, "EIO")
+    with caplog.at_level("INFO"):
+        Recent(counters).tell_summary()
+    assert len(caplog.messages) == 3 * failed
+
+
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:
     assert Recent(Counters()).rates()["fastfuse_requests"] == 0.0
 

@@ -70,9 +70,10 @@ class Recent:
         return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:
-        """Log the summary, if anything was read or fetched."""
-        if self.counters.get("fastfuse_read_served_bytes") or self.counters.get("fastfuse_fetched_bytes"):
-            for line in summary_lines(self.summary()):
+        """Log the summary, if anything was read or fetched, or a read failed."""
+        summary = self.summary()
+        if summary["served_bytes"] or summary["fetched_bytes"] or summary["failed_reads"]:
+            for line in summary_lines(summary):
                 _log.info("%s", line)
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
