@@ -43,7 +43,7 @@ CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
 
 # The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
-# disk or the index did not take (dropped), and that are not worth the place of others (declined).
+# disk or the index did not take (dropped), and that have no room, or are not worth it (declined).
 CACHE_EVENTS = ("served", "written", "skipped", "dropped", "declined", "evicted")
 
 # Ranges that were not what was written; errors of the disk and of the index; the directory was removed.
