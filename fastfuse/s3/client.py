@@ -128,8 +128,11 @@ class S3Client:
         """Return the addresses for a `direct` way, as `trio.socket.getaddrinfo` does, and raise as it does."""
         return await self._routes.addresses.find(way.endpoint.host, way.endpoint.port)
 
-    def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None) -> None:
+    def count_direct(
+        self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None, key: str
+    ) -> None:
         """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""
+        _log.debug("GET %r, %d bytes, by a thread: answered in %.1f ms", key, size_bytes, took_s * 1000)
         self._count("ok", size_bytes, is_whole=is_checked is not None)
         self._rate.answered(trio.current_time())
         self._answered(206)
@@ -140,6 +143,7 @@ class S3Client:
 
     def count_left(self, status: int, bucket: str, key: str) -> None:
         """Count and log a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply."""
+        _log.debug("GET %r, by a thread: %s", key, status or "no reply")
         failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._retries.count(_shown(bucket, key), failure)
@@ -264,7 +268,7 @@ class S3Client:
         """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
         ref, start, end = get.ref, get.start, get.end
         request = route.get_request(credentials, ref, start, end)
-        began_s = trio.current_time()
+        began_s, head = trio.current_time(), None
         try:
             ask = partial(self._routes.ask, route) if is_new else route.ask_idle
             answer = await ask(request, self._read_watch)
@@ -287,6 +291,11 @@ class S3Client:
             return data.toreadonly(), head
         except (BadReplyError, BadReplyHeadError, OSError) as error:
             raise read_failure(error, ref) from error
+        finally:
+            if _log.isEnabledFor(logging.DEBUG):
+                told = f"{head.status} {head.headers.get('x-amz-request-id', '')}" if head is not None else "no reply"
+                took_s = trio.current_time() - began_s
+                _log.debug("GET %r, bytes %d to %d: %s in %.1f ms", ref.key, start, end, told, took_s * 1000)
 
     async def _ask_once(
         self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
