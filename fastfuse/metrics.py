@@ -155,7 +155,7 @@ METRICS = (
     ),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed; grows while a listing is made."),
-    Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
+    Counter("fastfuse_index_requests", "Requests that took making the index; refreshes that failed are left out."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_table_bytes", "Bytes of these files.", is_gauge=True),
     Counter("fastfuse_table_memory_bytes", "Bytes of the inode table, which no memory target covers.", is_gauge=True),

@@ -221,7 +221,7 @@ def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds(here: 
     def is_ill() -> bool:
         with pytest.raises(PermissionError):
             direct_read(here.path / "small", 4096)
-        return health(port) == (503, "reads fail: S3 delivers nothing\n")
+        return health(port) == (503, "reads fail: nothing was delivered\n")
 
     wait_until(is_ill)
     assert Scrape(port)["reads_failing",] == 1
