@@ -273,21 +273,16 @@ RULES: Final = (
         "the log tells why: memory ran out, most likely, or workers hung",
     ),
     Rule(
-        "too little to judge",
-        lambda it: (
-            min(it.gets, it.parts) < _FEW
-            and it.stalled_share >= _HARDLY
-            and not _is_of_tier(it)
-            and 2 * (it.throttled + it.retried) <= it.gets
-        ),
-        lambda _: "hardly anything was fetched from S3",
-        "ask again when more was read",
-    ),
-    Rule(
         "not waiting",
         lambda it: it.stalled_share < _HARDLY,
         lambda _: "readers hardly waited for data",
         "look elsewhere if the GPU waits",
+    ),
+    Rule(
+        "too little to judge",
+        lambda it: min(it.gets, it.parts) < _FEW and not _is_of_tier(it) and 2 * (it.throttled + it.retried) <= it.gets,
+        lambda _: "hardly anything was fetched from S3",
+        "ask again when more was read",
     ),
     Rule(
         "throttled",
