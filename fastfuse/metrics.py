@@ -43,7 +43,7 @@ CHECKS = ("ok", "none", "begun", "refetched", "mismatch")
 READ_ERRNOS = ("EIO", "ESTALE", "EACCES")
 
 # The fates of bytes in the local tier (fastfuse.cache). Not kept were those that a full queue skipped, that the
-# disk or the index did not take (dropped), and that are not worth the place of others (declined).
+# disk or the index did not take (dropped), and that have no room, or are not worth it (declined).
 CACHE_EVENTS = ("served", "written", "skipped", "dropped", "declined", "evicted")
 
 # Ranges that were not what was written; errors of the disk and of the index; the directory was removed.
@@ -112,7 +112,8 @@ METRICS = (
     Counter("fastfuse_whole_gets", "GETs that fetched all of an object."),
     Counter("fastfuse_fetched_parts", "Ranges that were fetched, by who asked for them.", "asker", ASKERS),
     Counter("fastfuse_retries", "GETs that failed and were tried again, by cause.", "cause", RETRY_CAUSES),
-    Counter("fastfuse_refused_gets", "GETs answered with a server error (5xx), for which S3 does not charge."),
+    Counter("fastfuse_answered_gets", "Attempts of GETs that were answered, in whatever way."),
+    Counter("fastfuse_refused_gets", "Those answered with a server error (5xx), for which S3 does not charge."),
     Counter("fastfuse_credentials_renewed", "Times that other AWS credentials took the place of the ones in use."),
     Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
@@ -130,6 +131,7 @@ METRICS = (
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
+    Counter("fastfuse_unserved_seconds", "Seconds in which readers waited for a dead or silent worker.", unit=1e-6),
     Counter("fastfuse_in_use_seconds", "Seconds in which files were read, pauses of up to 30 s included.", unit=1e-6),
     Counter("fastfuse_asked_seconds", "Seconds in which the kernel asked for anything.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),
@@ -153,7 +155,7 @@ METRICS = (
     ),
     Counter("fastfuse_hints", "Paths announced as about to be opened, by outcome.", "outcome", ("taken", "unknown")),
     Counter("fastfuse_objects_listed", "Objects listed; grows while a listing is made."),
-    Counter("fastfuse_index_requests", "Requests that took making the index, refreshes included."),
+    Counter("fastfuse_index_requests", "Requests that took making the index; refreshes that failed are left out."),
     Counter("fastfuse_table_files", "Files in the inode table.", is_gauge=True),
     Counter("fastfuse_table_bytes", "Bytes of these files.", is_gauge=True),
     Counter("fastfuse_table_memory_bytes", "Bytes of the inode table, which no memory target covers.", is_gauge=True),

@@ -26,7 +26,7 @@ class _Class:
 
 
 class RepeatedFailures:
-    """Logs the first failure of each class in full, and every 30 s how many others there were.
+    """Logs the first failure of each class in full, and every 30 s and at the end how many others there were.
 
     It belongs to one trio run. A task of its own waits for the next summary, and only while one is owed.
     """
@@ -85,16 +85,23 @@ class RepeatedFailures:
                 if failures.told_s + EVERY_S > trio.current_time():
                     await trio.sleep_until(failures.told_s + EVERY_S)
                     continue
-                now_s = trio.current_time()
-                self._log.warning(
-                    "%s: %d more in the last %.0f s, of %s%d %s",
-                    kind,
-                    failures.untold,
-                    now_s - failures.told_s,
-                    "at least " if len(failures.names) == _MOST_NAMES else "",
-                    len(failures.names),
-                    "object" if len(failures.names) == 1 else "objects",
-                )
-                self._told(kind, now_s)
+                self._tell_untold(kind, failures)
         finally:
             self._is_running = False
+            # The run ends before they are due.
+            for kind, failures in [*self._classes.items()]:
+                if failures.untold:
+                    self._tell_untold(kind, failures)
+
+    def _tell_untold(self, kind: str, failures: _Class) -> None:
+        now_s = trio.current_time()
+        self._log.warning(
+            "%s: %d more in the last %.0f s, of %s%d %s",
+            kind,
+            failures.untold,
+            now_s - failures.told_s,
+            "at least " if len(failures.names) == _MOST_NAMES else "",
+            len(failures.names),
+            "object" if len(failures.names) == 1 else "objects",
+        )
+        self._told(kind, now_s)

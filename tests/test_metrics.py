@@ -178,7 +178,7 @@ def test_a_job_is_well_if_its_channels_are() -> None:
     channels = {"train": Counters(), "test": Counters()}
     assert health(channels) == ""
     channels["test"].set("fastfuse_reads_failing", 1)
-    assert health(channels) == "test: reads fail: S3 delivers nothing"
+    assert health(channels) == "test: reads fail: nothing was delivered"
 
 
 def test_a_channel_whose_requests_are_tried_in_vain_is_ill_and_well_once_one_succeeds() -> None:
@@ -186,7 +186,7 @@ def test_a_channel_whose_requests_are_tried_in_vain_is_ill_and_well_once_one_suc
     failing = FailingReads(delivered(train), {})
     trouble = {"since": time.time() - 60, "failures": {"503 SlowDown": 9}, "requests": 3}
     assert show_trouble(train, failing, trouble, {}, 0.0)
-    assert health({"train": train}) == "train: reads fail: S3 delivers nothing"
+    assert health({"train": train}) == "train: reads fail: nothing was delivered"
     train.count("fastfuse_fetch_requests", 1, "ok")
     assert not show_trouble(train, failing, trouble, {}, 1.0)
     assert (health({"train": train}), train.get("fastfuse_in_trouble")) == ("", 1)

@@ -59,3 +59,14 @@ async def test_all_failures_are_in_the_lines_whatever_their_words(
     await trio.sleep(2 * EVERY_S)
     counts = re.findall(r": (\d+) more in the last", caplog.text)
     assert caplog.messages.count("line") + sum(map(int, counts)) == 1000
+
+
+def test_the_end_of_a_run_tells_what_no_line_has_counted_yet(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        repeats = RepeatedFailures(_log)
+        for number in range(6):
+            repeats.tell(f"class {number % 2}", f"object {number}", "line")
+        await trio.testing.wait_all_tasks_blocked()
+
+    trio.run(fail)
+    assert caplog.messages[2:] == [f"class {number}: 2 more in the last 0 s, of 2 objects" for number in range(2)]

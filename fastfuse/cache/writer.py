@@ -24,6 +24,7 @@ from fastfuse.cache.policy import Returns, is_worth_it
 from fastfuse.cache.segments import Filling, Segments, aligned, digests_of, evict, place_of, segment_bytes
 from fastfuse.cache.shared import add
 from fastfuse.metrics import Counters
+from fastfuse.sizes import format_size
 
 # The most that one transaction makes known: whoever waits for a claim waits for one of these.
 _BATCH_BYTES, _BATCH_RANGES = 32 << 20, 256
@@ -109,6 +110,8 @@ class Writer:
         self._full: list[Filling] = []
         # Once the tier is full: the return that is expected of what would have to go.
         self._victim_bytes: int | None = None
+        # The tier is smaller than it may be, because the disk has no more room.
+        self._is_short = False
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
@@ -261,11 +264,13 @@ class Writer:
 
     def _put(self, ranges: list[Range], size_bytes: int) -> None:
         written: list[tuple[int, Extent]] = []
-        if self.is_paused or not self._guarded(lambda: self._write(ranges, written)):
+        takes = not self.is_paused and self._guarded(lambda: self._write(ranges, written))
+        if not takes:
             written.clear()
         kept_bytes = sum(extent.end - extent.start for _, extent in written)
         self._count("written", kept_bytes)
-        self._count("dropped", size_bytes - kept_bytes)
+        # What it had no room for, or what a failure cost.
+        self._count("declined" if takes else "dropped", size_bytes - kept_bytes)
         self._release_taken()
         self._done_bytes += size_bytes
 
@@ -351,10 +356,24 @@ class Writer:
 
     def _is_too_large(self, more_bytes: int = 0) -> bool:
         """Return whether the tier, with `more_bytes` more, takes more than it may, or leaves others too little."""
-        settings, there = self._cache.settings, os.statvfs(self._cache.directory_fd)
-        used_bytes = self._index.room_bytes() + self._cache.index_bytes() + more_bytes
-        is_over = used_bytes > settings.size_bytes
-        return is_over or there.f_bavail * there.f_frsize < settings.min_free_bytes + more_bytes
+        return self._used_bytes() + more_bytes > self._cache.settings.size_bytes or self._lacks_disk(more_bytes)
+
+    def _used_bytes(self) -> int:
+        return self._index.room_bytes() + self._cache.index_bytes()
+
+    def _lacks_disk(self, more_bytes: int) -> bool:
+        there = os.statvfs(self._cache.directory_fd)
+        return there.f_bavail * there.f_frsize < self._cache.settings.min_free_bytes + more_bytes
+
+    def _tell_short_disk(self) -> None:
+        """Tell, once in a spell, that the disk has no room for what the tier may take."""
+        settings, more_bytes = self._cache.settings, self._segment_bytes
+        used_bytes, was_short = self._used_bytes(), self._is_short
+        self._is_short = used_bytes + more_bytes <= settings.size_bytes and self._lacks_disk(more_bytes)
+        if self._is_short and not was_short:
+            kept = f"{format_size(used_bytes)} of {format_size(settings.size_bytes)}"
+            left = f"less than --cache-min-free ({format_size(settings.min_free_bytes)}) left"
+            self._tell("disk", f"the cache {settings.directory} keeps {kept}: its disk has {left}")
 
     def _evict(self) -> bool:
         """Let the segment go that is worth least, of those that no process fills; False if there is none."""
@@ -401,6 +420,8 @@ class Writer:
         if not self._cache.is_there():
             if not self.is_gone:
                 self.is_gone = True
+                for gauge in ("fastfuse_cache_size_bytes", "fastfuse_cache_used_bytes"):
+                    self._counters.set(gauge, 0)
                 self.end_reason = f"the cache {self._cache.settings.directory} was removed"
                 self._tell("directory", f"{self.end_reason}; reads come from S3")
             return
@@ -416,4 +437,5 @@ class Writer:
         while self._is_too_large() and self._evict():
             pass
         self._look_for_victim()
+        self._tell_short_disk()
         self._counters.set("fastfuse_cache_used_bytes", self._index.room_bytes())

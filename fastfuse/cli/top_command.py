@@ -76,8 +76,9 @@ class Screen:
         bars = _BARS if options.encoding.startswith("utf") else _PLAIN_BARS
         gets, errors = self.look.work.get("gets", ())[:_MOST_GETS], self.look.status["errors"][-_MOST_ERRORS:]
         # The height of the terminal: rich does not pass that of a screen to what is drawn in it.
-        room = console.height - _FIXED_LINES - len(gets) - len(errors) if self.is_live else 1000
-        parts: list[RenderableType] = [self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
+        lines = _FIXED_LINES + bool(self.look.status["trouble"]) + len(gets) + len(errors)
+        room = console.height - lines if self.is_live else 1000
+        parts: list[RenderableType] = [*self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
         parts += [self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
         parts += [_line(f"error  {plain(text)}", "red") for _, text in errors]
         if self.is_live:
@@ -86,15 +87,15 @@ class Screen:
             parts.append(_line(f"{paused}sort by {sorts}    p pause  q quit", "dim"))
         yield Group(*parts)
 
-    def _head(self) -> Text:
+    def _head(self) -> Iterable[Text]:
         status = self.look.status
         text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
         is_ok = status["state"] == "ok"
         text.append(status["state"], "green" if is_ok else "bold red")
         text.append(f", mounted for {format_duration(self.now - status['mounted_at'])}")
+        yield text
         if trouble := status["trouble"]:
-            text.append(f"; for {format_duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
-        return text
+            yield _line(f"trouble   for {format_duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
 
     def _rates(self, width: int, bars: str) -> Iterable[Text]:
         look = self.look
@@ -109,9 +110,10 @@ class Screen:
         yield _line(waits).append(_spark([stalled for _, stalled in history], 1.0, bars), "yellow")
         running = look.work.get("gets_running", "?")
         retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
+        waiting = counters.get("fastfuse_waiting_reads", 0)
         yield _line(
             f"fetched   {look.fetched / 1e6:10,.1f} MB/s  {look.gets:,.0f} GETs/s, {running} running, "
-            f"{retries:,.0f} retries; {counters.get('fastfuse_waiting_reads', 0):,.0f} reads wait"
+            f"{retries:,.0f} retries; {'1 read waits' if waiting == 1 else f'{waiting:,.0f} reads wait'}"
         )
 
     def _memory(self) -> Text:

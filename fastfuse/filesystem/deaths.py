@@ -1,4 +1,7 @@
-"""Take stock when a worker has died: say of what, fail what workers die of, and decide when the next one starts."""
+"""Take stock when a worker has died: say of what, fail what workers die of, and decide when the next one starts.
+
+Until then, count for how long readers wait for a worker that says nothing.
+"""
 
 import logging
 import signal
@@ -12,6 +15,9 @@ from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)
+
+# A worker counts a beat every second, and may be late.
+_SILENT_S = 2.0
 
 
 class Deaths:
@@ -29,12 +35,14 @@ class Deaths:
         self._in_hand = in_hand
         self._record = DeathRecord(read_deadline_s)
         self._memory = MemoryRecord(oom_kills())
+        self._silence = Silence(worker, counters)
         # At the last death the request that was waited for was failed.
         self._has_refused = False
 
-    def look(self) -> None:
-        """Look whether memory runs out; call it every second."""
+    def look(self, session: Session | None) -> None:
+        """Look whether memory runs out, and who waits for a worker; call it every second."""
         self._memory.look(time.monotonic(), oom_kills())
+        self._silence.look(session)
 
     def note(self, session: Session) -> float:
         """Count the death of the last worker, and return the seconds to wait before the next one starts.
@@ -70,3 +78,32 @@ class Deaths:
         if self._worker.exit_code == 0 and not session.is_connected:
             return "the connection to the kernel was aborted, which ends the worker"
         return f"the worker died: {self._worker.end}"
+
+
+class Silence:
+    """Counts the time in which readers wait for a worker that is dead or stands still: it counts nothing itself."""
+
+    def __init__(self, worker: WorkerProcess, counters: Counters) -> None:
+        self._worker = worker
+        self._counters = counters
+        self._beats = 0
+        # The last look, the requests that readers waited for then, and the seconds of waiting that nobody has counted.
+        self._looked_s, self._waiting, self._silent_s = 0.0, 0, 0.0
+
+    def look(self, session: Session | None) -> None:
+        """Look whether somebody waits for the worker; call it every second."""
+        worker, counters, now_s = self._worker, self._counters, time.monotonic()
+        before, self._beats = self._beats, counters.get("fastfuse_worker_beats")
+        is_gone = not (worker.pid and worker.has_served)
+        if self._beats != before and not is_gone:
+            self._silent_s = 0.0  # it counts the reads that it had
+        elif self._waiting and self._beats:
+            self._silent_s += now_s - self._looked_s
+        # A worker that goes on will count the reads that it has taken, and no others.
+        if is_gone or (self._silent_s >= _SILENT_S and not counters.get("fastfuse_waiting_reads")):
+            silent_us, self._silent_s = int(self._silent_s * 1e6), 0.0
+            counters.count("fastfuse_unserved_seconds", silent_us)
+            counters.count("fastfuse_stalled_seconds", silent_us)
+            counters.count("fastfuse_blocked_seconds", silent_us * self._waiting)
+        self._looked_s = now_s
+        self._waiting = max(1, len(session.owed)) if session is not None and session.is_waited_for else 0

@@ -94,7 +94,7 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
-        self._worker = WorkerProcess(self._counters, self._notifier.is_alive)
+        self._worker = WorkerProcess(self._counters, self._is_alive)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
@@ -253,10 +253,15 @@ class Supervisor:
         with keys:
             self._worker.start(lambda *ends: self._fork(partial(work, *ends)))
 
+    def _is_alive(self) -> None:
+        """Tell the service manager that this process lives, and look after the worker; call it every second."""
+        self._notifier.is_alive()
+        self._deaths.look(self._session)
+
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
-            self._notifier.is_alive()
+            self._is_alive()
             caught = next_signal(self._signals, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
             if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
@@ -265,7 +270,6 @@ class Supervisor:
             if number == signal.SIGHUP:
                 self._refresher.want(self._snapshot_fd)
             self._recent.look()
-            self._deaths.look()
             self._answer_requests()
             if self._worker_has_ended() and not self._replace_worker():
                 return
@@ -316,7 +320,7 @@ class Supervisor:
             if caught is not None and caught.si_signo in STOPPING:
                 break
             # Other children end, too: those of a refresh.
-            self._notifier.is_alive()
+            self._is_alive()
             self._answer_requests()
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
@@ -371,7 +375,9 @@ class Supervisor:
                 return False
             self._pause(self._deaths.note(session))
             if not can_go_on:
-                self._mount_again()
+                _log.warning("mounting %s again: open files fail, opened again they work", self._place.mountpoint)
+                self._disconnect()
+                self._mount()
             try:
                 self._in_time(self._start_worker)
                 return True
@@ -401,15 +407,10 @@ class Supervisor:
         """Wait, but not beyond the grace period or a signal to stop; answer who asks meanwhile."""
         until_s = min(time.monotonic() + for_s, self._stops_at_s)
         while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & STOPPING:
-            self._notifier.is_alive()
+            self._is_alive()
             self._answer_requests()
             # The empty set makes it a pause that misses no signal.
             next_signal((), min(left_s, _LOOK_EVERY_S))
-
-    def _mount_again(self) -> None:
-        _log.warning("mounting %s again: files that are open now fail, opened again they work", self._place.mountpoint)
-        self._disconnect()
-        self._mount()
 
     def _disconnect(self) -> None:
         """Detach the mount and end the connection; readers that wait for an answer get an error.

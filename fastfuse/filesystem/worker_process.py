@@ -167,6 +167,7 @@ class WorkerProcess:
             self._is_alive()
             if self.kill_if_hung() or time.monotonic() >= until_s:
                 return False
+        self._is_alive()
         return True
 
     def kill_if_hung(self) -> bool:

@@ -128,10 +128,14 @@ class S3Client:
         """Return the addresses for a `direct` way, as `trio.socket.getaddrinfo` does, and raise as it does."""
         return await self._routes.addresses.find(way.endpoint.host, way.endpoint.port)
 
-    def count_direct(self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None) -> None:
+    def count_direct(
+        self, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool | None, key: str
+    ) -> None:
         """Count a GET that was made elsewhere, over a `direct` way; `is_checked` is None for a part of an object."""
+        _log.debug("GET %r, %d bytes, by a thread: answered in %.1f ms", key, size_bytes, took_s * 1000)
         self._count("ok", size_bytes, is_whole=is_checked is not None)
         self._rate.answered(trio.current_time())
+        self._answered(206)
         self._saw_first_byte(first_byte_s)
         self._saw_end(took_s)
         if is_checked is not None:
@@ -139,10 +143,12 @@ class S3Client:
 
     def count_left(self, status: int, bucket: str, key: str) -> None:
         """Count and log a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply."""
+        _log.debug("GET %r, by a thread: %s", key, status or "no reply")
         failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
         if failure.kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN):  # as `get` tries again
             self._retries.count(_shown(bucket, key), failure)
-        self._counters.count("fastfuse_refused_gets", int(status >= 500))
+        if status > 0:
+            self._answered(status)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         """Return what the object is now.
@@ -262,18 +268,19 @@ class S3Client:
         """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
         ref, start, end = get.ref, get.start, get.end
         request = route.get_request(credentials, ref, start, end)
-        began_s = trio.current_time()
+        began_s, head = trio.current_time(), None
         try:
             ask = partial(self._routes.ask, route) if is_new else route.ask_idle
             answer = await ask(request, self._read_patience)
             if answer is None:
                 return None
             connection, head = answer
+            self._answered(head.status)
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
                     failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
-                    self._note_refusal(head.status, failure, get)
+                    self._note_refusal(failure, get)
                     raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
@@ -284,6 +291,11 @@ class S3Client:
             return data.toreadonly(), head
         except (BadReplyError, BadReplyHeadError, OSError) as error:
             raise read_failure(error, ref) from error
+        finally:
+            if _log.isEnabledFor(logging.DEBUG):
+                told = f"{head.status} {head.headers.get('x-amz-request-id', '')}" if head is not None else "no reply"
+                took_s = trio.current_time() - began_s
+                _log.debug("GET %r, bytes %d to %d: %s in %.1f ms", ref.key, start, end, told, took_s * 1000)
 
     async def _ask_once(
         self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
@@ -381,9 +393,8 @@ class S3Client:
         is_mended, trouble = await self.session.replace_refused(credentials, kind)
         return trouble if is_read and trouble and not is_mended else failure, is_mended
 
-    def _note_refusal(self, status: int, failure: Failure, get: _Get) -> None:
-        """Count a refusal of an attempt of `get`, and keep to a lower rate if it throttles."""
-        self._counters.count("fastfuse_refused_gets", int(status >= 500))
+    def _note_refusal(self, failure: Failure, get: _Get) -> None:
+        """Keep to a lower rate if the refusal of an attempt of `get` throttles."""
         if failure.kind is not Kind.THROTTLED:
             return
         self._throttled_by = failure.detail
@@ -396,6 +407,11 @@ class S3Client:
         if self._rate.is_limited and not was_limited:
             told = "the service throttles (%s): GETs are limited, to %.0f a second at first"
             _log.warning(told, failure.detail, self._rate.per_s)
+
+    def _answered(self, status: int) -> None:
+        """Count an attempt that has a reply."""
+        self._counters.count("fastfuse_answered_gets")
+        self._counters.count("fastfuse_refused_gets", int(status >= 500))
 
     def _count(self, outcome: str, fetched_bytes: int = 0, *, is_whole: bool = False) -> None:
         self._counters.count("fastfuse_fetch_requests", value=outcome)

@@ -253,7 +253,9 @@ def test_a_disk_that_cannot_be_written_at_all_is_no_reason_to_fail(
     assert "cannot be used; reads come from S3" in caplog.text
 
 
-async def test_a_tier_gives_room_back_once_others_have_filled_the_disk(directory: Path) -> None:
+async def test_a_tier_gives_room_back_once_others_have_filled_the_disk(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     await read(directory, Counters())
     store, settings = CountingStore(DATA), settings_of(directory, size_bytes=20 * MIB, min_free_bytes=2 * MIB)
     async with tier(store, settings) as reader:
@@ -263,6 +265,27 @@ async def test_a_tier_gives_room_back_once_others_have_filled_the_disk(directory
             while free_bytes(directory) < 2 * MIB:  # noqa: ASYNC110 - nothing tells when the tier has looked
                 await trio.sleep(0.05)
         assert bytes(await reader.get(store.ref("0"), 0, len(DATA["0"]))) == DATA["0"]
+    assert caplog.text.count(" of 20 MiB: its disk has less than --cache-min-free (2 MiB) left") == 1
+
+
+async def test_what_a_tier_has_no_room_for_is_declined_and_no_failure(directory: Path) -> None:
+    counters = Counters()
+    with patch.object(writer.Writer, "_roll", return_value=False):
+        await read(directory, counters)
+    found = {what: counters.get("fastfuse_cache_bytes", what) for what in ("written", "dropped", "declined")}
+    assert found == {"written": 0, "dropped": 0, "declined": 2 * sum(map(len, DATA.values()))}
+
+
+async def test_a_tier_whose_directory_was_removed_is_shown_as_not_used(directory: Path) -> None:
+    store, counters = CountingStore(DATA), Counters()
+    async with tier(store, settings_of(directory, size_bytes=20 * MIB), counters) as reader:
+        assert isinstance(reader, CachedReader)
+        await reader.get(store.ref("0"), 0, len(DATA["0"]))
+        await trio.to_thread.run_sync(removed, directory)
+        with trio.fail_after(30):
+            while not reader._writer.is_gone:  # noqa: ASYNC110 - nothing tells when the tier has looked
+                await trio.sleep(0.05)
+    assert [counters.get(f"fastfuse_cache_{name}_bytes") for name in ("size", "used")] == [0, 0]
 
 
 async def test_clear_makes_room_on_a_full_disk(directory: Path) -> None:

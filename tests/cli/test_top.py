@@ -3,6 +3,7 @@
 import fcntl
 import io
 import os
+import re
 import shutil
 import signal
 import struct
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.cli.top_command import Look, Screen, the_only_mount
 from fastfuse.errors import ConfigurationError
 from tests.filesystem.waiting import wait_until
@@ -79,8 +80,9 @@ def drawn(screen: Screen, *, width: int = 80, height: int = 40, encoding: str = 
 
 def test_the_whole_screen_at_80_columns() -> None:
     lines = drawn(Screen(LOOK, NOW))
-    assert lines[:11] == [
-        "/mnt/train  s3://bucket/train  in trouble, mounted for 1 h 1 min; for 31 s: 212…",
+    assert lines[:12] == [
+        "/mnt/train  s3://bucket/train  in trouble, mounted for 1 h 1 min",
+        "trouble   for 31 s: 212 × 503 SlowDown",
         "read           884.1 MB/s  ▁▅█",
         "stalled          62%       ▁▅█",
         "fetched        912.5 MB/s  114 GETs/s, 7 running, 33 retries; 4 reads wait",
@@ -92,7 +94,7 @@ def test_the_whole_screen_at_80_columns() -> None:
         "    0%          500.0  random                 1 GiB  python[4711]  leaf",
         "",
     ]
-    assert lines[11:15] == [
+    assert lines[12:16] == [
         "slow GETs  bytes     at  key",
         "12.30 s …  8 MiB  8 MiB  train/[red]shards/a.tar",
         "error  a read at 0 failed with EACCES: 'x\\x1b[2J'",
@@ -103,15 +105,14 @@ def test_the_whole_screen_at_80_columns() -> None:
 def test_a_wide_screen_has_room_for_paths_and_history() -> None:
     look = Look(STATUS, WORK, history=[(float(number), 0.0) for number in range(600)])
     lines = drawn(Screen(look, NOW), width=200)
-    assert "212 × 503 SlowDown" in lines[0]
-    assert len(lines[1]) > 180
-    assert "shards/a\\n.tar" in lines[7]
+    assert len(lines[2]) > 180
+    assert "shards/a\\n.tar" in lines[8]
     assert any("z/" + "long/" * 10 in line for line in lines)
 
 
 @pytest.mark.parametrize(("sort", "first"), [("w", "a\\n.tar"), ("b", "leaf"), ("f", "a\\n.tar")])
 def test_streams_are_sorted_as_the_keys_say(sort: str, first: str) -> None:
-    assert first in drawn(Screen(LOOK, NOW, sort))[7]
+    assert first in drawn(Screen(LOOK, NOW, sort))[8]
 
 
 def test_a_low_window_shows_the_first_streams_and_how_many_there_are() -> None:
@@ -127,7 +128,7 @@ def test_a_low_window_shows_the_first_streams_and_how_many_there_are() -> None:
 
 def test_what_is_printed_once_has_no_keys_and_no_history_and_every_stream() -> None:
     lines = drawn(Screen(LOOK, NOW, is_live=False), height=5)
-    assert lines[1] == "read           884.1 MB/s"
+    assert lines[2] == "read           884.1 MB/s"
     assert not any("quit" in line for line in lines)
     assert sum(line.endswith((".tar", "leaf")) for line in lines) == 4
 
@@ -209,6 +210,23 @@ def test_signals_leave_the_terminal_in_order(mount: Mount, number: signal.Signal
         assert "\x1b[?1049l" in screen.output
         assert "\x1b[3" not in screen.output  # no colour
         assert "Traceback" not in screen.output
+
+
+@fuse
+def test_a_read_that_began_before_anybody_looked_is_shown() -> None:
+    with (
+        LoopbackServer({"bucket": MemoryObjects({"data/shard.tar": b"x" * 1_000_000})}) as server,
+        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        reading = threads.submit((mount.path / "shard.tar").read_bytes)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        shown = run_fastfuse("top", str(mount.path)).stdout
+        server.faults.clear()
+        assert re.search(r"\d\.\d s .* shard\.tar *$", shown, re.MULTILINE), shown
+        assert len(reading.result(60)) == 1_000_000
+        assert mount.stop() == 0
 
 
 @fuse

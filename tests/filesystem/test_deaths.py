@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from fastfuse.filesystem import deaths as module
-from fastfuse.filesystem.deaths import Deaths
+from fastfuse.filesystem.deaths import Deaths, Silence
 from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
@@ -38,19 +38,19 @@ def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once
 def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = SimpleNamespace(exit_code=-9, end="it was killed by signal 9", was_killed=True, has_served=True)
+    worker = SimpleNamespace(pid=0, exit_code=-9, end="killed", was_killed=True, has_served=True)
     session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
     now_s, counted = 0.0, 3
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "oom_kills", lambda: counted)
     deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
     counted = 4  # another process of the control group
-    deaths.look()
+    deaths.look(None)
     now_s = 3600.0
     deaths.note(session)
     assert "memory ran out" not in caplog.text
     now_s, counted = 7200.0, 5  # the worker
-    deaths.look()
+    deaths.look(None)
     now_s += 1
     deaths.note(session)
     assert caplog.text.count("memory ran out") == 1
@@ -69,3 +69,44 @@ def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_ot
             monkeypatch.setattr(time, "monotonic", lambda now_s=3600.0 * hour + second: now_s)
             pauses.append(deaths.note(session))
     assert pauses == [0.0, 0.05] * 10
+
+
+def test_readers_wait_for_a_worker_that_counts_nothing_and_no_second_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, counters = SimpleNamespace(pid=1, has_served=True), Counters()
+    session = SimpleNamespace(is_waited_for=True, owed={1, 2})
+    silence = Silence(cast(WorkerProcess, worker), counters)
+    now_s = 100.0
+
+    def unserved_s(*, beats: int = 0, **session_now: object) -> float:
+        nonlocal now_s
+        session.__dict__.update(session_now)
+        now_s += 1.0
+        counters.count("fastfuse_worker_beats", beats)
+        silence.look(cast(Session, session))
+        us = counters.get("fastfuse_unserved_seconds")
+        assert counters.get("fastfuse_stalled_seconds") == us
+        assert counters.get("fastfuse_blocked_seconds") == 2 * us
+        return us / 1e6
+
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    assert [unserved_s() for _ in range(2)] == [0.0] * 2  # no worker has served yet
+    assert [unserved_s(beats=1) for _ in range(3)] == [0.0] * 3
+    # It is stopped while requests wait in the kernel, and goes on.
+    assert [unserved_s() for _ in range(4)] == [0.0, 2.0, 2.0, 4.0]
+    assert [unserved_s(beats=1) for _ in range(2)] == [4.0] * 2
+    # It is stopped with reads in hand, which it counts itself when it goes on.
+    counters.set("fastfuse_waiting_reads", 2)
+    assert [unserved_s() for _ in range(4)] + [unserved_s(beats=1)] == [4.0] * 5
+    # It never goes on; the next worker is late, and serves.
+    assert [unserved_s() for _ in range(3)] == [4.0] * 3
+    worker.pid = 0
+    assert [unserved_s() for _ in range(2)] == [8.0, 9.0]
+    worker.pid, worker.has_served = 2, False
+    assert unserved_s(beats=1) == 10.0
+    worker.has_served = True
+    assert [unserved_s(beats=1), unserved_s(beats=1, is_waited_for=False)] == [10.0] * 2
+    # Nobody waits.
+    worker.pid = 0
+    assert unserved_s() == 10.0

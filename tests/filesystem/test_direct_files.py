@@ -242,7 +242,11 @@ async def test_all_of_a_small_object_is_got_and_counts_its_checksum_and_what_is_
     for ref, start, end in ((SMALL, 0, 7), (REF, 8, 24)):
         assert place.files.begin(ref, start, end, ended.append)
         place.files._end_parts()
-    assert place.checked == [{"is_checked": True}, {"is_checked": None}, {"is_checked": None}]
+    assert place.checked == [
+        {"is_checked": True, "key": "p/small"},
+        {"is_checked": None, "key": "p/small"},
+        {"is_checked": None, "key": "p/a b"},
+    ]
     threads.outcome = False, 412
     for _ in range(5):
         assert ends()

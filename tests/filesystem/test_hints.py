@@ -197,12 +197,20 @@ async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None
 async def test_paths_that_are_no_files_are_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async with working("a") as worker:
         for _ in range(2):
-            await hand_over(worker, b"a\0mnt/a\0mnt/b\0")
+            await hand_over(worker, b"a\0mnt/a\0mnt/b\0" * hints._BATCH_PATHS)
     [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.getMessage() == (
-        "2 of 3 announced paths are no files of the mount, such as 'mnt/a'. "
+        "128 of 192 announced paths are no files of the mount, such as 'mnt/a'. "
         "Announce paths below the mountpoint, or relative to it."
     )
+
+
+async def test_paths_of_an_order_that_ends_early_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    async with working("a") as worker, await worker.served() as client:
+        await client.send_all(b"mnt/a\0rest")
+        await client.send_eof()
+        await worker.orders[0].withdrawn.wait()
+    assert "1 of 1 announced paths are no files of the mount, such as 'mnt/a'. " in caplog.text
 
 
 async def test_an_engine_that_fails_ends_the_order_and_not_the_worker(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,6 @@
 """Rates of the last ten seconds, what a worker shows, and the states of a mount."""
 
-from itertools import count
+from itertools import count, pairwise
 
 import pytest
 
@@ -83,6 +83,27 @@ def test_limits_that_have_changed_since_are_noted(monkeypatch: pytest.MonkeyPatc
     assert (summary["cpus"], summary["memory_bytes"]) == (0.5, 7)
     record = recent.record(dict.fromkeys(("version", "source", "mountpoint", "state", "errors"), ""))
     assert samples_of(record["at"], record["numbers"])[-1][1].get("fastfuse_memory_limit_bytes") == 8
+
+
+def test_a_clock_that_is_set_makes_no_step_in_a_record(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.clock_gettime", lambda _: clock[0])
+    recent = Recent(Counters())
+    recent.begin()
+    for set_to in (0.0, 2e9, 1e9):
+        monkeypatch.setattr("time.time", lambda set_to=set_to: set_to)
+        clock[0] += 10.0
+        recent.look()
+    at = recent.record(dict.fromkeys(("version", "source", "mountpoint", "state", "errors"), ""))["at"]
+    assert [later - earlier for earlier, later in pairwise(at)] == pytest.approx([10.0] * 3 + [0.0])
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_mount_of_which_every_read_failed_is_summed_up(failed: int, caplog: pytest.LogCaptureFixture) -> None:
+    counters = Counters()
+    counters.count("fastfuse_errors", failed, "EIO")
+    with caplog.at_level("INFO"):
+        Recent(counters).tell_summary()
+    assert len(caplog.messages) == 3 * failed
 
 
 def test_without_a_look_there_are_no_rates(clock: list[float]) -> None:

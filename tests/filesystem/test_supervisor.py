@@ -437,7 +437,7 @@ def test_a_mount_of_which_a_request_was_lost_is_made_again(
             os.read(opened, 1)
         with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
             os.close(opened)
-        assert f"mounting {mount.path} again: files that are open now fail, opened again they work" in mount.log
+        assert f"mounting {mount.path} again: open files fail, opened again they work" in mount.log
         assert mount.stop() == 0
         assert find_mount(mount.path) is None
 

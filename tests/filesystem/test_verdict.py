@@ -14,7 +14,7 @@ WELL = Figures(
     elapsed_s=3600, in_use_s=3600, active_s=3000,
     served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, whole_gets=0,
     reads=2_000_000,
-    stalled_s=20, blocked_s=160,
+    stalled_s=20, blocked_s=160, unserved_s=0,
     throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0, unknown_hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
@@ -38,6 +38,7 @@ SHARDS = replace(SMALL, gets=5_000, whole_gets=0, demanded=200, ahead=4_800, pre
 FAULTS = {
     "not waiting": WELL,
     "reads failed": replace(SLOW, failed_reads=40_001),
+    "workers died": replace(SLOW, unserved_s=181),
     "too little to judge": replace(SLOW, demanded=0, ahead=19),
     "throttled": replace(SLOW, throttled=201),
     "requests failed": replace(SLOW, retried=201),
@@ -69,7 +70,13 @@ def test_there_is_a_fault_for_each_rule() -> None:
     assert met == {rule.name for rule in RULES}
 
 
-@pytest.mark.parametrize("name", sorted(FAULTS.keys() - {"not waiting", "reads failed", "too little to judge"}))
+@pytest.mark.parametrize(("name", "field"), [("throttled", "throttled"), ("requests failed", "retried")])
+def test_a_service_that_delivers_nothing_is_judged_at_once(name: str, field: str) -> None:
+    assert judge(replace(SLOW, gets=5, demanded=0, ahead=0, **{field: 5})).name == name
+    assert judge(replace(SLOW, gets=5, demanded=0, ahead=0, **{field: 1})).name == "too little to judge"
+
+
+@pytest.mark.parametrize("name", [*FAULTS][4:])
 def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 

@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -41,7 +42,7 @@ class FakeEngine:
 
 def serving(path: str = "shards/a.tar") -> SimpleNamespace:
     table = SimpleNamespace(ref=lambda inode: ("ref", inode), path=lambda _inode: path)
-    return SimpleNamespace(watched=None, table=table)
+    return SimpleNamespace(watched=None, table=table, under_way={})
 
 
 async def read(inode: int, offset: int, size_bytes: int) -> bytes:
@@ -152,22 +153,16 @@ async def test_a_watcher_that_asks_for_nonsense_is_refused(asked: dict[str, obje
 
 async def test_files_that_are_read_are_summed_up_for_each_interval(autojump_clock: MockClock) -> None:
     operations = serving()
-    released = trio.Event()
-
-    async def read_late(inode: int, offset: int, size_bytes: int) -> bytes:
-        await released.wait()
-        return b""
-
     async with watched(operations, request="top", every_s=5) as (reads, client):
         await lines_of(client, 1)
         await reads.read(Read(INODE, 0, 100), PID, read)
         await reads.read(Read(INODE, 100, 50), PID, read)
         with pytest.raises(pyfuse3.FUSEError):
             await reads.read(Read(INODE + 1, FAILS_AT, 50), PID, read)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(reads.read, Read(INODE + 2, 0, 10), PID, read_late)
-            (line,) = await lines_of(client, 1)
-            released.set()
+        operations.under_way[1] = INODE + 2, PID, perf_counter()
+        (line,) = await lines_of(client, 1)
+        del operations.under_way[1]
+        await reads.read(Read(INODE + 2, 0, 10), PID, read)
         assert line["stream_count"] == 3
         streams = {stream["position"]: stream for stream in line["streams"]}
         whole, failed, waiting = streams[150], streams[FAILS_AT + 50], streams[0]

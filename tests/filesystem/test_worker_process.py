@@ -1,5 +1,6 @@
 """The supervisor's waits for a worker end, whatever the worker does; and what a worker tells of its reads."""
 
+import errno
 import os
 import select
 import signal
@@ -22,6 +23,11 @@ from fastfuse.filesystem.serving.worker import READY
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 from fastfuse.s3.retries import Retries
+
+# What a read engine has done that never read.
+IDLE = dict.fromkeys(
+    ("streams", "demanded_parts", "ahead_parts", "prefetched_parts", "hits", "waits", "waited_bytes"), 0
+)
 
 Life = Callable[[socket.socket, int], object]
 
@@ -177,3 +183,14 @@ async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_
         await trio.sleep(1)
     assert trims == [0, 1, 2, 2, 3, 3, 4]
     assert nursery.cancel_scope.cancelled_caught
+
+
+def test_answers_that_the_kernel_does_not_take_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = SimpleNamespace(parts_in_flight=0, unread_dropped_bytes=0)
+    engine = SimpleNamespace(
+        statistics=lambda: SimpleNamespace(**IDLE, pool=pool), memory=lambda: {"in flight": 0, "unread": 0, "read": 0}
+    )
+    reads, counters = SimpleNamespace(table=SimpleNamespace(metadata=SimpleNamespace(total_bytes=0))), Counters()
+    monkeypatch.setattr("fastfuse.filesystem.serving.worker.replies.not_taken", lambda: (2, errno.EFAULT))
+    worker._Report(counters, cast(Any, engine), cast(Any, reads))._write()
+    assert counters.get("fastfuse_errors", "EIO") == 2

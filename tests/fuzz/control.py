@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fastfuse.errors import FastfuseError, MountError
@@ -21,7 +22,7 @@ TOKENS = (
 )
 
 # A watcher is only made of it.
-_WATCHED = WatchedReads(cast("Any", None), cast("Any", None), cast("Any", None))
+_WATCHED = WatchedReads(cast("Any", None), cast("Any", SimpleNamespace(under_way={})), cast("Any", None))
 
 
 def try_one(data: bytes) -> None:

@@ -1,6 +1,7 @@
 """The S3 client, plain and over TLS: connections are used again or replaced, and hostile replies are refused."""
 
 import gzip
+import re
 import socket
 import socketserver
 import threading
@@ -33,9 +34,11 @@ from fastfuse.errors import (
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
+    ReadError,
     ServiceError,
     UnavailableError,
 )
+from fastfuse.filesystem.figures.verdict import figures_of
 from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3 import bodies
@@ -407,8 +410,31 @@ async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:
 async def test_a_get_that_was_made_elsewhere_in_vain_has_a_line(
     caplog: pytest.LogCaptureFixture, status: int, why: str
 ) -> None:
-    S3Client(S3Session(ConnectionConfig())).count_left(status, "bucket", "key")
+    counters = Counters()
+    S3Client(S3Session(ConnectionConfig()), counters=counters).count_left(status, "bucket", "key")
     assert caplog.messages == [f"'s3://bucket/key': {why}; trying again"]
+    figures = figures_of(counters, elapsed_s=1.0)
+    assert (figures.gets, figures.refused, figures.cost_usd) == (status > 0, status > 0, 0.0)
+
+
+@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
+async def test_each_attempt_has_a_line_in_the_log_of_debugging(level: str, caplog: pytest.LogCaptureFixture) -> None:
+    replies = iter([(403, {"x-amz-request-id": "R1"}, b""), (500, {}, b"")])
+    with caplog.at_level(level, "fastfuse.s3.client"):
+        async with canned_client(lambda _: next(replies)) as (reader, _):
+            for _ in range(2):
+                with suppress(ReadError):
+                    await reader.get(REF, 0, 10)
+        client = S3Client(S3Session(ConnectionConfig()))
+        client.count_direct(10, 0.1, 0.1, is_checked=True, key="a")
+        client.count_left(0, "bucket", "b")
+    lines = [re.sub(r"in .* ms", "in 1 ms", line) for line in caplog.messages if line.startswith("GET")]
+    assert lines[:2] + lines[-2:] == (level == "DEBUG") * [
+        f"GET {REF.key!r}, bytes 0 to 10: 403 R1 in 1 ms",
+        f"GET {REF.key!r}, bytes 0 to 10: 500  in 1 ms",
+        "GET 'a', 10 bytes, by a thread: answered in 1 ms",
+        "GET 'b', by a thread: no reply",
+    ]
 
 
 async def test_a_region_is_corrected_once() -> None:

@@ -248,7 +248,7 @@ async def test_what_threads_read_counts_as_answered(
     monkeypatch.setattr("random.random", lambda: 0.0)
     for _ in range(3):
         for _ in range(100):
-            reader.client.count_direct(1000, took_s=0.1, first_byte_s=0.1, is_checked=True)
+            reader.client.count_direct(1000, took_s=0.1, first_byte_s=0.1, is_checked=True, key="key")
         mock_clock.jump(0.1)
         reader.refuse_one()
         await reader.read()

@@ -162,6 +162,12 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_says_what_it_was_doing() ->
         here.server.faults.clear()
         assert reader.result(PATIENCE_S) == data["file"]
         assert (here.path / "other").read_bytes() == data["other"]
+        # The worker counted nothing of this wait.
+        status = ask_status(entry_of(here.path))
+        counted = status["counters"]
+        assert 2.0 < counted["fastfuse_unserved_seconds"] <= counted["fastfuse_stalled_seconds"]
+        assert counted["fastfuse_unserved_seconds"] <= counted["fastfuse_blocked_seconds"]
+        assert status["summary"]["verdict"]["name"] == "workers died"
         # The supervisor looks once a second, or less often on a busy machine.
         assert re.search(r"the worker does not answer: it hung for \d+ s \(state T\); it is killed", here.mount.log)
         assert f"hung worker {pid}: thread {pid}: state T, in " in here.mount.log

@@ -4,6 +4,7 @@ A record is a JSON object. ``at`` has the times of the samples in seconds since 
 numbers for each name of `Counters.NAMES`, or one number if it never changed.
 """
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,8 +22,16 @@ _RECENT: Final = 720
 _COARSE: Final = 30
 _OLD: Final = 2016
 
+# The begin of this boot, in seconds since 1970, as it was known when this process began.
+_BOOTED_AT: Final = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
 # When it was taken, in seconds since 1970, and the numbers.
 _Sample: TypeAlias = "tuple[float, array[int]]"
+
+
+def moment() -> float:
+    """Return the seconds since 1970, on a clock that nobody sets while this process lives."""
+    return _BOOTED_AT + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Recorder:

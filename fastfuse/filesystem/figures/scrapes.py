@@ -98,7 +98,7 @@ def health(channels: Mapping[str, Counters]) -> str:
         if counters.get("fastfuse_draining"):
             reason = "stopping"
         elif counters.get("fastfuse_reads_failing"):
-            reason = "reads fail: S3 delivers nothing"
+            reason = "reads fail: nothing was delivered"
         elif not name and not counters.get("fastfuse_listed_timestamp_seconds"):
             reason = "listing"
         else:

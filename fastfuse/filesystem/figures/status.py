@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Final
 
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
-from fastfuse.filesystem.figures.recorder import Recorder
+from fastfuse.filesystem.figures.recorder import Recorder, moment
 from fastfuse.filesystem.figures.verdict import as_json, figures_of, summary_lines
 from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
 from fastfuse.filesystem.processes.health import FailingReads
@@ -61,7 +61,7 @@ class Recent:
         self.mounted_at, self._mounted_s = time.time(), time.monotonic()
         self._looked_s, self._counted = self._mounted_s, self._numbers()
         self._note_limits()
-        self._recorder.look(self._mounted_s, self.mounted_at)
+        self._recorder.look(self._mounted_s, moment())
 
     def summary(self) -> dict[str, Any]:
         """Return what the mount did since it began, and whether readers waited for it."""
@@ -70,16 +70,17 @@ class Recent:
         return as_json(figures_of(self.counters, elapsed_s=time.monotonic() - self._mounted_s), self._mode)
 
     def tell_summary(self) -> None:
-        """Log the summary, if anything was read or fetched."""
-        if self.counters.get("fastfuse_read_served_bytes") or self.counters.get("fastfuse_fetched_bytes"):
-            for line in summary_lines(self.summary()):
+        """Log the summary, if anything was read or fetched, or a read failed."""
+        summary = self.summary()
+        if summary["served_bytes"] or summary["fetched_bytes"] or summary["failed_reads"]:
+            for line in summary_lines(summary):
                 _log.info("%s", line)
 
     def record(self, status: Mapping[str, Any]) -> dict[str, Any]:
         """Return a record, as of `filesystem.figures.recorder`, of the mount whose `status` this is."""
         self._note_limits()
         told = ("version", "source", "mountpoint", "state", "errors")
-        return {**{name: status[name] for name in told}, **self._recorder.record(time.time())}
+        return {**{name: status[name] for name in told}, **self._recorder.record(moment())}
 
     def _note_limits(self) -> None:
         """Note what others may have changed since."""
@@ -92,7 +93,7 @@ class Recent:
         """Note what the counters are now; call it about once a second."""
         now_s, numbers = time.monotonic(), self._numbers()
         self._note_use(now_s, numbers)
-        self._recorder.look(now_s, time.time())
+        self._recorder.look(now_s, moment())
         if not self._looks or now_s >= self._looks[-1][0] + 0.5:
             self._looks.append((now_s, numbers))
 

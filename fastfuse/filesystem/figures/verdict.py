@@ -65,7 +65,7 @@ class Figures:
     # Fetched and dropped before anybody read it.
     wasted_bytes: int = _counted("fastfuse_wasted_bytes")
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
-    gets: int
+    gets: int = _counted("fastfuse_answered_gets")
     refused: int = _counted("fastfuse_refused_gets")
     # GETs that fetched all of a file.
     whole_gets: int = _counted("fastfuse_whole_gets")
@@ -76,6 +76,8 @@ class Figures:
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float = _counted("fastfuse_stalled_seconds")
     blocked_s: float = _counted("fastfuse_blocked_seconds")
+    # Readers waited for a worker that was dead or silent.
+    unserved_s: float = _counted("fastfuse_unserved_seconds")
     throttled: int = _counted("fastfuse_retries", "throttled")
     # Other requests that were tried again.
     retried: int = _counted("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled"))
@@ -198,7 +200,6 @@ def figures_of(counters: Counters, *, elapsed_s: float) -> Figures:
     first_byte, reads = seen["fastfuse_get_first_byte_seconds"], seen["fastfuse_read_seconds"]
     return Figures(
         elapsed_s=elapsed_s,
-        gets=sum(first_byte.counts),
         reads=sum(reads.counts),
         readahead_kib=counters.get("fastfuse_kernel_readahead_bytes") >> 10,
         first_byte_p50_s=first_byte.quantile(0.5),
@@ -266,16 +267,22 @@ RULES: Final = (
         "fastfuse status and the log tell why",
     ),
     Rule(
-        "too little to judge",
-        lambda it: min(it.gets, it.parts) < _FEW and it.stalled_share >= _HARDLY and not _is_of_tier(it),
-        lambda _: "hardly anything was fetched from S3",
-        "ask again when more was read",
+        "workers died",
+        lambda it: it.unserved_s > _HARDLY * it.in_use_s,
+        lambda it: f"readers waited {it.unserved_s:.0f} s for a worker that was dead or silent",
+        "the log tells why: memory ran out, most likely, or workers hung",
     ),
     Rule(
         "not waiting",
         lambda it: it.stalled_share < _HARDLY,
         lambda _: "readers hardly waited for data",
         "look elsewhere if the GPU waits",
+    ),
+    Rule(
+        "too little to judge",
+        lambda it: min(it.gets, it.parts) < _FEW and not _is_of_tier(it) and 2 * (it.throttled + it.retried) <= it.gets,
+        lambda _: "hardly anything was fetched from S3",
+        "ask again when more was read",
     ),
     Rule(
         "throttled",

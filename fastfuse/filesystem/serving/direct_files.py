@@ -290,7 +290,7 @@ class DirectFiles:
                 self._parts_rests[part.is_whole].end()
                 took_s = trio.current_time() - part.began_s
                 had_checksum = is_checked if part.is_whole else None
-                self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=had_checksum)
+                self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=had_checksum, key=part.key)
                 part.done(part.data.toreadonly())
             else:
                 self._client.count_left(status, self._source[0], part.key)
@@ -390,7 +390,8 @@ class DirectFiles:
         self._engine.was_read_ahead(inode, offset, size_bytes, process, has_waited=has_waited, is_first=is_first)
 
     def _count_get(self, inode: int, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
-        self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked)
+        key = self._key(inode) if _log.isEnabledFor(logging.DEBUG) else ""
+        self._client.count_direct(size_bytes, took_s, first_byte_s, is_checked=is_checked, key=key)
         self._gets.note(took_s, size_bytes, inode, self._key)
 
     async def _look(self) -> None:

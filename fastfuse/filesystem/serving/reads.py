@@ -21,7 +21,7 @@ from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving.late_reads import FailedReads
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.outcomes import answered
-from fastfuse.filesystem.talking.watching import WatchedReads
+from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer
@@ -87,6 +87,8 @@ class Reads:
         self._suspects_begun: dict[int, trio.Event] = {}
         # The last reads that failed, each with its time in seconds since 1970.
         self.last_errors: deque[tuple[float, str]] = deque(maxlen=_LAST_ERRORS)
+        # The reads that tasks answer now, by their numbers.
+        self.under_way: UnderWay = {}
         # The watchers of the reads; None while there are none.
         self.watched: WatchedReads | None = None
         # Has the read of a whole file answered by somebody else, or returns False.
@@ -135,6 +137,7 @@ class Reads:
     async def answer(self, request: Request, *, is_refused: bool = False) -> None:
         """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
+        self.under_way[number] = inode, process, perf_counter()
         try:
             if number in self.in_hand.suspects and not is_refused:
                 await self._begin_suspect(number)
@@ -148,6 +151,7 @@ class Reads:
         else:
             replies.answer(number, data)
         finally:
+            del self.under_way[number]
             # Not before the answer is written: a worker may die of that, and a drain ends once no read waits.
             self.in_hand.suspects.pop(number, None)
             if (begun := self._suspects_begun.pop(number, None)) is not None:

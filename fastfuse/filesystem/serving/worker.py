@@ -308,6 +308,7 @@ class _Report:
         self._before = grown
         not_taken, error = replies.not_taken()
         if not_taken:
+            counters.count("fastfuse_errors", not_taken, "EIO")
             _log.error("the kernel did not take %d answers, so these reads failed: %s", not_taken, os.strerror(error))
 
 

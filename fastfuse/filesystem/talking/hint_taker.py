@@ -140,36 +140,40 @@ class HintTaker:
 
     async def _take(self, connection: trio.socket.SocketType, order: Announcer) -> bool:
         """Return whether the order was taken to its end."""
+        count, unknown, wrong = 0, 0, ""
         try:
             await connection.send(SERVED)
             rest = b""
             while received := await connection.recv(_RECEIVE_BYTES):
                 paths, rest = split_paths(rest, received)
                 for at in range(0, len(paths), _BATCH_PATHS):
-                    await self._announce(paths[at : at + _BATCH_PATHS], order)
+                    batch = paths[at : at + _BATCH_PATHS]
+                    count += len(batch)
+                    if not_files := await self._announce(batch, order):
+                        unknown, wrong = unknown + len(not_files), wrong or os.fsdecode(not_files[0])
             if rest:
                 return False
             await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)
             return False
+        finally:
+            if unknown:
+                told = f"{unknown} of {count} announced paths are no files of the mount, such as {wrong!r}."
+                self._failures.tell("announced paths that are no files of the mount", wrong, f"{told} {_PATHS_HINT}")
         return True
 
-    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> None:
+    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> list[bytes]:
+        """Pass on the files among `paths`; return the others."""
         found = [(path, self._file(path)) for path in paths]
         inodes = [inode for _, inode in found if inode is not None]
         if inodes:
             await order.announce(inodes)
-        unknown = len(paths) - len(inodes)
-        if unknown:
-            first = next(os.fsdecode(path) for path, inode in found if inode is None)
-            line = (
-                f"{unknown} of {len(paths)} announced paths are no files of the mount, such as {first!r}. {_PATHS_HINT}"
-            )
-            self._failures.tell("announced paths that are no files of the mount", first, line)
+        unknown = [path for path, inode in found if inode is None]
         self._counters.count("fastfuse_hints", len(inodes), "taken")
-        self._counters.count("fastfuse_hints", unknown, "unknown")
-        await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
+        self._counters.count("fastfuse_hints", len(unknown), "unknown")
+        await trio.sleep(len(unknown) * self._connected * _UNKNOWN_PAUSE_S)
+        return unknown
 
     def _file(self, path: bytes) -> int | None:
         """Return the inode of a file, as the kernel would find it; None if `path` is no file."""

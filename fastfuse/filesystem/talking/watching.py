@@ -53,7 +53,7 @@ _PERIOD_S = 30.0
 _MOST_NAMES = 1024
 
 # The reads that have not ended, by a number: inode, process, and begin on the clock of `perf_counter`.
-InHand = dict[int, tuple[int, int, float]]
+UnderWay = dict[int, tuple[int, int, float]]
 
 
 class Access(NamedTuple):
@@ -166,6 +166,8 @@ class Serving(Protocol):
 
     watched: "WatchedReads | None"
 
+    under_way: UnderWay
+
     @property
     def table(self) -> InodeTable: ...
 
@@ -178,23 +180,18 @@ class WatchedReads:
         self._reads = reads
         self._gets = gets
         self._watchers: list[Trace | StreamView] = []
-        self._numbers = count()
-        # The reads that have not ended, while somebody watches.
-        self._in_hand: InHand = {}
         self._names = _Names()
 
     async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
         """Return what `read` does, and tell the watchers of it."""
         (inode, offset, size_bytes), at, began_s = asked, time(), perf_counter()
-        found, failed, number = self._find(inode, offset, size_bytes), 0, next(self._numbers)
-        self._in_hand[number] = inode, pid, began_s
+        found, failed = self._find(inode, offset, size_bytes), 0
         try:
             return await read(inode, offset, size_bytes)
         except pyfuse3.FUSEError as error:
             failed = error.errno
             raise
         finally:
-            del self._in_hand[number]
             self.note(Access(at, pid, inode, offset, size_bytes, found, perf_counter() - began_s, failed))
 
     def note(self, access: Access) -> None:
@@ -235,7 +232,8 @@ class WatchedReads:
         if type(sample) is not int or sample < 1 or type(every_s) not in {int, float} or not 0.1 <= every_s <= 3600:
             return None
         if asked["request"] == TOP:
-            return StreamView(self._engine, self._gets, self._path, self._names.of, self._in_hand, every_s=every_s)
+            under_way = self._reads.under_way
+            return StreamView(self._engine, self._gets, self._path, self._names.of, under_way, every_s=every_s)
         return Trace(self._path, self._names.of, sample)
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
@@ -327,7 +325,7 @@ class StreamView:
         gets: RecordedReader,
         path: Callable[[int], str],
         name: Callable[[int], str],
-        in_hand: InHand,
+        under_way: UnderWay,
         *,
         every_s: float,
     ) -> None:
@@ -335,7 +333,7 @@ class StreamView:
         self._gets = gets
         self._path = path
         self._name = name
-        self._in_hand = in_hand
+        self._under_way = under_way
         self._every_s = every_s
         self._streams: dict[int, _Stream] = {}
 
@@ -357,7 +355,7 @@ class StreamView:
         """Return a line of JSON at the end of the interval."""
         await trio.sleep(self._every_s)
         now_s, waiting = perf_counter(), dict[int, float]()
-        for inode, pid, began_s in self._in_hand.values():
+        for inode, pid, began_s in self._under_way.values():
             stream = self._streams.setdefault(inode, _Stream())
             stream.pid = stream.pid or pid
             waiting[inode] = max(waiting.get(inode, 0.0), now_s - began_s)

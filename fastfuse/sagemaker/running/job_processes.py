@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
-from fastfuse.filesystem.figures.recorder import Recorder
+from fastfuse.filesystem.figures.recorder import Recorder, moment
 from fastfuse.filesystem.processes.children import STOP_ORDER, NoRoomError, error_message, fork_child, heard
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
@@ -167,7 +167,7 @@ class ChannelProcess(ChildProcess):
     def listen(self, phases: Phases) -> None:
         super().listen(phases)
         if self.exit_code is None:
-            self._recorder.look(time.monotonic(), time.time())
+            self._recorder.look(time.monotonic(), moment())
 
     def stop(self) -> None:
         self.is_stopping = True
@@ -210,7 +210,7 @@ class ChannelProcess(ChildProcess):
         )
 
     def account(self) -> ChannelAccount:
-        samples = self._recorder.record(time.time())
+        samples = self._recorder.record(moment())
         return ChannelAccount(channel=self.channel, usage=self.usage(), listing=self._listing, samples=samples)
 
     def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
