@@ -17,7 +17,7 @@ from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN
 from fastfuse.cli import cache_work, status_command
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry
-from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of
+from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of, take_index
 from fastfuse.version import VERSION
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
@@ -86,6 +86,17 @@ def test_a_mount_is_named_by_the_place_where_it_is_now(server: LoopbackServer, t
         finally:
             subprocess.run(["umount", bound], check=True)
         mount.process.wait(PATIENCE_S)
+
+
+def test_whoever_gets_the_index_cannot_change_it(mount: Mount) -> None:
+    for _ in range(2):
+        fd = take_index(entry_of(mount.path))
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+        os.close(fd)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
 
 
 def test_a_mount_of_another_version_is_told(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
