@@ -90,7 +90,7 @@ class Screen:
         status = self.look.status
         text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
         is_ok = status["state"] == "ok"
-        text.append(status["state"], "green" if is_ok else "bold red")
+        text.append(plain(status["state"]), "green" if is_ok else "bold red")
         text.append(f", mounted for {format_duration(self.now - status['mounted_at'])}")
         if trouble := status["trouble"]:
             text.append(f"; for {format_duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
@@ -107,7 +107,7 @@ class Screen:
         )
         waits = f"stalled   {percent(look.stalled):>10}       "
         yield _line(waits).append(_spark([stalled for _, stalled in history], 1.0, bars), "yellow")
-        running = look.work.get("gets_running", "?")
+        running = plain(look.work.get("gets_running", "?"))
         retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
         yield _line(
             f"fetched   {look.fetched / 1e6:10,.1f} MB/s  {look.gets:,.0f} GETs/s, {running} running, "
@@ -117,7 +117,7 @@ class Screen:
     def _memory(self) -> Text:
         status = self.look.status
         memory = self.look.work.get("memory", {})
-        uses = [f"{format_size(size)} {use}" for use, size in memory.items()]
+        uses = [f"{format_size(size)} {plain(use)}" for use, size in memory.items()]
         # The counter is a second old.
         held = sum(memory.values()) if memory else status["counters"].get("fastfuse_pool_bytes", 0)
         text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
@@ -135,10 +135,10 @@ class Screen:
                 percent(stream["blocked_s"] / every_s),
                 f"{stream['waiting_s']:.1f} s" if stream["waiting_s"] else "",
                 f"{stream['bytes'] / 1e6 / every_s:,.1f}",
-                stream["pattern"],
+                Text(plain(stream["pattern"])),
                 format_size(stream["window"]) if stream["window"] else "",
                 format_size(stream["position"]),
-                f"{plain(stream['process'])}[{stream['pid']}]" if stream["pid"] else "",
+                Text(f"{plain(stream['process'])}[{plain(stream['pid'])}]" if stream["pid"] else ""),
                 Text(plain(stream["path"] if width >= _PATH_COLUMNS else stream["path"].rpartition("/")[2])),
             )
         if not rows:
