@@ -109,7 +109,7 @@ def test_no_user_says_where_the_requests_of_another_go(monkeypatch: pytest.Monke
     entry = MountEntry(Path("/mnt"), "0:0", "fuse.fastfuse", "s3://b/", os.geteuid() + 1)
     monkeypatch.setattr(cache_work, "entry_of", lambda _: entry)
     monkeypatch.setattr(cache_work, "ask_status", None)
-    with pytest.raises(ForeignMountError, match="is of user 1, who says where requests go"):
+    with pytest.raises(ForeignMountError, match="who says where requests go"):
         cache_work.plan_of_mount(entry.path, None)
 
 
