@@ -224,8 +224,8 @@ class Supervisor:
         keys = self._keys.new_end()
         assert self._session is not None
         session, settings = self._session, self._settings
-        if settings.cache is not None and self._worker.has_hung:
-            _log.warning("the next worker does not use the cache %s, in case its disk hangs", settings.cache.directory)
+        if settings.cache is not None and self._worker.may_have_ended_by_cache:
+            _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
         def work(tables: socket.socket, ready_fd: int) -> None:
