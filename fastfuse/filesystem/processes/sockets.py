@@ -60,6 +60,15 @@ def listen(prefix: str, *, backlog: int, raises_sigio: bool = False) -> socket.s
     return listener
 
 
+def bind_privately(listener: socket.socket, path: Path) -> None:
+    """Bind `listener` to `path` with mode 0600; a later chmod would follow a link that has taken its place."""
+    before = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(before)
+
+
 def raise_sigio(end: socket.socket | int) -> None:
     """Have whatever arrives at `end` be a SIGIO of this process."""
     fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())

@@ -18,7 +18,7 @@ import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.processes.sockets import raise_sigio
+from fastfuse.filesystem.processes.sockets import bind_privately, raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.endings import Outcome
@@ -59,8 +59,7 @@ class Members:
         # The claim is ours: whoever listened here is dead.
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._listener.bind(str(self._path))
-        self._path.chmod(0o600)
+        bind_privately(self._listener, self._path)
         raise_sigio(self._listener)
         self._listener.listen(_BACKLOG)
 

@@ -202,6 +202,29 @@ def test_a_member_becomes_the_owner_when_the_first_dies(server: LoopbackServer, 
         assert other.wait() == 0, other.log
 
 
+def test_what_takes_the_place_of_the_socket_keeps_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, place = tmp_path / "shown", tmp_path / ".fastfuse-shared"
+    shown.touch(0o644)
+    modes = []
+    bind = socket.socket.bind
+
+    def bind_and_lose(end: socket.socket, path: str) -> None:
+        bind(end, path)
+        modes.append(place.stat().st_mode & 0o777)
+        place.unlink()
+        place.symlink_to(shown)
+
+    monkeypatch.setattr(socket.socket, "bind", bind_and_lose)
+    monkeypatch.setattr(sharing, "raise_sigio", lambda _: None)
+    monkeypatch.setattr(sharing, "_digest", lambda _: b"greeting")
+    claimed_fd = os.open(tmp_path, os.O_RDONLY)
+    members = sharing.Members(MagicMock(), claimed_fd)
+    members.welcome()
+    members.close()
+    os.close(claimed_fd)
+    assert ([0o600], 0o644) == (modes, shown.stat().st_mode & 0o777)
+
+
 def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
