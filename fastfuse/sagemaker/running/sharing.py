@@ -42,9 +42,9 @@ _KILLED = Outcome(Phase.FAILED, "its run ended, and not by its command", 1)
 class Members:
     """The owner's side: the runs that share the channels of this one."""
 
-    def __init__(self, settings: RunSettings, claimed_fd: int) -> None:
+    def __init__(self, settings: RunSettings, input_fd: int) -> None:
         self._greeting = _digest(settings)
-        self._path = path_of(claimed_fd) / _NAME
+        self._path = path_of(input_fd) / _NAME
         # Each with what its run has said last. A run that was refused here has said nothing.
         self._connections: dict[socket.socket, bytes] = {}
         self._listener: socket.socket | None = None

@@ -222,7 +222,7 @@ def test_what_takes_the_place_of_the_socket_keeps_its_mode(tmp_path: Path, monke
     members.welcome()
     members.close()
     os.close(claimed_fd)
-    assert ([0o600], 0o644) == (modes, shown.stat().st_mode & 0o777)
+    assert (modes, shown.stat().st_mode & 0o777) == ([0o600], 0o644)
 
 
 def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
