@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -38,7 +39,9 @@ TASKS: Final = "tasks"
 RECORD: Final = "record"
 REQUESTS: Final = (INDEX, REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, RECORD)
 
-_BACKLOG = 16
+_BACKLOG = 128
+# After a turn in which strangers were refused: they may connect without end, and the mount has other things to do.
+_STRANGERS_PAUSE_S = 0.05
 _MOST_REQUEST_BYTES = 4096
 # The members of a request that mean something. A worker is handed no more than it takes in one message.
 _MEMBERS = ("fastfuse", "request", "level", "sample", "every_s")
@@ -80,6 +83,7 @@ class ControlSocket:
         self._listener = sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
         # Clients that have not said yet what they want, and until when they may.
         self._silent: list[tuple[socket.socket, float]] = []
+        self._accepts_at_s = 0.0
 
     def requests(self) -> Iterator[tuple[Mapping[str, Any], socket.socket]]:
         """Yield each request that has come, and the connection on which to answer it.
@@ -113,7 +117,9 @@ class ControlSocket:
             connection.close()
 
     def _accept(self) -> None:
-        while True:
+        if time.monotonic() < self._accepts_at_s:
+            return
+        for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -123,6 +129,7 @@ class ControlSocket:
                 return
             if peer_uid(connection) not in {0, os.geteuid()}:
                 connection.close()
+                self._accepts_at_s = time.monotonic() + _STRANGERS_PAUSE_S
                 continue
             connection.setblocking(False)
             raise_sigio(connection)
@@ -298,8 +305,11 @@ def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float
         # A mount that hangs has no room for another connection once some were made.
         no_answer = ConnectionError, TimeoutError, BlockingIOError
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
-            connection.settimeout(within_s)
+            # The kernel gives room in the order in which clients came; one with a timeout of Python's would not wait.
+            timeval = struct.pack("ll", *divmod(int(within_s * 1_000_000), 1_000_000))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
             connection.connect(address)
+            connection.settimeout(within_s)
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
                 yield connection
