@@ -181,6 +181,14 @@ class TestOrder:
                 assert received(connection, 1) == [b"a"]
                 sender.close()
 
+    def test_an_impostor_without_room_is_not_waited_for(self, mountpoint: Path, listener: Listener) -> None:
+        with socket.socket(socket.AF_UNIX) as impostor, socket.socket(socket.AF_UNIX) as held:
+            impostor.bind(f"\0{hint_prefix(DEVICE)}-0")  # which sorts first
+            impostor.listen(0)
+            held.connect(impostor.getsockname())
+            with order(["a"], mountpoint), listener.accept() as connection:
+                assert received(connection, 1) == [b"a"]
+
 
 class WaitedFor(threading.Event):
     """Tells that somebody waits for it."""

@@ -20,6 +20,7 @@ from fastfuse.metrics import Counters
 from tests.filesystem.waiting import PATIENCE_S
 
 DEVICE = f"test-hints:{os.getpid()}"
+OURS = frozenset({os.geteuid()})
 
 
 def table_of(*keys: str) -> InodeTable:
@@ -66,8 +67,9 @@ class Worker:
         self.is_open = True
         self.listener = listen_for_hints(DEVICE)
         self.taker = HintTaker(
-            lambda: self.table, cast(Any, self.order), self.counters, standing, trusted_uids=trusted_uids
-        )
+            lambda: self.table, cast(Any, self.order), self.counters, standing,
+            trusted_uids=trusted_uids or OURS, takes_all=trusted_uids is None,
+        )  # fmt: skip
 
     def order(self) -> Order:
         order = Order()
@@ -96,7 +98,7 @@ class Worker:
 @asynccontextmanager
 async def working(
     *keys: str,
-    trusted_uids: frozenset[int] | None = frozenset({os.geteuid()}),
+    trusted_uids: frozenset[int] | None = OURS,
     standing: StandingOrder | None = None,
 ) -> AsyncIterator[Worker]:
     worker = Worker(table_of(*keys), trusted_uids, standing or StandingOrder())
@@ -180,12 +182,16 @@ async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engin
 async def test_of_orders_that_were_taken_whole_the_last_one_stands_until_there_is_another() -> None:
     async with working("a") as worker, await worker.served() as early, await worker.served() as late:
         for client in (early, late):
+            await client.send_all(b"a\0")
             await client.send_eof()
             assert await client.receive_some(1) == TAKEN
             await trio.testing.wait_all_tasks_blocked()
         assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
-        async with await worker.served():
-            assert worker.orders[1].withdrawn.is_set()
+        await hand_over(worker, b"b\0")  # which names no file
+        assert not worker.orders[1].withdrawn.is_set()
+        async with await worker.served() as other:
+            await other.send_all(b"a\0")
+            await worker.orders[1].withdrawn.wait()
 
 
 async def test_an_order_that_was_taken_whole_goes_on_with_the_next_worker() -> None:
@@ -198,8 +204,9 @@ async def test_an_order_that_was_taken_whole_goes_on_with_the_next_worker() -> N
             assert worker.names(worker.orders[0]) == ["a", "b"]
     async with working("a", standing=standing) as worker:
         await until(lambda: worker.counted() == (1, 0))
-        async with await worker.served():  # another order is on its way
-            assert worker.orders[0].withdrawn.is_set()
+        async with await worker.served() as client:  # another order is on its way
+            await client.send_all(b"a\0")
+            await worker.orders[0].withdrawn.wait()
 
 
 async def test_an_order_whose_sender_did_not_hear_that_it_was_taken_is_announced_once_when_it_comes_again() -> None:
@@ -323,6 +330,44 @@ async def test_one_connection_too_many_waits_until_another_ends() -> None:
         assert await late.receive_some(1) == SERVED
         await until(lambda: worker.counted() == (1, 0))
         for client in [*clients, late]:
+            await client.aclose()
+
+
+@pytest.fixture
+def uids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The users of the next connections, whoever connects; those after them are this user's."""
+    following: list[int] = []
+    monkeypatch.setattr(hints, "peer_uid", lambda _: following.pop(0) if following else os.geteuid())
+    return following
+
+
+async def test_a_stranger_takes_the_place_of_no_other_users_order(uids: list[int]) -> None:
+    uids += [54321, 12345, 54321, 12345]
+    standing = StandingOrder()
+    async with working("a", trusted_uids=None, standing=standing) as worker:
+        first = await hand_over(worker, b"a\0")
+        await (await hand_over(worker, b"a\0a\0")).withdrawn.wait()
+        assert (first.withdrawn.is_set(), standing.inodes()) == (False, first.inodes)
+        second = await hand_over(worker, b"a\0")
+        assert first.withdrawn.is_set()
+        second.inodes.clear()  # as all are begun, it is in nobody's way
+        third = await hand_over(worker, b"a\0")
+        assert standing.inodes() == third.inodes
+        await hand_over(worker, b"a\0")
+        assert third.withdrawn.is_set()
+
+
+async def test_a_stranger_has_few_places(uids: list[int]) -> None:
+    uids += [12345] * (hints._MAX_OF_STRANGER + 1)
+    async with working("a", trusted_uids=None) as worker:
+        clients = [await worker.served() for _ in range(hints._MAX_OF_STRANGER)]
+        async with await worker.connect() as late:
+            assert await late.receive_some(1) == REFUSED
+        await hand_over(worker, b"a\0")
+        await clients.pop(0).aclose()
+        await worker.orders[0].withdrawn.wait()
+        uids.append(12345)
+        for client in (*clients, await worker.served()):
             await client.aclose()
 
 

@@ -10,6 +10,7 @@ import os
 import select
 import socket
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -35,6 +36,8 @@ _log = logging.getLogger(__name__)
 
 # A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
 _MAX_CONNECTIONS = 64
+# Of each user but root and the one who mounted: nobody can take all places, nor keep others waiting.
+_MAX_OF_STRANGER = 16
 
 # Further connections wait in the kernel, as do those that come while no worker lives.
 _BACKLOG = 128
@@ -92,7 +95,8 @@ class HintTaker:
     """The clients that announce orders to one worker.
 
     Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one stands until
-    there is another order, because its sender may exit long before its files are opened. It outlives the worker.
+    there is another order, because its sender may exit long before its files are opened. It outlives the worker. It
+    gives way only to an order of the same user or of `trusted_uids`, and only once that names a file.
     """
 
     def __init__(
@@ -102,18 +106,26 @@ class HintTaker:
         counters: Counters,
         standing: StandingOrder,
         *,
-        trusted_uids: frozenset[int] | None,
+        trusted_uids: frozenset[int],
+        takes_all: bool,
     ) -> None:
-        """Take hints from `trusted_uids` (None: everybody); `table` returns the current table, `orders` a new order."""
+        """Take hints from `trusted_uids`, and from everybody if it `takes_all`.
+
+        `table` returns the current table, `orders` a new order.
+        """
         self._table = table
         self._orders = orders
         self._counters = counters
         self._standing = standing
         self._trusted_uids = trusted_uids
+        self._takes_all = takes_all
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
-        self._connected = 0
+        # The connections of each user.
+        self._connected = Counter[int]()
         self._failures = RepeatedFailures(_log)
         self._whole: Announcer | None = None
+        # Not known of an order that the last worker left.
+        self._whole_uid = -1
         self._directories_of: InodeTable | None = None
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
 
@@ -125,8 +137,7 @@ class HintTaker:
             nursery.start_soon(self._note_often)
             while True:
                 await self._slots.acquire()
-                connection = await self._next_trusted(accepting)
-                nursery.start_soon(self._serve, connection)
+                nursery.start_soon(self._serve, *await self._next_trusted(accepting))
 
     async def _go_on(self) -> None:
         """Announce what stood when the last worker died."""
@@ -138,7 +149,7 @@ class HintTaker:
         try:
             await self._whole.announce(inodes)
         except Exception:  # noqa: BLE001 - a hint must not end the worker
-            self._stand_down()
+            self._stand_down(self._whole_uid)
             _log.exception("an order that the last worker left failed for an unforeseen reason; the mount goes on")
             return
         self._counters.count("fastfuse_hints", len(inodes), "taken")
@@ -152,7 +163,8 @@ class HintTaker:
     def _note(self) -> None:
         self._standing.note(() if self._whole is None else self._whole.unbegun)
 
-    async def _next_trusted(self, accepting: trio.socket.SocketType) -> trio.socket.SocketType:
+    async def _next_trusted(self, accepting: trio.socket.SocketType) -> tuple[trio.socket.SocketType, int]:
+        """Return the next connection to be served, and its user; `_serve` ends its count."""
         while True:
             try:
                 connection, _ = await accepting.accept()
@@ -160,59 +172,67 @@ class HintTaker:
                 _log.warning("no hint can be taken for a second: %s", error)
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if self._trusted_uids is None or peer_uid(connection) in self._trusted_uids:
-                return connection
+            uid = peer_uid(connection)
+            if uid in self._trusted_uids or (self._takes_all and self._connected[uid] < _MAX_OF_STRANGER):
+                self._connected[uid] += 1
+                return connection, uid
             with connection, suppress(OSError):
                 await connection.send(REFUSED)
             await trio.sleep(_REFUSED_PAUSE_S)
 
-    async def _serve(self, connection: trio.socket.SocketType) -> None:
-        self._stand_down()
+    async def _serve(self, connection: trio.socket.SocketType, uid: int) -> None:
         order = self._orders()
-        self._connected += 1
         is_whole = False
         try:
             with connection:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_when_gone, connection, nursery.cancel_scope)
-                    is_whole = await self._take(connection, order)
+                    is_whole = await self._take(connection, order, uid)
                     nursery.cancel_scope.cancel()
         except Exception:  # noqa: BLE001 - a hint must not end the worker
             _log.exception("an announced order failed for an unforeseen reason; the mount goes on")
         finally:
-            self._connected -= 1
+            self._connected[uid] -= 1
             self._slots.release()
-            if is_whole:
-                self._stand_down()
-                self._whole = order
-            else:
+            if self._whole is order and not is_whole:
+                self._whole = None
+            if self._whole is not order:
                 order.withdraw()
             self._note()
 
-    def _stand_down(self) -> None:
+    def _stand_down(self, uid: int) -> bool:
+        """Withdraw the order that stands if one of the user `uid` may take its place; return whether it may."""
         if self._whole is not None:
+            if self._whole.unbegun and uid not in {*self._trusted_uids, self._whole_uid}:
+                return False
             self._whole.withdraw()
             self._whole = None
+        return True
 
-    async def _take(self, connection: trio.socket.SocketType, order: Announcer) -> bool:
+    async def _take(self, connection: trio.socket.SocketType, order: Announcer, uid: int) -> bool:
         """Return whether the order was taken to its end."""
         try:
             await connection.send(SERVED)
-            rest = b""
+            rest, is_begun = b"", False
             while received := await connection.recv(_RECEIVE_BYTES):
                 paths, rest = split_paths(rest, received)
                 for at in range(0, len(paths), _BATCH_PATHS):
-                    await self._announce(paths[at : at + _BATCH_PATHS], order)
+                    if await self._announce(paths[at : at + _BATCH_PATHS], order) and not is_begun:
+                        is_begun = True
+                        self._stand_down(uid)
             if rest:
                 return False
-            self._standing.note(order.unbegun)  # first: the worker may die as soon as its sender is told
+            if order.unbegun and self._stand_down(uid):
+                self._whole, self._whole_uid = order, uid
+            self._note()  # first: the worker may die as soon as its sender is told
             await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)
             return False
         return True
 
-    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> None:
+    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> bool:
+        """Announce those of `paths` that are files, and return whether any is."""
         found = [(path, self._file(path)) for path in paths]
         inodes = [inode for _, inode in found if inode is not None]
         if inodes:
@@ -226,7 +246,8 @@ class HintTaker:
             self._failures.tell("announced paths that are no files of the mount", first, line)
         self._counters.count("fastfuse_hints", len(inodes), "taken")
         self._counters.count("fastfuse_hints", unknown, "unknown")
-        await trio.sleep(unknown * self._connected * _UNKNOWN_PAUSE_S)
+        await trio.sleep(unknown * self._connected.total() * _UNKNOWN_PAUSE_S)
+        return bool(inodes)
 
     def _file(self, path: bytes) -> int | None:
         """Return the inode of a file, as the kernel would find it; None if `path` is no file."""
