@@ -35,6 +35,7 @@ from fastfuse.filesystem.processes.sockets import (
     SERVED,
     TAKEN,
     addresses,
+    connect_in_turn,
     hint_prefix,
     peer_uid,
 )
@@ -336,12 +337,12 @@ class _Sender:
             MountError: why there will be none.
         """
         while not self._is_over.is_set() and not self._is_served():
-            self._is_over.wait(_RETRY_PAUSE_S)
+            pass
 
     def _is_served(self) -> bool:
         """Try each address once, and wait for our turn at the mount's; return False if there was no room at one.
 
-        Nothing is waited for at an address before it is known whose it is.
+        Before it is known whose they are, all of them together are waited for a moment only.
 
         Raises:
             MountError: as `_connect`.
@@ -352,9 +353,10 @@ class _Sender:
             raise MountError(f"nothing of fastfuse is mounted at {self._mountpoint}", hint="fastfuse mount mounts it")
         self._roots.add(os.fsencode(entry.path))
         self._folder = os.fsencode(entry.root / "_")[1:-1]
-        for address in addresses(hint_prefix(entry.device)):
+        found = addresses(hint_prefix(entry.device))
+        for address in found:
             with suppress(ConnectionError, PermissionError):
-                if not self._dial(address):
+                if not self._dial(address, _RETRY_PAUSE_S / len(found)):
                     is_full = True
                     continue
                 # Whoever else listens there is told nothing. `close` may have come too early to shut it down.
@@ -385,19 +387,17 @@ class _Sender:
         finally:
             connection.settimeout(None)
 
-    def _dial(self, address: str) -> bool:
-        """Connect, and return whether there was room; one that waits for it would not be ended by `close`."""
+    def _dial(self, address: str, within_s: float) -> bool:
+        """Connect, and return whether there was room; `close` does not end the wait for it."""
         self._hang_up()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._lock:
             self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        connection.setblocking(False)
         try:
-            connection.connect(address)
+            connect_in_turn(connection, address, within_s)
         except BlockingIOError:
             return False
-        connection.setblocking(True)
         return True
 
     def _connect_again(self) -> None:

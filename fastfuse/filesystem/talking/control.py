@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +22,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
 from fastfuse.filesystem.processes import sockets
 from fastfuse.filesystem.processes.children import error_message, heard
-from fastfuse.filesystem.processes.sockets import addresses, control_prefix, peer_uid, raise_sigio
+from fastfuse.filesystem.processes.sockets import addresses, connect_in_turn, control_prefix, peer_uid, raise_sigio
 
 _log = logging.getLogger(__name__)
 
@@ -305,10 +304,7 @@ def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float
         # A mount that hangs has no room for another connection once some were made.
         no_answer = ConnectionError, TimeoutError, BlockingIOError
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
-            # The kernel gives room in the order in which clients came; one with a timeout of Python's would not wait.
-            timeval = struct.pack("ll", *divmod(int(within_s * 1_000_000), 1_000_000))
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-            connection.connect(address)
+            connect_in_turn(connection, address, within_s)
             connection.settimeout(within_s)
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
