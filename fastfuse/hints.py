@@ -35,6 +35,7 @@ from fastfuse.filesystem.processes.sockets import (
     SERVED,
     TAKEN,
     addresses,
+    connect_in_turn,
     hint_prefix,
     peer_uid,
 )
@@ -335,26 +336,43 @@ class _Sender:
         Raises:
             MountError: why there will be none.
         """
+        while not self._is_over.is_set() and not self._is_served():
+            pass
+
+    def _is_served(self) -> bool:
+        """Try each address once, and wait for our turn at the mount's; return False if there was no room at one.
+
+        Before it is known whose they are, all of them together are waited for a moment only.
+
+        Raises:
+            MountError: as `_connect`.
+        """
+        is_full = False
         entry = find_mount(self._mountpoint)
         if entry is None or not entry.is_ours:
             raise MountError(f"nothing of fastfuse is mounted at {self._mountpoint}", hint="fastfuse mount mounts it")
         self._roots.add(os.fsencode(entry.path))
         self._folder = os.fsencode(entry.root / "_")[1:-1]
-        for address in addresses(hint_prefix(entry.device)):
+        found = addresses(hint_prefix(entry.device))
+        for address in found:
             with suppress(ConnectionError, PermissionError):
-                # Whoever else listens there is told nothing.
-                if not self._dial(address) or peer_uid(self._connected()) not in {0, entry.owner_uid}:
+                if not self._dial(address, _RETRY_PAUSE_S / len(found)):
+                    is_full = True
+                    continue
+                # Whoever else listens there is told nothing. `close` may have come too early to shut it down.
+                if peer_uid(self._connected()) not in {0, entry.owner_uid} or self._is_over.is_set():
                     continue
                 greeting = self._greeting()
-                if greeting == SERVED or self._is_over.is_set():
-                    return
+                if greeting == SERVED:
+                    return True
                 if greeting == REFUSED:
                     raise MountError(
                         f"the mount at {self._mountpoint} takes no hints from this user",
                         hint="mount it as this user, or with --allow-other",
                     )
-        if not self._is_over.is_set():
+        if not is_full and not self._is_over.is_set():
             raise self._no_answer()
+        return False
 
     def _greeting(self) -> bytes:
         """Return what the worker says once it is our turn."""
@@ -369,24 +387,18 @@ class _Sender:
         finally:
             connection.settimeout(None)
 
-    def _dial(self, address: str) -> bool:
-        """Connect as soon as there is room among those who wait; False if the order is over before."""
+    def _dial(self, address: str, within_s: float) -> bool:
+        """Connect, and return whether there was room; `close` does not end the wait for it."""
         self._hang_up()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._lock:
             self._connection = connection
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        while not self._is_over.is_set():
-            connection.setblocking(False)  # a connect that waits would not be ended by `close`
-            try:
-                connection.connect(address)
-            except BlockingIOError:
-                self._is_over.wait(_RETRY_PAUSE_S)
-            else:
-                connection.setblocking(True)
-                # Or `close` may have come too early to shut it down.
-                return not self._is_over.is_set()
-        return False
+        try:
+            connect_in_turn(connection, address, within_s)
+        except BlockingIOError:
+            return False
+        return True
 
     def _connect_again(self) -> None:
         """As `_connect`, for a mount that is about to go on."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,8 @@ class TestOrder:
             received(connection, 1)
             wait_until(lambda: not is_writable(sender))
             assert next(made) < 2000
+            # Nor is there any limit to how long it may take.
+            assert sender._connected().getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
             taken_bytes = 0
             while taken_bytes < 1 << 20:
                 taken_bytes += len(connection.recv(1 << 16))
@@ -166,32 +169,31 @@ class TestOrder:
             with listener.accept() as connection:
                 assert received(connection, 1) == [b"a"]
 
-    def test_an_order_waits_for_room_among_those_who_wait(self, mountpoint: Path) -> None:
+    def test_an_order_waits_for_room_among_those_who_wait(
+        self, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        dial, had_room = hints._Sender._dial, list[bool]()
+
+        def dial_and_tell(*arguments: Any) -> bool:  # noqa: ANN401 - as they are
+            had_room.append(dial(*arguments))
+            return had_room[-1]
+
+        monkeypatch.setattr(hints._Sender, "_dial", dial_and_tell)
         with listen(hint_prefix(DEVICE), backlog=0) as made, socket.socket(socket.AF_UNIX) as first:
             first.connect(made.getsockname())
-            second = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            with second, pytest.raises(BlockingIOError):
-                second.connect(made.getsockname())
-            listener = Listener(made)
-            sender = hints._Sender(["a"], mountpoint)
-            sender._is_over = waited = WaitedFor()
-            sender.start()
-            assert waited.asked.wait(PATIENCE_S)
-            with listener.accept(), listener.accept() as connection:
+            with order(["a"], mountpoint):
+                wait_until(lambda: False in had_room)
+                listener = Listener(made)
+                with listener.accept(), listener.accept() as connection:
+                    assert received(connection, 1) == [b"a"]
+
+    def test_an_impostor_without_room_is_not_waited_for(self, mountpoint: Path, listener: Listener) -> None:
+        with socket.socket(socket.AF_UNIX) as impostor, socket.socket(socket.AF_UNIX) as held:
+            impostor.bind(f"\0{hint_prefix(DEVICE)}-0")  # which sorts first
+            impostor.listen(0)
+            held.connect(impostor.getsockname())
+            with order(["a"], mountpoint), listener.accept() as connection:
                 assert received(connection, 1) == [b"a"]
-                sender.close()
-
-
-class WaitedFor(threading.Event):
-    """Tells that somebody waits for it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.asked.set()
-        return super().wait(timeout)
 
 
 def is_writable(sender: hints._Sender) -> bool:

@@ -244,7 +244,7 @@ class Supervisor:
                 tables=tables,
                 keys=keys,
                 hints=self._hints,
-                hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
+                hint_uids=frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
                 dump_fd=self._worker.dump_fd,
             )

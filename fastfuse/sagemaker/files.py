@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -19,6 +20,7 @@ from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 
 
@@ -168,7 +170,7 @@ def write_job_files(job: TrainingJob, cluster: Cluster, paths: JobPaths) -> None
             os.close(open_directory(directory, paths.base))
         with directory_at(paths.config, paths.base) as config_fd:
             for name, content in files.items():
-                write_file(config_fd, name, [json.dumps(content, separators=(",", ":"))])
+                write_file(config_fd, name, [json.dumps(content, separators=(",", ":")).encode()])
     except OSError as error:
         raise _cannot_make(paths.config / (error.filename or ""), error) from error
     for synced in job.synced:
@@ -200,13 +202,13 @@ def _refusal(error: OSError, message: str, hint: str) -> FastfuseError:
     return DiskError(message, hint=_FREE_SPACE) if is_full(error) else ConfigurationError(message, hint=hint)
 
 
-def write_file(directory_fd: int, name: str, lines: Iterable[str]) -> None:
+def write_file(directory_fd: int, name: str, lines: Iterable[Buffer]) -> None:
     """Put a file in place whole, or not at all."""
     hidden = f".{name}.{os.urandom(8).hex()}"
     # The script may be another user's.
     made = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory_fd)
     try:
-        with os.fdopen(made, "w", encoding="ascii") as file:
+        with os.fdopen(made, "wb") as file:
             os.fchmod(made, 0o644)
             file.writelines(lines)
         os.replace(hidden, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -227,9 +229,10 @@ def claim_base_dir(paths: JobPaths) -> int:
         DiskError: the disk is full.
     """
     try:
-        fd = open_directory(paths.input, paths.base)
+        with directory_at(paths.input, paths.base) as input_fd:
+            fd = _open_lock(input_fd)
     except OSError as error:
-        raise _cannot_make(error.filename or paths.input, error) from error
+        raise _cannot_make(paths.input / (error.filename or ""), error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -238,6 +241,24 @@ def claim_base_dir(paths: JobPaths) -> int:
             f"another fastfuse run uses {paths.base}",
             hint="wait for its end, or give another --base-dir; processes of one job share it with --share",
         ) from error
+    return fd
+
+
+_LOCK = ".fastfuse-lock"
+
+
+def _open_lock(directory_fd: int) -> int:
+    """Open the file whose lock is the claim: whoever can read a file or a directory can lock it.
+
+    Raises:
+        OSError: it cannot be made, or another user could have it locked who does not own the directory either.
+    """
+    fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=directory_fd)
+    found = os.fstat(fd)
+    is_ours = found.st_uid in {os.geteuid(), os.fstat(directory_fd).st_uid}
+    if not (is_ours and stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
+        os.close(fd)
+        raise FileExistsError(errno.EEXIST, "it is there, and not a file of yours alone", _LOCK)
     return fd
 
 
@@ -280,13 +301,9 @@ def note_run(paths: JobPaths, name: str, synced: Collection[Path] = ()) -> None:
     Raises:
         OSError: that cannot be written.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
-    with (
-        directory_at(paths.base, paths.base) as base_fd,
-        os.fdopen(os.open(_MARK, flags, 0o644, dir_fd=base_fd), "w", encoding="utf-8") as mark,
-    ):
-        json.dump({"name": name, "synced": below}, mark)
+    with directory_at(paths.base, paths.base) as base_fd:
+        write_file(base_fd, _MARK, [json.dumps({"name": name, "synced": below}).encode()])
 
 
 def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:
@@ -352,7 +369,8 @@ def _earlier_run(base_fd: int) -> tuple[str | None, list[str]]:
     The name is None if there was no run.
     """
     try:
-        fd = os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base_fd)
+        # Somebody else's FIFO is not waited for, and tells nothing.
+        fd = os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=base_fd)
     except FileNotFoundError:
         return None, []
     with os.fdopen(fd, "rb") as mark:

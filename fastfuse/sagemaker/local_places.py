@@ -21,7 +21,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory
+from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory, write_file
 from fastfuse.sagemaker.local_files import find_directory, find_files
 from fastfuse.sagemaker.outputs.record import listing_of
 
@@ -78,9 +78,8 @@ def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> N
 def _write_manifest(data: Buffer, place: Path, base: Path) -> Path:
     """Write the manifest of the channel at `place`, and return where; a link to it is known as ours, a file is not."""
     directory = base / "input" / "manifests"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with directory_at(directory, base) as fd, os.fdopen(os.open(place.name, flags, 0o644, dir_fd=fd), "wb") as file:
-        file.write(data)
+    with directory_at(directory, base) as fd:
+        write_file(fd, place.name, [data])
     return directory / place.name
 
 

@@ -80,7 +80,29 @@ def test_a_mount_that_hangs_refreshes_nothing_and_has_no_room_for_more_questions
                 connection.setblocking(False)
                 connection.connect(address)
         with pytest.raises(MountError, match="the mount at /mnt does not answer"):
-            ask_status(entry_of(mountpoint))
+            ask_status(entry_of(mountpoint), within_s=0.1)
+
+
+def test_room_among_those_who_wait_is_waited_for(mountpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sockets.listen(control_prefix(DEVICE), backlog=0) as listener, client():
+        listener.settimeout(60)
+        connect = socket.socket.connect
+
+        def connect_and_tell(connection: socket.socket, address: str) -> None:
+            asks.set()
+            connect(connection, address)
+
+        monkeypatch.setattr(socket.socket, "connect", connect_and_tell)
+        asks, told = threading.Event(), list[object]()
+        asking = threading.Thread(target=lambda: told.append(ask_status(entry_of(mountpoint))))
+        asking.start()
+        assert asks.wait(60)
+        listener.accept()[0].close()
+        with listener.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b'{"fastfuse": 1}')
+        asking.join()
+        assert told == [{"fastfuse": 1}]
 
 
 def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
@@ -241,6 +263,21 @@ def test_somebody_elses_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
         assert list(control.requests()) == []
         with pytest.raises(ConnectionResetError):
             connection.recv(1)
+
+
+def test_strangers_who_connect_without_end_keep_the_mount_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
+    monkeypatch.setattr(control, "_BACKLOG", 2)
+    with control_socket() as taking, client(), client(), client() as last:
+        for _ in range(2):
+            assert list(taking.requests()) == []
+            with pytest.raises(BlockingIOError):
+                last.recv(1, socket.MSG_DONTWAIT)
+        clock[0] += 0.1
+        assert list(taking.requests()) == []
+        assert last.recv(1, socket.MSG_DONTWAIT) == b""
 
 
 class _Stranger(struct.Struct):

@@ -20,6 +20,7 @@ from fastfuse.metrics import Counters
 from tests.filesystem.waiting import PATIENCE_S
 
 DEVICE = f"test-hints:{os.getpid()}"
+OURS = frozenset({os.geteuid()})
 
 
 def table_of(*keys: str) -> InodeTable:
@@ -61,7 +62,10 @@ class Worker:
         self.orders: list[Order] = []
         self.is_open = True
         self.listener = listen_for_hints(DEVICE)
-        self.taker = HintTaker(lambda: self.table, cast(Any, self.order), self.counters, trusted_uids=trusted_uids)
+        self.taker = HintTaker(
+            lambda: self.table, cast(Any, self.order), self.counters,
+            trusted_uids=trusted_uids or OURS, takes_all=trusted_uids is None,
+        )  # fmt: skip
 
     def order(self) -> Order:
         order = Order()
@@ -90,7 +94,7 @@ class Worker:
 @asynccontextmanager
 async def working(
     *keys: str,
-    trusted_uids: frozenset[int] | None = frozenset({os.geteuid()}),
+    trusted_uids: frozenset[int] | None = OURS,
 ) -> AsyncIterator[Worker]:
     worker = Worker(table_of(*keys), trusted_uids)
     with worker.listener, trio.fail_after(PATIENCE_S):
@@ -173,12 +177,16 @@ async def test_an_order_is_withdrawn_when_its_sender_hangs_up_although_the_engin
 async def test_of_orders_that_were_taken_whole_the_last_one_stands_until_there_is_another() -> None:
     async with working("a") as worker, await worker.served() as early, await worker.served() as late:
         for client in (early, late):
+            await client.send_all(b"a\0")
             await client.send_eof()
             assert await client.receive_some(1) == TAKEN
             await trio.testing.wait_all_tasks_blocked()
         assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
-        async with await worker.served():
-            assert worker.orders[1].withdrawn.is_set()
+        await hand_over(worker, b"b\0")  # which names no file
+        assert not worker.orders[1].withdrawn.is_set()
+        async with await worker.served() as other:
+            await other.send_all(b"a\0")
+            await worker.orders[1].withdrawn.wait()
 
 
 @pytest.mark.parametrize("message", [b"a\0a", b"a\0" + b"x" * (MAX_PATH_BYTES + 1), b"x" * (1 << 20)])
@@ -242,6 +250,47 @@ async def test_one_connection_too_many_waits_until_another_ends() -> None:
         assert await late.receive_some(1) == SERVED
         await until(lambda: worker.counted() == (1, 0))
         for client in [*clients, late]:
+            await client.aclose()
+
+
+@pytest.fixture
+def uids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The users of the next connections, whoever connects; those after them are this user's."""
+    following: list[int] = []
+    monkeypatch.setattr(hints, "peer_uid", lambda _: following.pop(0) if following else os.geteuid())
+    return following
+
+
+async def test_the_order_of_a_user_stands_whatever_others_announce(uids: list[int]) -> None:
+    uids += [54321, 12345, 54321]
+    async with working("a", trusted_uids=None) as worker:
+        first, other, second, ours = [await hand_over(worker, b"a\0") for _ in range(4)]
+        assert [order.withdrawn.is_set() for order in (first, other, second, ours)] == [True, False, False, False]
+
+
+async def test_of_many_strangers_only_some_have_an_order_that_stands(uids: list[int]) -> None:
+    uids += range(10_000, 10_000 + hints._MAX_CONNECTIONS)
+    async with working("a", trusted_uids=None) as worker:
+        for _ in range(hints._MAX_CONNECTIONS):
+            await hand_over(worker, b"a\0")
+        uids.append(9999)
+        late, ours = await hand_over(worker, b"a\0"), await hand_over(worker, b"a\0")
+        await late.withdrawn.wait()
+        assert not any(order.withdrawn.is_set() for order in worker.orders if order not in (late, ours))
+        assert not ours.withdrawn.is_set()
+
+
+async def test_a_stranger_has_few_places(uids: list[int]) -> None:
+    uids += [12345] * (hints._MAX_OF_STRANGER + 1)
+    async with working("a", trusted_uids=None) as worker:
+        clients = [await worker.served() for _ in range(hints._MAX_OF_STRANGER)]
+        async with await worker.connect() as late:
+            assert await late.receive_some(1) == REFUSED
+        await hand_over(worker, b"a\0")
+        await clients.pop(0).aclose()
+        await worker.orders[0].withdrawn.wait()
+        uids.append(12345)
+        for client in (*clients, await worker.served()):
             await client.aclose()
 
 

@@ -59,11 +59,12 @@ class _Connection:
 def try_one(data: bytes) -> None:
     piece_bytes, sent = (data[0] * 8 or 1, data[1:]) if data else (1, b"")
     order, connection = _Order(), _Connection(sent, piece_bytes)
-    taker = HintTaker(lambda: _TABLE, lambda: cast(Any, order), _COUNTERS, trusted_uids=None)
+    taker = HintTaker(lambda: _TABLE, lambda: cast(Any, order), _COUNTERS, trusted_uids=frozenset(), takes_all=True)
     is_whole = trio.run(
         taker._take,
         cast("trio.socket.SocketType", connection),
         cast(Any, order),
+        0,
         clock=trio.testing.MockClock(autojump_threshold=0),
     )
     *paths, rest = sent.split(b"\0")

@@ -80,6 +80,13 @@ def test_a_name_that_is_none_leads_nowhere_else(paths: JobPaths, text: str) -> N
     assert files(paths.base) == {"runs/earlier/model/weights"}
 
 
+def test_a_fifo_in_the_place_of_the_note_is_not_waited_for(paths: JobPaths) -> None:
+    os.mkfifo(paths.base / ".fastfuse-run")
+    fill(paths.base, "model/weights")
+    assert put_aside(paths, "job", keeps=False) == paths.base / "runs" / "earlier"
+    assert (paths.base / ".fastfuse-run").is_file()
+
+
 def test_links_are_moved_and_not_followed(paths: JobPaths, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     fill(elsewhere, "mine")

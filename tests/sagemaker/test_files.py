@@ -1,9 +1,11 @@
 """The directories of a job, and what SageMaker writes there."""
 
 import errno
+import fcntl
 import json
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker import files
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
-from fastfuse.sagemaker.files import JobPaths, open_directory, path_of, write_job_files
+from fastfuse.sagemaker.files import JobPaths, claim_base_dir, open_directory, path_of, write_job_files
 from tests.sagemaker.jobs import job_of as described
 from tests.sagemaker.jobs import request, source
 
@@ -136,6 +138,44 @@ def test_a_base_directory_that_cannot_be_made_is_refused_with_what_to_do(tmp_pat
     with pytest.raises(ConfigurationError, match=r"file.*cannot be made: File exists") as caught:
         written(tmp_path / "file", described(request()))
     assert "--base-dir" in caught.value.hint
+
+
+def test_a_claim_keeps_out_other_runs_and_nobody_else_can_hold_it(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path)
+    with files.directory_at(paths.input, tmp_path) as input_fd:
+        fcntl.flock(input_fd, fcntl.LOCK_SH)  # as anybody can
+        claimed = claim_base_dir(paths)
+    with pytest.raises(files.BaseDirInUseError):
+        claim_base_dir(paths)
+    assert (paths.input / ".fastfuse-lock").stat().st_mode & 0o777 == 0o600
+    os.close(claimed)
+    os.close(claim_base_dir(paths))
+
+
+def _of_a_stranger(path: Path) -> None:
+    path.touch()
+    os.chown(path, 12345, -1)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        os.mkfifo,
+        lambda path: path.hardlink_to(path.with_name("other")),
+        lambda path: path.symlink_to("/etc/passwd"),
+        pytest.param(_of_a_stranger, marks=pytest.mark.skipif(os.geteuid() != 0, reason="takes root")),
+    ],
+)
+def test_a_lock_that_others_could_hold_is_not_taken(tmp_path: Path, put: Callable[[Path], object]) -> None:
+    paths = JobPaths(tmp_path)
+    paths.input.mkdir()
+    (paths.input / "other").touch()
+    put(paths.input / ".fastfuse-lock")
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigurationError, match=r"input/.fastfuse-lock' cannot be made: ") as caught:
+        claim_base_dir(paths)
+    assert caught.value.hint.startswith("remove it")
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_a_local_path_elsewhere_is_made_or_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     unmount,
 )
 from fastfuse.filesystem.processes.children import error_message
-from fastfuse.filesystem.processes.sockets import peer_uid
+from fastfuse.filesystem.processes.sockets import bind_privately, peer_uid
 
 _log = logging.getLogger(__name__)
 
@@ -66,11 +66,7 @@ def listen_at(path: Path, uid: int) -> socket.socket:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as earlier:
             if path.is_socket() and earlier.connect_ex(os.fspath(path)) == errno.ECONNREFUSED:
                 path.unlink()
-        before = os.umask(0o177)
-        try:
-            listener.bind(os.fspath(path))
-        finally:
-            os.umask(before)
+        bind_privately(listener, path)
         os.chown(path, uid, -1, follow_symlinks=False)
         listener.listen()
     except OSError as error:

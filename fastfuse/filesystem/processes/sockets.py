@@ -60,6 +60,27 @@ def listen(prefix: str, *, backlog: int, raises_sigio: bool = False) -> socket.s
     return listener
 
 
+def bind_privately(listener: socket.socket, path: Path) -> None:
+    """Bind `listener` to `path` with mode 0600; a later chmod would follow a link that has taken its place."""
+    before = os.umask(0o177)
+    try:
+        listener.bind(os.fspath(path))
+    finally:
+        os.umask(before)
+
+
+def connect_in_turn(connection: socket.socket, address: str, within_s: float) -> None:
+    """Connect; where others wait for room, wait behind them in the kernel, as no timeout of Python's lets us.
+
+    Raises:
+        BlockingIOError: there was no room.
+    """
+    timeval = struct.pack("ll", *divmod(int(within_s * 1_000_000), 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+    connection.connect(address)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bytes(len(timeval)))
+
+
 def raise_sigio(end: socket.socket | int) -> None:
     """Have whatever arrives at `end` be a SIGIO of this process."""
     fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())

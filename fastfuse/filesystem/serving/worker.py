@@ -92,9 +92,9 @@ class WorkerTask:
     tables: socket.socket
     # Answers with credentials.
     keys: socket.socket
-    # The users `hint_uids` may announce files here (None: everybody).
+    # The users `hint_uids` may announce files here, and everybody with --allow-other.
     hints: socket.socket | None
-    hint_uids: frozenset[int] | None
+    hint_uids: frozenset[int]
     # If given: prefetch no large file, and prepare no connection, before it is readable.
     begin_fd: int | None
     # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
@@ -149,7 +149,10 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         )
         nursery.start_soon(direct_files.run)
         if task.hints is not None:
-            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
+            taker = HintTaker(
+                lambda: operations.table, engine.new_order, counters,
+                trusted_uids=task.hint_uids, takes_all=settings.allow_other,
+            )  # fmt: skip
             nursery.start_soon(taker.run, task.hints)
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)

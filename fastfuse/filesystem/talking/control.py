@@ -23,7 +23,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
 from fastfuse.filesystem.processes import sockets
 from fastfuse.filesystem.processes.children import error_message, heard
-from fastfuse.filesystem.processes.sockets import addresses, control_prefix, peer_uid, raise_sigio
+from fastfuse.filesystem.processes.sockets import addresses, connect_in_turn, control_prefix, peer_uid, raise_sigio
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,9 @@ TASKS: Final = "tasks"
 RECORD: Final = "record"
 REQUESTS: Final = (INDEX, REFRESH, STATUS, TRACE, TOP, LOG_LEVEL, STACK, TASKS, RECORD)
 
-_BACKLOG = 16
+_BACKLOG = 128
+# After a turn in which strangers were refused: they may connect without end, and the mount has other things to do.
+_STRANGERS_PAUSE_S = 0.05
 _MOST_REQUEST_BYTES = 4096
 # The members of a request that mean something. A worker is handed no more than it takes in one message.
 _MEMBERS = ("fastfuse", "request", "level", "sample", "every_s")
@@ -82,6 +84,7 @@ class ControlSocket:
         self._listener = sockets.listen(control_prefix(device), backlog=_BACKLOG, raises_sigio=True)
         # Clients that have not said yet what they want, and until when they may.
         self._silent: list[tuple[socket.socket, float]] = []
+        self._accepts_at_s = 0.0
 
     def requests(self) -> Iterator[tuple[Mapping[str, Any], socket.socket]]:
         """Yield each request that has come, and the connection on which to answer it.
@@ -115,7 +118,9 @@ class ControlSocket:
             connection.close()
 
     def _accept(self) -> None:
-        while True:
+        if time.monotonic() < self._accepts_at_s:
+            return
+        for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
             except BlockingIOError:
@@ -125,6 +130,7 @@ class ControlSocket:
                 return
             if peer_uid(connection) not in {0, os.geteuid()}:
                 connection.close()
+                self._accepts_at_s = time.monotonic() + _STRANGERS_PAUSE_S
                 continue
             connection.setblocking(False)
             raise_sigio(connection)
@@ -304,8 +310,9 @@ def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float
         # A mount that hangs has no room for another connection once some were made.
         no_answer = ConnectionError, TimeoutError, BlockingIOError
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
-            connection.settimeout(max(until_s - time.monotonic(), _LEAST_WAIT_S))  # one user may have many sockets
-            connection.connect(address)
+            left_s = max(until_s - time.monotonic(), _LEAST_WAIT_S)  # one user may have many sockets
+            connect_in_turn(connection, address, left_s)
+            connection.settimeout(left_s)
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
                 yield connection

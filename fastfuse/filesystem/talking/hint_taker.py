@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 # A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
 _MAX_CONNECTIONS = 64
+# Of each user but root and the one who mounted: nobody can take all places, nor keep others waiting.
+_MAX_OF_STRANGER = 16
 
 # Further connections wait in the kernel, as do those that come while no worker lives.
 _BACKLOG = 128
@@ -64,8 +67,9 @@ def listen_for_hints(device: str) -> socket.socket:
 class HintTaker:
     """The clients that announce orders to one worker.
 
-    Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one stands until
-    there is another order, because its sender may exit long before its files are opened. It ends with the worker.
+    Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one of each user
+    stands until another one of that user names a file, because its sender may exit long before its files are opened. It
+    ends with the worker.
     """
 
     def __init__(
@@ -74,17 +78,24 @@ class HintTaker:
         orders: Callable[[], Announcer],
         counters: Counters,
         *,
-        trusted_uids: frozenset[int] | None,
+        trusted_uids: frozenset[int],
+        takes_all: bool,
     ) -> None:
-        """Take hints from `trusted_uids` (None: everybody); `table` returns the current table, `orders` a new order."""
+        """Take hints from `trusted_uids`, and from everybody if it `takes_all`.
+
+        `table` returns the current table, `orders` a new order.
+        """
         self._table = table
         self._orders = orders
         self._counters = counters
         self._trusted_uids = trusted_uids
+        self._takes_all = takes_all
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
-        self._connected = 0
+        # The connections of each user.
+        self._connected = Counter[int]()
         self._failures = RepeatedFailures(_log)
-        self._whole: Announcer | None = None
+        # The order of each user that stands.
+        self._standing: dict[int, Announcer] = {}
         self._directories_of: InodeTable | None = None
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
 
@@ -94,10 +105,10 @@ class HintTaker:
         async with trio.open_nursery() as nursery:
             while True:
                 await self._slots.acquire()
-                connection = await self._next_trusted(accepting)
-                nursery.start_soon(self._serve, connection)
+                nursery.start_soon(self._serve, *await self._next_trusted(accepting))
 
-    async def _next_trusted(self, accepting: trio.socket.SocketType) -> trio.socket.SocketType:
+    async def _next_trusted(self, accepting: trio.socket.SocketType) -> tuple[trio.socket.SocketType, int]:
+        """Return the next connection to be served, and its user; `_serve` ends its count."""
         while True:
             try:
                 connection, _ = await accepting.accept()
@@ -105,41 +116,41 @@ class HintTaker:
                 _log.warning("no hint can be taken for a second: %s", error)
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
-            if self._trusted_uids is None or peer_uid(connection) in self._trusted_uids:
-                return connection
+            uid = peer_uid(connection)
+            if uid in self._trusted_uids or (self._takes_all and self._connected[uid] < _MAX_OF_STRANGER):
+                self._connected[uid] += 1
+                return connection, uid
             with connection, suppress(OSError):
                 await connection.send(REFUSED)
             await trio.sleep(_REFUSED_PAUSE_S)
 
-    async def _serve(self, connection: trio.socket.SocketType) -> None:
-        self._stand_down()
+    async def _serve(self, connection: trio.socket.SocketType, uid: int) -> None:
         order = self._orders()
-        self._connected += 1
         is_whole = False
         try:
             with connection:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_when_gone, connection, nursery.cancel_scope)
-                    is_whole = await self._take(connection, order)
+                    is_whole = await self._take(connection, order, uid)
                     nursery.cancel_scope.cancel()
         except Exception:  # noqa: BLE001 - a hint must not end the worker
             _log.exception("an announced order failed for an unforeseen reason; the mount goes on")
         finally:
-            self._connected -= 1
+            self._connected[uid] -= 1
             self._slots.release()
             if is_whole:
-                self._stand_down()
-                self._whole = order
+                self._stand_down(uid)
+            if is_whole and (uid in self._trusted_uids or len(self._standing) < _MAX_CONNECTIONS):
+                self._standing[uid] = order
             else:
                 order.withdraw()
 
-    def _stand_down(self) -> None:
-        if self._whole is not None:
-            self._whole.withdraw()
-            self._whole = None
+    def _stand_down(self, uid: int) -> None:
+        if (order := self._standing.pop(uid, None)) is not None:
+            order.withdraw()
 
-    async def _take(self, connection: trio.socket.SocketType, order: Announcer) -> bool:
-        """Return whether the order was taken to its end."""
+    async def _take(self, connection: trio.socket.SocketType, order: Announcer, uid: int) -> bool:
+        """Return whether the order was taken to its end, and names a file."""
         count, unknown, wrong = 0, 0, ""
         try:
             await connection.send(SERVED)
@@ -151,6 +162,8 @@ class HintTaker:
                     count += len(batch)
                     if not_files := await self._announce(batch, order):
                         unknown, wrong = unknown + len(not_files), wrong or os.fsdecode(not_files[0])
+                    if count > unknown:
+                        self._stand_down(uid)
             if rest:
                 return False
             await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
@@ -161,7 +174,7 @@ class HintTaker:
             if unknown:
                 told = f"{unknown} of {count} announced paths are no files of the mount, such as {wrong!r}."
                 self._failures.tell("announced paths that are no files of the mount", wrong, f"{told} {_PATHS_HINT}")
-        return True
+        return count > unknown
 
     async def _announce(self, paths: Sequence[bytes], order: Announcer) -> list[bytes]:
         """Pass on the files among `paths`; return the others."""
@@ -172,7 +185,7 @@ class HintTaker:
         unknown = [path for path, inode in found if inode is None]
         self._counters.count("fastfuse_hints", len(inodes), "taken")
         self._counters.count("fastfuse_hints", len(unknown), "unknown")
-        await trio.sleep(len(unknown) * self._connected * _UNKNOWN_PAUSE_S)
+        await trio.sleep(len(unknown) * self._connected.total() * _UNKNOWN_PAUSE_S)
         return unknown
 
     def _file(self, path: bytes) -> int | None:

@@ -175,8 +175,8 @@ def write_record(record: Mapping[str, object], history: Mapping[str, object], pa
     text = json.dumps(record, indent=2) + "\n"
     try:
         with directory_at(paths.output, paths.base) as output_fd:
-            write_file(output_fd, RECORD_NAME, [text])
-            write_file(output_fd, HISTORY_NAME, [json.dumps(history), "\n"])
+            write_file(output_fd, RECORD_NAME, [text.encode()])
+            write_file(output_fd, HISTORY_NAME, [json.dumps(history).encode(), b"\n"])
     except OSError as error:
         _log.error("%s cannot be written: %s", paths.output / RECORD_NAME, error.strerror)
     return text.encode()
@@ -191,7 +191,7 @@ def write_etags(snapshot: Snapshot, channel: str, paths: JobPaths) -> None:
     refs = snapshot.table.refs()
     told = ({"Bucket": it.bucket, "Key": it.key, "Size": it.size_bytes, "ETag": it.etag} for it in refs)
     with directory_at(paths.output / ETAGS_NAME, paths.base) as etags_fd:
-        write_file(etags_fd, f"{channel}.jsonl", (json.dumps(one) + "\n" for one in told))
+        write_file(etags_fd, f"{channel}.jsonl", (json.dumps(one).encode() + b"\n" for one in told))
 
 
 def read_failure(paths: JobPaths, since: float = 0.0) -> str:

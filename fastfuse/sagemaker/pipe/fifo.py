@@ -22,7 +22,7 @@ import trio
 
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.objects import Buffer
-from fastfuse.sagemaker.files import LIBC, checked, is_full
+from fastfuse.sagemaker.files import LIBC, checked, is_full, path_of
 
 # One write: the reader takes it while the next is on its way; larger ones wait for each other.
 _WRITE_BYTES = 512 << 10
@@ -50,9 +50,8 @@ class Fifo:
         self._write_fd = self._read_fd = self._opens_fd = -1
         # Written since other tasks had their turn.
         self._turn_bytes = 0
-        hidden = self._place.with_name(f".{path.name}.{os.getpid()}")
+        hidden = self._place.with_name(f".{path.name}.{os.urandom(8).hex()}")
         try:
-            hidden.unlink(missing_ok=True)
             os.mkfifo(hidden)
             try:
                 self._open(hidden)
@@ -130,12 +129,16 @@ class Fifo:
                 self._turn_bytes = 0
 
     def _open(self, hidden: Path) -> None:
-        os.chmod(hidden, _MODE)  # whatever the umask is
         # A FIFO that nobody reads cannot be opened for writing alone; for both it can.
-        self._read_fd = os.open(hidden, os.O_RDWR | os.O_NONBLOCK)
-        self._write_fd = os.open(hidden, os.O_WRONLY | os.O_NONBLOCK)
+        self._read_fd = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        # The owner of the directory may have put something else there.
+        if not stat.S_ISFIFO(os.fstat(self._read_fd).st_mode):
+            raise FileExistsError
+        os.fchmod(self._read_fd, _MODE)  # whatever the umask is
+        opened = path_of(self._read_fd)
+        self._write_fd = os.open(opened, os.O_WRONLY | os.O_NONBLOCK)
         _enlarge(self._write_fd)
-        self._opens_fd = _watch_opens(hidden)
+        self._opens_fd = _watch_opens(opened)
 
     def _close(self) -> None:
         for fd in (self._opens_fd, self._read_fd, self._write_fd):

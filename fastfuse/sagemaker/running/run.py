@@ -26,7 +26,7 @@ from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
-from fastfuse.sagemaker.files import claim_base_dir, note_run, put_aside, write_job_files
+from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
@@ -137,7 +137,8 @@ class _Run:
         with ExitStack() as exits:
             exits.callback(os.close, claimed)
             if settings.is_shared:
-                self._members = Members(settings, claimed)
+                input_fd = exits.enter_context(directory_at(settings.paths.input, settings.paths.base))
+                self._members = Members(settings, input_fd)
                 exits.callback(self._members.close)
             # After the claim: of the runs that share the channels, one can have the address.
             exits.callback(self._endpoint.close)

@@ -18,7 +18,7 @@ import socket
 from contextlib import suppress
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.processes.sockets import raise_sigio
+from fastfuse.filesystem.processes.sockets import bind_privately, raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
 from fastfuse.sagemaker.running.endings import Outcome
@@ -42,9 +42,9 @@ _KILLED = Outcome(Phase.FAILED, "its run ended, and not by its command", 1)
 class Members:
     """The owner's side: the runs that share the channels of this one."""
 
-    def __init__(self, settings: RunSettings, claimed_fd: int) -> None:
+    def __init__(self, settings: RunSettings, input_fd: int) -> None:
         self._greeting = _digest(settings)
-        self._path = path_of(claimed_fd) / _NAME
+        self._path = path_of(input_fd) / _NAME
         # Each with what its run has said last. A run that was refused here has said nothing.
         self._connections: dict[socket.socket, bytes] = {}
         self._listener: socket.socket | None = None
@@ -59,8 +59,7 @@ class Members:
         # The claim is ours: whoever listened here is dead.
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        self._listener.bind(str(self._path))
-        self._path.chmod(0o600)
+        bind_privately(self._listener, self._path)
         raise_sigio(self._listener)
         self._listener.listen(_BACKLOG)
 

@@ -1,7 +1,7 @@
 import fcntl
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,6 +81,20 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 def test_where_no_fifo_can_be_made_the_error_says_where(tmp_path: Path) -> None:
     with pytest.raises(MountError, match=r"missing/train_0' cannot be made: No such file"):
         Fifo(tmp_path / "missing" / "train_0")
+
+
+@pytest.mark.parametrize("puts", [os.symlink, os.link])
+def test_what_takes_the_place_of_a_new_fifo_keeps_its_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, puts: Callable[[Path, Path], None]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    monkeypatch.setattr(os, "mkfifo", lambda path: puts(secret, path))
+    before = open_descriptors()
+    with pytest.raises((ConfigurationError, MountError)):
+        Fifo(tmp_path / "train_0")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert (open_descriptors(), os.listdir(tmp_path)) == (before, ["secret"])
 
 
 def test_only_fifos_of_the_channels_epochs_are_stale(tmp_path: Path) -> None:

@@ -202,13 +202,37 @@ def test_a_member_becomes_the_owner_when_the_first_dies(server: LoopbackServer, 
         assert other.wait() == 0, other.log
 
 
-def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sharing.Members]:
     monkeypatch.setattr(sharing, "raise_sigio", lambda _: None)
     monkeypatch.setattr(sharing, "_digest", lambda _: b"greeting")
-    claimed_fd = os.open(tmp_path, os.O_RDONLY)
-    members = sharing.Members(MagicMock(), claimed_fd)
+    input_fd = os.open(tmp_path, os.O_RDONLY)
+    yield sharing.Members(MagicMock(), input_fd)
+    os.close(input_fd)
+
+
+def test_what_takes_the_place_of_the_socket_keeps_its_mode(
+    tmp_path: Path, members: sharing.Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, place = tmp_path / "shown", tmp_path / ".fastfuse-shared"
+    shown.touch(0o644)
+    bind = socket.socket.bind
+
+    def bind_and_lose(end: socket.socket, path: str) -> None:
+        bind(end, path)
+        assert place.stat().st_mode & 0o777 == 0o600
+        place.unlink()
+        place.symlink_to(shown)
+
+    monkeypatch.setattr(socket.socket, "bind", bind_and_lose)
+    members.welcome()
+    members.close()
+    assert shown.stat().st_mode & 0o777 == 0o644
+
+
+def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
+    tmp_path: Path, members: sharing.Members
+) -> None:
     members.welcome()
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as member,
@@ -224,7 +248,6 @@ def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
         assert (member.recv(100), member.recv(100), late.recv(100)) == (b"greeting", b"", b"")
         os.kill(copying, signal.SIGKILL)
         wait_child(copying)
-    os.close(claimed_fd)
 
 
 def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
