@@ -8,7 +8,6 @@ at a time.
 
 import hashlib
 import operator
-import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
-from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
+from fastfuse.index.inodes.columns import MADE, OTHER_ETAG, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Reason, Refusals, Tree
 from fastfuse.objects import MAX_KEY_BYTES, known_etag
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
-_ETAG_INDEX = struct.Struct("<Q8x")
 # The column is uint8; AWS has twelve classes.
 _MAX_STORAGE_CLASSES = 256
 # Between the keys of a page: no key that can be shown contains it.
@@ -63,7 +61,7 @@ class TableBuilder:
         self._kinds = bytearray()
         self._etag_parts = array("H")
         self._etags = bytearray()
-        self._other_etags: dict[str, int] = {}
+        self._other_etags = bytearray()
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
         self._source_order: Sequence[int] | None = None
@@ -156,8 +154,9 @@ class TableBuilder:
             parts = int(suffix) if len(suffix) <= len(str(_MAX_PARTS)) and suffix.isdecimal() else -1
             if str(parts) == suffix and parts <= _MAX_PARTS:
                 return Kind.FILE_MULTIPART, parts, packed
-        index = self._other_etags.setdefault(known_etag(etag), len(self._other_etags))
-        return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
+        start = len(self._other_etags)
+        self._other_etags += known_etag(etag).encode()
+        return Kind.FILE_OTHER_ETAG, 0, OTHER_ETAG.pack(start, len(self._other_etags) - start)
 
     def set_source_order(self, added: Sequence[int]) -> None:
         """Set the order in which the source names the objects: their positions among all that were added.
@@ -218,11 +217,12 @@ class TableBuilder:
             columns["source_order"] = self._rows_in_source_order(listed_rows)
         if Kind.FILE_MADE in self._kinds:
             columns["made"] = np.frombuffer(self._contents, "uint8")
+        if self._other_etags:
+            columns["other_etags"] = np.frombuffer(self._other_etags, "uint8")
         metadata = TableMetadata(
             bucket=self._bucket,
             key_prefix=self._key_prefix,
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
-            other_etags=tuple(self._other_etags),
         )
         return complete_table(metadata, columns)
 

@@ -52,7 +52,6 @@ class _Numbering:
         self._old_inodes = old.columns.get("inodes", np.arange(1, len(old) + 1, dtype="uint64"))
         self._new_inodes = np.zeros(len(new), "uint64")  # 0: no number yet
         self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
-        self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
         # A new manifest may name another bucket; then the same path is another object.
         self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
         # The row of the new table before which each inode that is gone was.
@@ -134,13 +133,14 @@ class _Numbering:
         before, after = (
             columns["etags"][rows].view("int64").reshape(-1, 2) for columns, rows in ((old, old_rows), (new, new_rows))
         )
-        # An ETag that is no MD5 is an index into its table's own list.
-        other = kinds == Kind.FILE_OTHER_ETAG
-        before[other, 0] = self._other_etags[before[other, 0]]
-        # The place of a made file's bytes says nothing about the bytes.
-        made = are_made(kinds)
+        # The place of an ETag that is no MD5, or of a made file's bytes, says nothing about the bytes.
+        other, made = kinds == Kind.FILE_OTHER_ETAG, are_made(kinds)
+        before[other] = after[other] = 0
         before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
+        other &= same
+        etags = zip(self._old.other_etags(old_rows[other]), self._new.other_etags(new_rows[other]), strict=True)
+        same[other] = [was == now for was, now in etags]
         return same
 
     def _replace(self, directory: int, old_row: int, new_row: int) -> None:

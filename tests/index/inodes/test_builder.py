@@ -217,7 +217,8 @@ def test_256_storage_classes_are_told_apart_and_a_service_with_more_is_refused()
             builder.add(keys[split:], [1] * rest, [0] * rest, [MD5] * rest, names[split:])
 
 
-def test_building_keeps_no_object_per_key() -> None:
+@pytest.mark.parametrize("etag", [MD5, '"%x-%x"'])
+def test_building_keeps_no_object_per_key(etag: str) -> None:
     """At its peak it takes less than three times the finished table, which is 100 bytes and the name for a file."""
     count, page_keys = 50_000, 1000
     sample = b"train/class-0000/img-00000000.jpg"
@@ -226,8 +227,9 @@ def test_building_keeps_no_object_per_key() -> None:
         builder = TableBuilder("bucket", "train/")
         for start in (*range(page_keys, count, 2 * page_keys), *range(0, count, 2 * page_keys)):
             keys = [b"train/class-%04d/img-%08d.jpg" % (n // 1300, n) for n in range(start, start + page_keys)]
-            builder.add(keys, [1] * page_keys, [0] * page_keys, [MD5] * page_keys, ["STANDARD"] * page_keys)
-        del keys
+            etags = [etag % (n, n) if "%" in etag else etag for n in range(start, start + page_keys)]
+            builder.add(keys, [1] * page_keys, [0] * page_keys, etags, ["STANDARD"] * page_keys)
+        del keys, etags
         tracemalloc.reset_peak()
         table, _ = builder.build()
         _, peak_bytes = tracemalloc.get_traced_memory()
