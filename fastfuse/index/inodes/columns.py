@@ -93,12 +93,13 @@ class Kind(IntEnum):
 
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return which rows are objects, by their kinds: neither directories nor made files."""
-    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
+    numbers = kinds.view("uint8")
+    return (numbers >= int(Kind.FILE_MD5)) & (numbers <= int(Kind.FILE_OTHER_ETAG))
 
 
 def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return which rows are made files, by their kinds."""
-    return np.isin(kinds, Kind.FILE_MADE)
+    return np.asarray(kinds == int(Kind.FILE_MADE))
 
 
 # A service may claim objects of up to 8 EiB each, and two of these exceed an int64. So the upper and the lower 32 bits
