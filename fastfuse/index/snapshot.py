@@ -44,12 +44,15 @@ from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.index.inodes.columns import BLOBS, COLUMN_TYPES, OPTIONAL_COLUMN_TYPES, Kind, are_made, are_objects
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import MAX_NAME_BYTES, Reason, Refusals
+from fastfuse.sizes import format_size
 
 _MAGIC = b"FASTFUSE"
 _VERSION = 3
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
 _TYPES = {**COLUMN_TYPES, **OPTIONAL_COLUMN_TYPES}
+# An index lies in memory. A hundred million objects take 7 GB.
+_MOST_BYTES = 64 << 30
 # Names are checked in blocks of this size.
 _STEP_BYTES = 1 << 20
 
@@ -70,7 +73,7 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     """Write `snapshot` to the empty file `fd`, from its beginning.
 
     Raises:
-        FastfuseError: this process may not make a file of that size.
+        FastfuseError: this process may not make a file of that size, or nobody could read it.
     """
     columns = {name: np.ascontiguousarray(column) for name, column in snapshot.table.columns.items()}
     # Offsets are relative to the end of the header, whose length depends on them otherwise.
@@ -83,6 +86,8 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
+    size_bytes = _HEAD.size + len(header) + offset
+    check_size("the index", size_bytes)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.seek(0)  # the descriptor may have been read before
@@ -93,11 +98,19 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        size_bytes = _HEAD.size + len(header) + offset
         raise FastfuseError(
             f"the index has {size_bytes:,} bytes, and the limit on the size of files is lower",
             hint="raise the limit: see ulimit -f",
         ) from error
+
+
+def check_size(name: str, size_bytes: int) -> None:
+    """Raise `ConfigurationError` if no index called `name` may have that size."""
+    if size_bytes > _MOST_BYTES:
+        raise ConfigurationError(
+            f"{name} has {format_size(size_bytes)}, more than the {format_size(_MOST_BYTES)} of any index",
+            hint="mount narrower prefixes",
+        )
 
 
 def open_snapshot(fd: int) -> Snapshot:

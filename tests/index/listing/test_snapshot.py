@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError, StaleInodeError
+from fastfuse.index import snapshot as snapshots
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.columns import COLUMN_TYPES
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
-from fastfuse.index.snapshot import Snapshot, open_snapshot, verify_snapshot
+from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 from tests.index import indexes
 from tests.index.indexes import MD5, Row, index_bytes, memory_file
 from tests.tables import check_table, files_of
@@ -125,6 +127,15 @@ def test_a_header_has_no_etags() -> None:
     """Every worker reads it in its loop."""
     header = header_of(saved(table_of({f"{number:03}": (1, 1, f"odd-{number}", "STANDARD") for number in range(500)})))
     assert len(json.dumps(header)) < 2000
+
+
+def test_an_index_that_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_MOST_BYTES", 1000)
+    with memory_file() as fd:
+        with pytest.raises(ConfigurationError, match=r"the index has .* of any index") as refused:
+            save_snapshot(Snapshot(source="s3://b/", listed_at_ns=1, table=table_of({}), refusals=refusals()), fd)
+        assert refused.value.hint == "mount narrower prefixes"
+        assert os.fstat(fd).st_size == 0
 
 
 @given(st.data())
