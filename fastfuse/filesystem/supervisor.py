@@ -38,7 +38,7 @@ from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import KeyFinder
 from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
 from fastfuse.filesystem.processes.signals import next_signal
-from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_lister
+from fastfuse.filesystem.refresh import Refresher, count_table, run_lister
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.worker import WorkerTask, run_worker
 from fastfuse.filesystem.talking.control import ControlSocket, send_answer
@@ -291,20 +291,18 @@ class Supervisor:
 
     def _go_on_with_refresh(self) -> None:
         if (new := self._refresher.new_table()) is not None:
-            self._swap(new)
             assert self._session is not None
+            old_fd, self._snapshot_fd = self._snapshot_fd, new.snapshot_fd
+            count_table(self._counters, *new)
+            self._worker.take_table(new.snapshot_fd)
             self._refresher.send_notices(self._session.fd)
+            # Last: the process of the notices has a copy, so the gigabytes of the old table are freed as it exits, and
+            # keep neither the worker nor this process busy.
+            os.close(old_fd)
         if self._session is not None and self._session.is_connected:
             self._refresher.send_notices_again(self._session.fd)
         while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.count("fastfuse_refreshes", value=outcome)
-
-    def _swap(self, new: NewTable) -> None:
-        """Have the worker answer from the `new` table; kill a worker that hangs, so that its successor does."""
-        os.close(self._snapshot_fd)
-        self._snapshot_fd = new.snapshot_fd
-        count_table(self._counters, *new)
-        self._worker.take_table(new.snapshot_fd)
 
     def _drain(self) -> None:
         """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""

@@ -32,7 +32,7 @@ import trio
 from fastfuse.errors import ConditionsUnsupportedError, ConfigurationError, FastfuseError, WriteConflictError
 from fastfuse.index.inodes.columns import are_made
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
-from fastfuse.index.snapshot import Snapshot, verify_snapshot
+from fastfuse.index.snapshot import Snapshot, check_size, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
@@ -41,13 +41,10 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter, refused_condition, upload
 from fastfuse.s3.whole import read_into
-from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
 
 _STEP_BYTES = 64 << 20
-# An index is copied into memory. A hundred million objects take 7 GB.
-_MOST_BYTES = 16 << 30
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
@@ -64,7 +61,7 @@ def copy_index(place: Path, fd: int, max_age_s: float | None = None) -> bool:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
-            _check_size(place, status.st_size)
+            check_size(f"the index {place}", status.st_size)
             _copy_into(fd, file)
     except OSError as error:
         if max_age_s is not None and isinstance(error, FileNotFoundError):
@@ -119,7 +116,7 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 async def _download(place: S3Uri, session: S3Session, fd: int, retries: Retries) -> None:
     async with aclosing(S3Client(session, retries=retries)) as client:
         ref = await client.head(place.bucket, place.path)
-        _check_size(place, ref.size_bytes)
+        check_size(f"the index {place}", ref.size_bytes)
         os.ftruncate(fd, ref.size_bytes)
         await read_into(client, ref, fd)
 
@@ -187,14 +184,6 @@ def _copy_into(fd: int, file: BinaryIO) -> None:
     offset = 0
     while sent := os.sendfile(fd, file.fileno(), offset, _STEP_BYTES):
         offset += sent
-
-
-def _check_size(place: object, size_bytes: int) -> None:
-    if size_bytes > _MOST_BYTES:
-        raise ConfigurationError(
-            f"the index {place} has {format_size(size_bytes)}, more than the {format_size(_MOST_BYTES)} of any index",
-            hint="make it again with 'fastfuse index'",
-        )
 
 
 def replace_file(path: Path, fd: int) -> None:

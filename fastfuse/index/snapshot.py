@@ -3,7 +3,7 @@
 Layout, little-endian::
 
     0   8 bytes   magic "FASTFUSE"
-    8   uint32    format version: 2, or 1 of old files, which have no made files, view or order
+    8   uint32    format version: 3
     12  uint32    bytes of the header
     16  uint32    CRC-32 of the header
     20  uint32    CRC-32 of everything behind the padded header
@@ -32,7 +32,7 @@ import os
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -44,12 +44,15 @@ from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.index.inodes.columns import BLOBS, COLUMN_TYPES, OPTIONAL_COLUMN_TYPES, Kind, are_made, are_objects
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import MAX_NAME_BYTES, Reason, Refusals
+from fastfuse.sizes import format_size
 
 _MAGIC = b"FASTFUSE"
-_OLDEST_VERSION, _VERSION = 1, 2
+_VERSION = 3
 _HEAD = struct.Struct("<8sIIII")
 _ALIGNMENT_BYTES = 64  # a cache line; more than any column's item
 _TYPES = {**COLUMN_TYPES, **OPTIONAL_COLUMN_TYPES}
+# An index lies in memory. A hundred million objects take 7 GB.
+_MOST_BYTES = 64 << 30
 # Names are checked in blocks of this size.
 _STEP_BYTES = 1 << 20
 
@@ -70,7 +73,7 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     """Write `snapshot` to the empty file `fd`, from its beginning.
 
     Raises:
-        FastfuseError: this process may not make a file of that size.
+        FastfuseError: this process may not make a file of that size, or nobody could read it.
     """
     columns = {name: np.ascontiguousarray(column) for name, column in snapshot.table.columns.items()}
     # Offsets are relative to the end of the header, whose length depends on them otherwise.
@@ -83,6 +86,8 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         offset = _aligned(offset + column.nbytes)
     header = json.dumps(_header(snapshot, described, offset)).encode()
     header += _padding(_HEAD.size + len(header))
+    size_bytes = _HEAD.size + len(header) + offset
+    check_size("the index", size_bytes)
     try:
         with os.fdopen(os.dup(fd), "wb") as file:
             file.seek(0)  # the descriptor may have been read before
@@ -93,11 +98,19 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
-        size_bytes = _HEAD.size + len(header) + offset
         raise FastfuseError(
             f"the index has {size_bytes:,} bytes, and the limit on the size of files is lower",
             hint="raise the limit: see ulimit -f",
         ) from error
+
+
+def check_size(name: str, size_bytes: int) -> None:
+    """Raise `ConfigurationError` if no index called `name` may have that size."""
+    if size_bytes > _MOST_BYTES:
+        raise ConfigurationError(
+            f"{name} has {format_size(size_bytes)}, more than the {format_size(_MOST_BYTES)} of any index",
+            hint="mount narrower prefixes",
+        )
 
 
 def open_snapshot(fd: int) -> Snapshot:
@@ -112,8 +125,8 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise _useless("it is not a fastfuse index")
-    if not _OLDEST_VERSION <= version <= _VERSION:
-        raise _useless(f"the index has format {version}, this fastfuse reads {_OLDEST_VERSION} to {_VERSION}")
+    if version != _VERSION:
+        raise _useless(f"the index has format {version}, this fastfuse reads {_VERSION}")
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or (_HEAD.size + header_bytes) % _ALIGNMENT_BYTES or zlib.crc32(text) != header_crc:
         raise _useless()
@@ -141,7 +154,8 @@ def verify_snapshot(fd: int) -> Snapshot:
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc
     table = snapshot.table
-    is_new = not table.metadata.next_inode and table.columns.keys() <= {*COLUMN_TYPES, "source_order", "made"}
+    new_columns = {*COLUMN_TYPES, "source_order", "made", "other_etags"}
+    is_new = not table.metadata.next_inode and table.columns.keys() <= new_columns
     checks = (_is_tree, _has_its_words, _has_names, _has_its_contents, _orders_its_files)
     if not (is_sound and is_new and all(holds(table) for holds in checks)):
         raise _useless()
@@ -185,7 +199,7 @@ def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:
             Counter({Reason(reason): _number(count) for reason, count in refusals["counts"].items()}),
             [(key.encode("utf-8", "surrogateescape"), Reason(reason)) for key, reason in refusals["examples"]],
         ),
-        view=_text(header.get("view", "")),
+        view=_text(header["view"]),
     )
 
 
@@ -246,13 +260,13 @@ def _has_names(table: InodeTable) -> bool:
 
 
 def _has_its_words(table: InodeTable) -> bool:
-    """Return whether the kinds exist, and the header has all storage classes and all ETags that are no MD5."""
-    columns, metadata = table.columns, table.metadata
-    odd = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64")[::2]
+    """Return whether the kinds exist, and the table has all storage classes and all ETags that are no MD5."""
+    columns = table.columns
+    starts, sizes = columns["etags"][columns["kinds"] == Kind.FILE_OTHER_ETAG].view("uint64").reshape(-1, 2).T
     return bool(
         columns["kinds"].max() <= max(Kind)
-        and columns["storage_classes"].max() < len(metadata.storage_classes)
-        and np.all(odd < len(metadata.other_etags))
+        and columns["storage_classes"].max() < len(table.metadata.storage_classes)
+        and _lie_within(starts, sizes, columns.get("other_etags", ()))
     )
 
 
@@ -270,13 +284,15 @@ def _has_its_contents(table: InodeTable) -> bool:
     is_made = are_made(kinds)
     sizes = table.columns["sizes"].view("int64")[is_made]
     starts = table.columns["etags"][is_made].view("uint64")[::2]
-    made_bytes = len(table.columns.get("made", ()))
     return bool(
         np.all(table.columns["sizes"].view("int64") >= 0)
         and (table.metadata.bucket or not np.any(are_objects(kinds[1 : 1 + table.span(0)[1]])))
-        and np.all(starts <= made_bytes)
-        and np.all(sizes <= made_bytes - starts.astype("int64"))
+        and _lie_within(starts, sizes.view("uint64"), table.columns.get("made", ()))
     )
+
+
+def _lie_within(starts: npt.NDArray[Any], sizes: npt.NDArray[Any], blob: Sized) -> bool:
+    return bool(np.all(starts <= len(blob)) and np.all(sizes <= len(blob) - starts))
 
 
 def _metadata(fields: dict[str, Any]) -> TableMetadata:
@@ -312,7 +328,6 @@ _METADATA_FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "directory_count": _number,
     "total_bytes": partial(_number, bits=63 + 32),  # the sizes of up to 2^32 rows
     "storage_classes": _texts,
-    "other_etags": _texts,
     "next_inode": _number,
 }
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
@@ -140,7 +141,9 @@ async def test_a_path_is_looked_up_in_the_table_of_the_moment() -> None:
     async with working("d/a") as worker, await worker.served() as client:
         await client.send_all(b"d/a\0")
         await until(lambda: worker.counted() == (1, 0))
+        old = weakref.ref(worker.table)
         worker.table = table_of("b", "c", "d/a")
+        assert old() is None
         await client.send_all(b"d/a\0")
         await until(lambda: worker.counted() == (2, 0))
         assert worker.orders[0].inodes[1] == worker.table.lookup(worker.table.lookup(1, b"d") or 0, b"a")

@@ -25,9 +25,7 @@ _ASKED = [*_NAMES, "", "a/b", "zzz", "n" * 254, "n" * 256]
 _DIRECTORY_MODE, _FILE_MODE = 0o40555, 0o100444
 
 
-def answer_from(
-    columns: Mapping[str, npt.NDArray[Any]], *, etags: tuple[str, ...] = (), unread_classes: bytes = bytes(256)
-) -> None:
+def answer_from(columns: Mapping[str, npt.NDArray[Any]], *, unread_classes: bytes = bytes(256)) -> None:
     interposed.answer_from(
         columns,
         uid=1,
@@ -37,7 +35,6 @@ def answer_from(
         block_bytes=1 << 17,
         timeout_s=1.0,
         answered=memoryview(bytearray(8)).cast("q"),
-        etags=etags,
         unread_classes=unread_classes,
     )
 
@@ -85,7 +82,7 @@ _etags = st.builds(
 @given(st.dictionaries(st.builds("/".join, st.lists(st.sampled_from(_NAMES), min_size=1, max_size=4)), _etags))
 def test_an_object_is_asked_for_as_the_client_does_or_left_to_it(objects: dict[str, Version]) -> None:
     table = take_over(table_of({}), table_of(objects))[0]
-    answer_from(table.columns, etags=table.metadata.other_etags, unread_classes=unread_classes(table))
+    answer_from(table.columns, unread_classes=unread_classes(table))
     for inode in range(table.next_inode + 2):
         if inode not in table or table.is_directory(inode):
             assert interposed.object_at(inode) is None
@@ -99,6 +96,7 @@ def test_an_object_is_asked_for_as_the_client_does_or_left_to_it(objects: dict[s
 
 
 _COLUMNS = ["name_ends", "etags", "kinds", "inodes", "inode_rows", "parents", "storage_classes", "etag_parts"]
+_places = st.tuples(*[st.sampled_from([*range(7), 1 << 63, (1 << 64) - 5, (1 << 64) - 1])] * 2)
 
 
 @given(_objects, st.sampled_from(_COLUMNS), st.binary(min_size=16))
@@ -112,6 +110,17 @@ def test_odd_columns_lead_nowhere_outside_them(objects: dict[str, Version], name
         interposed.object_at(inode)
         for asked in map(str.encode, _ASKED):
             interposed.found(inode, asked)
+
+
+@given(_places)
+def test_an_etag_that_lies_outside_of_its_column_is_left_to_the_handler(place: tuple[int, int]) -> None:
+    columns = take_over(table_of({}), table_of({"a": Version(etag='"odd"')}))[0].columns
+    etags = np.array([1, 1, *place], "uint64").view("V16")
+    answer_from({**columns, "etags": etags})
+    path, etag, size_bytes = interposed.object_at(2) or (b"", b"", 0)
+    start, length = place
+    is_whole = start + length == 5 and length > 2
+    assert (path, etag, size_bytes) == ((b"a", b'"odd"'[start:], 1) if is_whole else (b"", b"", 0))
 
 
 @pytest.mark.parametrize(

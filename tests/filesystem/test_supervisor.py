@@ -23,6 +23,7 @@ from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
 from fastfuse.filesystem.processes.hang_report import is_held
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests import mounting
+from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked
 from tests.mounting import (
@@ -827,6 +828,28 @@ def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(for
         assert "fastfuse: error: the mount cannot go on: no process can be started" in mount.log
         assert "Traceback" not in mount.log
         assert find_mount(mount.path) is None
+
+
+def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To free its gigabytes takes seconds, in which a worker or a supervisor would answer nothing."""
+    change = f"""
+    import pathlib
+    from fastfuse.filesystem.refresh import Refresher
+    from tests.descriptors import open_descriptors
+    send = Refresher.send_notices
+    def send_notices(self, session_fd):
+        pathlib.Path({str(tmp_path / "held")!r}).write_text(str(open_descriptors()))
+        send(self, session_fd)
+    Refresher.send_notices = send_notices
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert (tmp_path / "held").read_text().count("memfd:fastfuse-index") == 2
+        assert str(open_descriptors(mount.process.pid)).count("memfd:fastfuse-index") == 1
+        assert mount.stop() == 0
 
 
 def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

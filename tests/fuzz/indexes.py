@@ -43,7 +43,7 @@ def _file(data: bytes) -> bytes:
         if isinstance(header, dict):
             text = json.dumps(header | {"columns_bytes": len(columns)}).encode()
     text += bytes(-(_HEAD.size + len(text)) % _ALIGNMENT_BYTES)
-    return _HEAD.pack(b"FASTFUSE", 2, len(text), zlib.crc32(text), zlib.crc32(columns)) + text + columns
+    return _HEAD.pack(b"FASTFUSE", 3, len(text), zlib.crc32(text), zlib.crc32(columns)) + text + columns
 
 
 def _read(file: bytes, *, is_verified: bool) -> Snapshot | None:

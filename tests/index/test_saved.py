@@ -74,7 +74,7 @@ def test_an_index_that_cannot_be_put_in_place_leaves_nothing_behind(tmp_path: Pa
 def test_a_file_that_is_too_large_for_an_index_is_refused_before_it_is_read(tmp_path: Path, fd: int) -> None:
     with (tmp_path / "large").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)
-    with pytest.raises(ConfigurationError, match="large has 1024 GiB, more than the 16 GiB of any index"):
+    with pytest.raises(ConfigurationError, match="large has 1024 GiB, more than the 64 GiB of any index"):
         load(tmp_path / "large", S3Uri("bucket", ""), fd)
     assert os.fstat(fd).st_size == 0
 

@@ -15,7 +15,6 @@ def answer_from(
     block_bytes: int,
     timeout_s: float,
     answered: memoryview,
-    etags: tuple[str, ...] = (),
     unread_classes: bytes = ...,
     draining: memoryview | None = None,
 ) -> None: ...

@@ -20,9 +20,8 @@ libfuse's public API is used. For that, it must be loaded before pyfuse3 and wit
 
 from libc.errno cimport ENODATA, ENOTTY
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
-from cpython.unicode cimport PyUnicode_1BYTE_DATA
 from libc.stdio cimport snprintf
-from libc.string cimport memcmp, memcpy, memmove, memset, strlen, strncmp
+from libc.string cimport memcmp, memmove, memset, strlen, strncmp
 from posix.stat cimport struct_stat
 from posix.types cimport gid_t, mode_t, off_t, pid_t, uid_t
 
@@ -229,12 +228,15 @@ cdef struct Columns:
     # None of the pointers is used while this is 0.
     uint64_t rows
     uint64_t names_bytes
+    uint64_t other_etags_bytes
     const uint8_t *names
+    const uint8_t *other_etags
     const uint64_t *name_ends
     const uint8_t *kinds
     const int64_t *sizes
     const int64_t *mtimes_ns
-    # 16 bytes a row: of a directory the row of its first child, and how many there are.
+    # 16 bytes a row: of a directory the row of its first child, and how many there are; of an ETag that is no MD5 its
+    # beginning in `other_etags`, and its bytes.
     const uint64_t *spans
     # Keys and ETags are made of these: see `_fill_object`.
     const uint32_t *parents
@@ -257,27 +259,27 @@ cdef object _tell = None
 cdef object _take_read = None
 # Whether a task of the loop can go on since requests were begun to be taken.
 cdef bint _has_task = False
-cdef tuple _etags = ()
 cdef bytes _unread_classes = b""
 
 
 def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t file_mode, uint64_t block_bytes,
-                double timeout_s, int64_t[::1] answered, tuple etags=(), bytes unread_classes=bytes(256),
+                double timeout_s, int64_t[::1] answered, bytes unread_classes=bytes(256),
                 int64_t[::1] draining=None):
     """Answer LOOKUP and GETATTR from `columns`, a table's, from now on, and count each answer in `answered[0]`.
 
-    Pass READs on to `direct_reads` if `draining` is given and 0. `etags` are those that the columns refer to by number;
-    `unread_classes` has a 1 for each storage class whose objects are left to the handler. All that is given lives on
-    until the next call.
+    Pass READs on to `direct_reads` if `draining` is given and 0. `unread_classes` has a 1 for each storage
+    class whose objects are left to the handler. All that is given lives on until the next call.
     """
     global _held, _uid, _gid, _directory_mode, _file_mode, _block_bytes, _timeout_s, _answered
-    global _etags, _unread_classes, _draining
+    global _unread_classes, _draining
     cdef uint64_t rows = len(columns["kinds"])
     if not rows or ("inodes" in columns) != ("inode_rows" in columns) or len(unread_classes) != 256:
         raise ValueError("no columns of a table")
     table.rows, _held = 0, [answered, draining]
     table.names_bytes = columns["names"].nbytes
     table.names = <const uint8_t *> _lies(columns["names"], table.names_bytes)
+    table.other_etags_bytes = len(columns.get("other_etags", ()))
+    table.other_etags = <const uint8_t *> _lies(columns.get("other_etags"), table.other_etags_bytes)
     table.name_ends = <const uint64_t *> _lies(columns["name_ends"], 8 * rows)
     table.kinds = <const uint8_t *> _lies(columns["kinds"], rows)
     table.sizes = <const int64_t *> _lies(columns["sizes"], 8 * rows)
@@ -290,7 +292,7 @@ def answer_from(columns, *, uid_t uid, gid_t gid, mode_t directory_mode, mode_t 
     table.inode_rows = <const uint32_t *> _lies(columns.get("inode_rows"), 4 * rows)
     _uid, _gid, _directory_mode, _file_mode = uid, gid, directory_mode, file_mode
     _block_bytes, _timeout_s, _answered = block_bytes, timeout_s, &answered[0]
-    _etags, _unread_classes = etags, unread_classes
+    _unread_classes = unread_classes
     _draining = NULL if draining is None else &draining[0]
     table.rows = rows
 
@@ -612,7 +614,6 @@ cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
     cdef uint64_t at = sizeof(object.path), start, stop, above = row, parent
     cdef unsigned char letter
     cdef const uint8_t *digest = <const uint8_t *> (table.spans + 2 * row)
-    cdef str etag
     while above:
         start, stop = table.name_ends[above - 1], table.name_ends[above]
         parent = table.parents[above]
@@ -637,15 +638,18 @@ cdef bint _fill_object(direct_object *object, uint64_t row) noexcept:
     memmove(object.path, object.path + at, object.path_bytes)
     object.size_bytes, object.modified_s = table.sizes[row], table.mtimes_ns[row] // _NS_PER_S
     if table.kinds[row] == _FILE_OTHER_ETAG:
-        if table.spans[2 * row] >= <uint64_t> len(_etags):
+        start, object.etag_bytes = table.spans[2 * row], table.spans[2 * row + 1]
+        if not 2 < object.etag_bytes < sizeof(object.etag) or object.etag_bytes > table.other_etags_bytes:
             return False
-        etag = _etags[table.spans[2 * row]]
-        object.etag_bytes = len(etag)
+        if start > table.other_etags_bytes - object.etag_bytes:
+            return False
+        for at in range(object.etag_bytes):
+            letter = table.other_etags[start + at]
+            if not b" " <= letter <= b"~":
+                return False
+            object.etag[at] = letter
         # One without quotes is sent with them (s3/checks.py).
-        if not 2 < len(etag) < <Py_ssize_t> sizeof(object.etag) or not etag.isascii() or not etag.isprintable():
-            return False
-        memcpy(object.etag, PyUnicode_1BYTE_DATA(etag), len(etag))
-        return object.etag[len(etag) - 1] == b'"'
+        return letter == b'"'
     object.etag[0] = b'"'
     for at in range(16):
         object.etag[1 + 2 * at], object.etag[2 + 2 * at] = _LOWER[digest[at] >> 4], _LOWER[digest[at] & 15]

@@ -89,7 +89,6 @@ class MountOperations(InitialisedOperations):
             block_bytes=_BLOCK_BYTES,
             timeout_s=_FOREVER_S,
             answered=self._counters.memory("fastfuse_requests"),
-            etags=table.metadata.other_etags,
             unread_classes=unread_classes(table),
             draining=self._counters.memory("fastfuse_draining"),
         )

@@ -8,6 +8,7 @@ import logging
 import os
 import select
 import socket
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -96,7 +97,8 @@ class HintTaker:
         self._failures = RepeatedFailures(_log)
         # The order of each user that stands.
         self._standing: dict[int, Announcer] = {}
-        self._directories_of: InodeTable | None = None
+        # Not the table itself: after a refresh, nothing but a cache would hold gigabytes.
+        self._directories_of: weakref.ref[InodeTable] = weakref.ref(table())
         self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
 
     async def run(self, listener: socket.socket) -> None:
@@ -191,8 +193,8 @@ class HintTaker:
     def _file(self, path: bytes) -> int | None:
         """Return the inode of a file, as the kernel would find it; None if `path` is no file."""
         table = self._table()
-        if table is not self._directories_of:
-            self._directories_of = table
+        if table is not self._directories_of():
+            self._directories_of = weakref.ref(table)
             self._directory.cache_clear()
         folder, _, name = path.rpartition(b"/")
         directory = self._directory(folder)

@@ -7,46 +7,53 @@ at a time.
 """
 
 import hashlib
+import heapq
 import operator
-import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import ServiceError
-from fastfuse.index.inodes.columns import MADE, Kind, are_objects, exact_sum
+from fastfuse.index.inodes.columns import MADE, OTHER_ETAG, Kind, are_objects, exact_sum
 from fastfuse.index.inodes.table import InodeTable, TableMetadata
 from fastfuse.index.inodes.tree import Reason, Refusals, Tree
 from fastfuse.objects import MAX_KEY_BYTES, known_etag
 
 _QUOTED_MD5_BYTES = 34
 _MAX_PARTS = 0xFFFF
-_ETAG_INDEX = struct.Struct("<Q8x")
 # The column is uint8; AWS has twelve classes.
 _MAX_STORAGE_CLASSES = 256
 # Between the keys of a page: no key that can be shown contains it.
 _SEPARATOR = b"\0"
-# The number of keys of an unordered listing that are placed at once.
+# The number of keys of pages that overlap that are placed at once.
 _CHUNK_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """The keys of one page, `packed` with separators between them, and the rows that they have as they were added."""
+    """The keys of one page in order, `packed` with separators between them, and the rows that they were added as.
+
+    The rows are a range if the keys came in order, and each once.
+    """
 
     first: bytes
     last: bytes
-    rows: range
+    rows: Sequence[int]
     packed: bytes
 
     def unpacked(self) -> list[bytes]:
         return self.packed.split(_SEPARATOR) if len(self.rows) > 1 else [self.packed]
+
+    def entries(self) -> Iterator[tuple[bytes, int]]:
+        """Yield each key with its row; unpack the page for the second one."""
+        yield self.first, self.rows[0]
+        yield from islice(zip(self.unpacked(), self.rows, strict=True), 1, None)
 
 
 class TableBuilder:
@@ -57,13 +64,12 @@ class TableBuilder:
         self._bucket = bucket
         self._key_prefix = key_prefix
         self._pages: list[_Page] = []
-        self._has_ordered_pages = True
         self._sizes = array("q")
         self._mtimes_ns = array("q")
         self._kinds = bytearray()
         self._etag_parts = array("H")
         self._etags = bytearray()
-        self._other_etags: dict[str, int] = {}
+        self._other_etags = bytearray()
         self._storage_classes: dict[str, int] = {}
         self._class_rows = bytearray()
         self._source_order: Sequence[int] | None = None
@@ -102,7 +108,7 @@ class TableBuilder:
         It is added after all objects. It is refused if an object has its name, or if the name cannot be shown (N2, N4).
         """
         key = self._key_prefix.encode() + path
-        self._add_page([key], key)
+        self._add_page(len(self), [key], key)
         digest = hashlib.blake2b(content, digest_size=8).digest()
         self._add_row(Kind.FILE_MADE, len(content), mtime_ns, MADE.pack(len(self._contents), digest))
         self._contents += content
@@ -118,15 +124,18 @@ class TableBuilder:
     def _add_keys(self, keys: Sequence[bytes]) -> None:
         packed = _SEPARATOR.join(keys)
         if packed.count(_SEPARATOR) >= max(len(keys), 1):
-            for key in keys:  # a key contains the separator; a page of one key needs none
-                self._add_page([key], key)
+            for row, key in enumerate(keys, len(self)):  # a key contains the separator; a page of one key needs none
+                self._add_page(row, [key], key)
         elif keys:
-            self._add_page(keys, packed)
+            self._add_page(len(self), keys, packed)
 
-    def _add_page(self, keys: Sequence[bytes], packed: bytes) -> None:
-        start = self._pages[-1].rows.stop if self._pages else 0
-        self._pages.append(_Page(keys[0], keys[-1], range(start, start + len(keys)), packed))
-        self._has_ordered_pages &= _is_ascending(keys)
+    def _add_page(self, first_row: int, keys: Sequence[bytes], packed: bytes) -> None:
+        rows: Sequence[int] = range(first_row, first_row + len(keys))
+        if not all(map(operator.lt, keys, islice(keys, 1, None))):
+            order = sorted(range(len(keys)), key=keys.__getitem__)
+            keys, rows = [keys[at] for at in order], array("q", [rows[at] for at in order])
+            packed = _SEPARATOR.join(keys)
+        self._pages.append(_Page(keys[0], keys[-1], rows, packed))
 
     def _add_etags(self, etags: Sequence[str]) -> None:
         joined = "".join(etags)
@@ -156,8 +165,9 @@ class TableBuilder:
             parts = int(suffix) if len(suffix) <= len(str(_MAX_PARTS)) and suffix.isdecimal() else -1
             if str(parts) == suffix and parts <= _MAX_PARTS:
                 return Kind.FILE_MULTIPART, parts, packed
-        index = self._other_etags.setdefault(known_etag(etag), len(self._other_etags))
-        return Kind.FILE_OTHER_ETAG, 0, _ETAG_INDEX.pack(index)
+        start = len(self._other_etags)
+        self._other_etags += known_etag(etag).encode()
+        return Kind.FILE_OTHER_ETAG, 0, OTHER_ETAG.pack(start, len(self._other_etags) - start)
 
     def set_source_order(self, added: Sequence[int]) -> None:
         """Set the order in which the source names the objects: their positions among all that were added.
@@ -181,28 +191,36 @@ class TableBuilder:
         return self._table(np.maximum(listed_rows, -1), columns), refusals
 
     def _pages_in_key_order(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-        """Return keys and their listed rows, ascending from page to page; a key that was added twice is there once.
+        """Yield keys and their listed rows, ascending from page to page; a key that was added twice is there once.
 
-        S3 sorts the keys of a page, so sorting the pages of a parallel listing is enough. Other services may have
-        another order.
+        S3 sorts the keys of a page, so sorting the pages of a parallel listing is enough. Pages of inventories and of
+        other services may overlap: those are merged.
         """
         pages = sorted(self._pages, key=operator.attrgetter("first"))
-        if self._has_ordered_pages and all(before.last < after.first for before, after in pairwise(pages)):
-            return ((page.unpacked(), page.rows) for page in pages)
-        return self._sorted_pages(refusals)
+        lasts = accumulate((page.last for page in pages), max)
+        bounds = [0, *(at for at, last in enumerate(lasts, 1) if at == len(pages) or last < pages[at].first)]
+        for start, end in pairwise(bounds):
+            if end - start == 1 and isinstance(pages[start].rows, range):
+                yield pages[start].unpacked(), pages[start].rows
+            else:
+                yield from self._merged(pages[start:end], refusals)
 
-    def _sorted_pages(self, refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
-        keys = [key for page in self._pages for key in page.unpacked()]
-        rows = sorted(range(len(keys)), key=keys.__getitem__)
-        unique = rows[:1]
-        for before, row in pairwise(rows):
-            if keys[before] != keys[row]:
-                unique.append(row)
-            elif self._kinds[row] == Kind.FILE_MADE:
-                refusals.add(keys[row], Reason.MADE_SHADOWED)
-        for start in range(0, len(unique), _CHUNK_ROWS):
-            chunk = unique[start : start + _CHUNK_ROWS]
-            yield [keys[row] for row in chunk], chunk
+    def _merged(self, pages: Sequence[_Page], refusals: Refusals) -> Iterator[tuple[Sequence[bytes], Sequence[int]]]:
+        keys: list[bytes] = []
+        rows: list[int] = []
+        last = None
+        for key, row in heapq.merge(*(page.entries() for page in pages)):
+            if key == last:
+                if self._kinds[row] == Kind.FILE_MADE:
+                    refusals.add(key, Reason.MADE_SHADOWED)
+                continue
+            if len(keys) == _CHUNK_ROWS:
+                yield keys, rows
+                keys, rows = [], []
+            keys.append(key)
+            rows.append(row)
+            last = key
+        yield keys, rows
 
     def _table(self, listed_rows: npt.NDArray[np.int64], columns: dict[str, npt.NDArray[Any]]) -> InodeTable:
         """Return the table with the columns of the tree, whose rows were listed as these."""
@@ -218,11 +236,12 @@ class TableBuilder:
             columns["source_order"] = self._rows_in_source_order(listed_rows)
         if Kind.FILE_MADE in self._kinds:
             columns["made"] = np.frombuffer(self._contents, "uint8")
+        if self._other_etags:
+            columns["other_etags"] = np.frombuffer(self._other_etags, "uint8")
         metadata = TableMetadata(
             bucket=self._bucket,
             key_prefix=self._key_prefix,
             storage_classes=tuple(self._storage_classes) or ("STANDARD",),
-            other_etags=tuple(self._other_etags),
         )
         return complete_table(metadata, columns)
 
@@ -241,10 +260,6 @@ def _from_lowercase_hex(digits: bytes) -> bytes | None:
     except ValueError:
         return None
     return packed if packed.hex().encode() == digits else None
-
-
-def _is_ascending(keys: Sequence[bytes]) -> bool:
-    return all(map(operator.lt, keys, islice(keys, 1, None)))
 
 
 def complete_table(metadata: TableMetadata, columns: dict[str, npt.NDArray[Any]]) -> InodeTable:

@@ -17,6 +17,10 @@ from fastfuse.index.inodes.columns import Kind, are_made
 from fastfuse.index.inodes.table import InodeTable
 
 _Rows = npt.NDArray[np.int64]
+# As plain numbers: numpy compares a short column with an IntEnum ten times as long.
+_DIRECTORY, _OTHER_ETAG = int(Kind.DIRECTORY), int(Kind.FILE_OTHER_ETAG)
+# Directories whose children are compared at once: a call of numpy costs as much for one row as for a thousand.
+_BATCH = 256
 
 
 @dataclass(slots=True)
@@ -52,24 +56,24 @@ class _Numbering:
         self._old_inodes = old.columns.get("inodes", np.arange(1, len(old) + 1, dtype="uint64"))
         self._new_inodes = np.zeros(len(new), "uint64")  # 0: no number yet
         self._classes = _translation(old.metadata.storage_classes, new.metadata.storage_classes)
-        self._other_etags = _translation(old.metadata.other_etags, new.metadata.other_etags)
         # A new manifest may name another bucket; then the same path is another object.
         self._is_same_bucket = old.metadata.bucket == new.metadata.bucket
         # The row of the new table before which each inode that is gone was.
         self._gone: dict[int, int] = {}
+        # Inodes of directories that stay.
+        self._stale: set[int] = set()
         self.changes = Changes()
 
     def match_directories(self) -> None:
         """Walk the directories that both tables have, from the root down."""
-        waiting = [(0, 0)]
+        waiting = self._match_rows(np.zeros(1, "int64"), np.zeros(1, "int64"))
         while waiting:
-            old_row, new_row = waiting.pop()
-            self._new_inodes[new_row] = self._old_inodes[old_row]
-            stale = len(self.changes.stale_names)
-            waiting += self._match_children(old_row, new_row)
-            is_other_time = self._old.columns["mtimes_ns"][old_row] != self._new.columns["mtimes_ns"][new_row]
-            if is_other_time or len(self.changes.stale_names) > stale:
-                self.changes.stale_directories.append(self._old.inode(old_row))
+            batch = waiting[-_BATCH:]
+            del waiting[-_BATCH:]
+            old_rows, new_rows = zip(*[self._match_names(*directory) for directory in batch], strict=True)
+            waiting += self._match_rows(np.concatenate(old_rows), np.concatenate(new_rows))
+        self._stale |= {directory for directory, _ in self.changes.stale_names}
+        self.changes.stale_directories = sorted(self._stale)
 
     def table(self) -> InodeTable:
         """Return the new table with its numbers; rows without a match get fresh ones."""
@@ -87,25 +91,24 @@ class _Numbering:
         }
         return InodeTable(metadata, {**self._new.columns, **numbers})
 
-    def _match_children(self, old_directory: int, new_directory: int) -> list[tuple[int, int]]:
-        """Compare the children of one directory; return the subdirectories to compare next, as rows of both tables."""
-        directory = self._old.inode(old_directory)
-        olds, news = _Children(self._old, old_directory), _Children(self._new, new_directory)
-        if olds.blob == news.blob and np.array_equal(olds.ends, news.ends):
-            old_rows, new_rows = olds.rows(), news.rows()
-        else:
-            old_rows, new_rows = self._match_names(directory, olds, news)
-        were_directories = self._old.columns["kinds"][old_rows] == Kind.DIRECTORY
-        are_directories = self._new.columns["kinds"][new_rows] == Kind.DIRECTORY
-        stay = self._are_same_files(old_rows, new_rows)
+    def _match_rows(self, old_rows: _Rows, new_rows: _Rows) -> list[tuple[int, int]]:
+        """Compare rows of the same names; return the subdirectories to compare next, as rows of both tables."""
+        old, new = self._old.columns, self._new.columns
+        both = (old["kinds"][old_rows] == _DIRECTORY) & (new["kinds"][new_rows] == _DIRECTORY)
+        stay = both | self._are_same_files(old_rows, new_rows)
         self._new_inodes[new_rows[stay]] = self._old_inodes[old_rows[stay]]
-        both = were_directories & are_directories
-        for old_row, new_row in _pairs(old_rows, new_rows, ~stay & ~both):
-            self._replace(directory, old_row, new_row)
+        for old_row, new_row in _pairs(old_rows, new_rows, ~stay):
+            self._replace(old_row, new_row)
+        is_other_time = old["mtimes_ns"][old_rows] != new["mtimes_ns"][new_rows]
+        self._stale.update(self._old_inodes[old_rows[both & is_other_time]].tolist())
         return _pairs(old_rows, new_rows, both)
 
-    def _match_names(self, directory: int, olds: "_Children", news: "_Children") -> tuple[_Rows, _Rows]:
-        """Return the rows of the names in both tables; count the other names as added or removed."""
+    def _match_names(self, old_directory: int, new_directory: int) -> tuple[_Rows, _Rows]:
+        """Return the rows of the children that both tables have; count the others as added or removed."""
+        olds, news = _Children(self._old, old_directory), _Children(self._new, new_directory)
+        if olds.blob == news.blob and np.array_equal(olds.ends, news.ends):
+            return olds.rows(), news.rows()
+        directory = self._old.inode(old_directory)
         places = {name: row for row, name in enumerate(olds.names(), olds.first)}
         old_rows, new_rows = [], []
         names = list(news.names())
@@ -127,27 +130,28 @@ class _Numbering:
         """Return which of the pairs are files of the same bytes and attributes."""
         old, new = self._old.columns, self._new.columns
         kinds = old["kinds"][old_rows]
-        same: npt.NDArray[np.bool_] = (kinds != Kind.DIRECTORY) & self._is_same_bucket
+        same: npt.NDArray[np.bool_] = (kinds != _DIRECTORY) & self._is_same_bucket
         for name in ("kinds", "sizes", "mtimes_ns", "etag_parts"):
             same &= old[name][old_rows] == new[name][new_rows]
         same &= self._classes[old["storage_classes"][old_rows].astype("int64")] == new["storage_classes"][new_rows]
         before, after = (
             columns["etags"][rows].view("int64").reshape(-1, 2) for columns, rows in ((old, old_rows), (new, new_rows))
         )
-        # An ETag that is no MD5 is an index into its table's own list.
-        other = kinds == Kind.FILE_OTHER_ETAG
-        before[other, 0] = self._other_etags[before[other, 0]]
-        # The place of a made file's bytes says nothing about the bytes.
-        made = are_made(kinds)
+        # The place of an ETag that is no MD5, or of a made file's bytes, says nothing about the bytes.
+        other, made = kinds == _OTHER_ETAG, are_made(kinds)
+        before[other] = after[other] = 0
         before[made, 0] = after[made, 0] = 0
         same &= np.all(before == after, axis=1)
+        other &= same
+        etags = zip(self._old.other_etags(old_rows[other]), self._new.other_etags(new_rows[other]), strict=True)
+        same[other] = [was == now for was, now in etags]
         return same
 
-    def _replace(self, directory: int, old_row: int, new_row: int) -> None:
-        name = self._new.name_at(new_row)
-        self.changes.stale_names.append((directory, name))
+    def _replace(self, old_row: int, new_row: int) -> None:
+        directory = self._old.inode(int(self._old.columns["parents"][old_row]))
+        self.changes.stale_names.append((directory, self._new.name_at(new_row)))
         self._gone[self._old.inode(old_row)] = new_row + 1
-        if Kind.DIRECTORY in {self._old.columns["kinds"][old_row], self._new.columns["kinds"][new_row]}:
+        if None in (self._old.file_at(old_row), self._new.file_at(new_row)):
             self.changes.removed += _files_below(self._old, old_row)
             self.changes.added += _files_below(self._new, new_row)
         else:
@@ -180,10 +184,9 @@ def _pairs(old_rows: _Rows, new_rows: _Rows, which: npt.NDArray[np.bool_]) -> li
 def _files_below(table: InodeTable, row: int) -> int:
     """Return how many files `row` is or holds."""
     count, waiting = 0, [row]
-    kinds = table.columns["kinds"]
     while waiting:
         at = waiting.pop()
-        if kinds[at] == Kind.DIRECTORY:
+        if table.file_at(at) is None:
             first, children = table.span(at)
             waiting += range(first, first + children)
         else:

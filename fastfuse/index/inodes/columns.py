@@ -11,15 +11,17 @@ column                  type      meaning
 ``etag_parts``          uint16    ``-N`` suffix of a multipart upload's ETag
 ``sizes``               int64     file: bytes. directory: 0
 ``mtimes_ns``           int64     file: LastModified. directory: the newest below it
-``etags``               16 bytes  file: the ETag's 16 MD5 bytes, or an index into `TableMetadata.other_etags`.
+``etags``               16 bytes  file: the ETag's 16 MD5 bytes; of another ETag its beginning in
+                                  ``other_etags`` and its bytes, two uint64.
                                   directory: row of the first child and number of children, two uint64.
                                   made file: its beginning in ``made``, uint64, and 8 bytes of digest
 ======================  ========  ==============================================================================
 
-*Made* files are no objects: the table carries their bytes in one more column. Tables without made files lack it.
+*Made* files are no objects: the table carries their bytes. A table that needs no such column lacks it:
 
 ======================  ========  ==============================================================================
 ``made``                bytes     contents of made files, concatenated
+``other_etags``         bytes     ETags that are no MD5, concatenated
 ======================  ========  ==============================================================================
 
 Inode numbers are the rows plus one, so the root is 1, as FUSE requires. In a table that replaced another one
@@ -67,11 +69,14 @@ OPTIONAL_COLUMN_TYPES: Mapping[str, str] = {
     "gone_rows": "uint32",
     "source_order": "uint32",
     "made": "uint8",
+    "other_etags": "uint8",
 }
 
 # Columns whose length is not the number of rows.
-BLOBS = frozenset({"names", "gone_inodes", "gone_rows", "source_order", "made"})
+BLOBS = frozenset({"names", "gone_inodes", "gone_rows", "source_order", "made", "other_etags"})
 
+# The ``etags`` of files whose ETag is no MD5.
+OTHER_ETAG = struct.Struct("<QQ")
 # The ``etags`` of made files.
 MADE = struct.Struct("<Q8s")
 
@@ -88,12 +93,13 @@ class Kind(IntEnum):
 
 def are_objects(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return which rows are objects, by their kinds: neither directories nor made files."""
-    return np.isin(kinds, (Kind.FILE_MD5, Kind.FILE_MULTIPART, Kind.FILE_OTHER_ETAG))
+    numbers = kinds.view("uint8")
+    return (numbers >= int(Kind.FILE_MD5)) & (numbers <= int(Kind.FILE_OTHER_ETAG))
 
 
 def are_made(kinds: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
     """Return which rows are made files, by their kinds."""
-    return np.isin(kinds, Kind.FILE_MADE)
+    return np.asarray(kinds == int(Kind.FILE_MADE))
 
 
 # A service may claim objects of up to 8 EiB each, and two of these exceed an int64. So the upper and the lower 32 bits

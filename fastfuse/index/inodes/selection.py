@@ -107,8 +107,7 @@ def _keep_rows(table: InodeTable, is_kept: npt.NDArray[np.bool_]) -> InodeTable:
     new_rows = np.cumsum(is_kept) - 1
     lengths = np.diff(old["name_ends"].astype("int64"), prepend=0)
     columns = {name: old[name][is_kept] for name in old if name not in BLOBS}
-    if "made" in old:
-        columns["made"] = old["made"]
+    columns |= {name: old[name] for name in ("made", "other_etags") if name in old}
     columns["names"] = old["names"][np.repeat(is_kept, lengths)]
     columns["name_ends"] = np.cumsum(lengths[is_kept], dtype="uint64")
     columns["parents"] = new_rows[old["parents"][is_kept].astype("int64")].astype("uint32")

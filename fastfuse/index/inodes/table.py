@@ -15,20 +15,19 @@ The columns may lie in a mapped snapshot: the table neither copies nor writes th
 import struct
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.index.inodes.columns import MADE, Kind
+from fastfuse.index.inodes.columns import MADE, OTHER_ETAG, Kind
 from fastfuse.objects import ObjectRef
 
 ROOT = 1
 
 _DIRECTORY_SPAN = struct.Struct("<QQ")
-_ETAG_INDEX = struct.Struct("<Q8x")
 
 # Paths of directories that are cached, because files are mostly opened with others of their directory. They take 0.5
 # MB, or 4 MB if they are as long as a key may be.
@@ -59,7 +58,6 @@ class TableMetadata:
     directory_count: int = 0
     total_bytes: int = 0
     storage_classes: tuple[str, ...] = ("STANDARD",)
-    other_etags: tuple[str, ...] = field(default=())
     # Above every inode number of the table and of the tables that it replaced; 0 if the numbers are the rows plus one.
     next_inode: int = 0
 
@@ -89,6 +87,7 @@ class InodeTable:
         self._directory_paths: dict[int, str] = {}
         self._refs: dict[int, ObjectRef] = {}
         self._made = columns["made"].data if "made" in columns else memoryview(b"")
+        self._other_etags = columns["other_etags"].data if "other_etags" in columns else memoryview(b"")
 
     def __len__(self) -> int:
         return len(self._kinds)
@@ -263,12 +262,17 @@ class InodeTable:
             case Kind.FILE_MULTIPART:
                 return f'"{packed.hex()}-{self._etag_parts[row]}"'
             case Kind.FILE_OTHER_ETAG:
-                (index,) = _ETAG_INDEX.unpack(packed)
-                return self.metadata.other_etags[int(index)]
+                start, size_bytes = OTHER_ETAG.unpack(packed)
+                return str(self._other_etags[start : start + size_bytes], errors="replace")
             case Kind.FILE_MADE:
                 return f'"made-{packed[8:].hex()}"'
             case _:
                 raise ValueError(f"row {row} is a directory and has no ETag")
+
+    def other_etags(self, rows: npt.NDArray[np.int64]) -> Iterator[bytes]:
+        """Yield the ETags of `rows`, which are of the kind `FILE_OTHER_ETAG`."""
+        for start, size_bytes in OTHER_ETAG.iter_unpack(self.columns["etags"][rows].data):
+            yield self._other_etags[start : start + size_bytes].tobytes()
 
     def is_made(self, inode: int) -> bool:
         """Return whether `inode` is a made file."""

@@ -42,12 +42,12 @@ def listing_of(table: InodeTable) -> dict[str, object]:
         if (column := table.columns.get(name)) is not None:
             hashed.update(f"{name}:{len(column)}\n".encode())
             hashed.update(np.ascontiguousarray(column).view("uint8").data)
-    # The numbers of unusual ETags depend on the order in which the pages of the listing came.
+    # The places of unusual ETags depend on the order in which the pages of the listing came.
     kinds, etags = table.columns["kinds"], table.columns["etags"]
     unusual = np.flatnonzero(kinds == Kind.FILE_OTHER_ETAG)
     hashed.update(np.delete(etags, unusual, axis=0).tobytes() if len(unusual) else np.ascontiguousarray(etags).data)
-    for row in unusual:
-        hashed.update(f"{table.ref(table.inode(int(row))).etag}\n".encode(errors="surrogateescape"))
+    for etag in table.other_etags(unusual):
+        hashed.update(etag + b"\n")
     metadata = table.metadata
     return {"Objects": metadata.file_count, "Bytes": metadata.total_bytes, "ListingSha256": hashed.hexdigest()}
 

@@ -217,7 +217,8 @@ def test_256_storage_classes_are_told_apart_and_a_service_with_more_is_refused()
             builder.add(keys[split:], [1] * rest, [0] * rest, [MD5] * rest, names[split:])
 
 
-def test_building_keeps_no_object_per_key() -> None:
+@pytest.mark.parametrize(("etag", "overlap"), [(MD5, 0), ('"%x-%x"', 0), (MD5, 1)])
+def test_building_keeps_no_object_per_key(etag: str, overlap: int) -> None:
     """At its peak it takes less than three times the finished table, which is 100 bytes and the name for a file."""
     count, page_keys = 50_000, 1000
     sample = b"train/class-0000/img-00000000.jpg"
@@ -225,9 +226,11 @@ def test_building_keeps_no_object_per_key() -> None:
     try:
         builder = TableBuilder("bucket", "train/")
         for start in (*range(page_keys, count, 2 * page_keys), *range(0, count, 2 * page_keys)):
-            keys = [b"train/class-%04d/img-%08d.jpg" % (n // 1300, n) for n in range(start, start + page_keys)]
-            builder.add(keys, [1] * page_keys, [0] * page_keys, [MD5] * page_keys, ["STANDARD"] * page_keys)
-        del keys
+            numbers = [start + place * (10 + overlap) // 10 for place in range(page_keys)]
+            keys = [b"train/class-%04d/img-%08d-%d.jpg" % (n // 1300, n, start) for n in numbers]
+            etags = [etag % (n, n) if "%" in etag else etag for n in range(start, start + page_keys)]
+            builder.add(keys, [1] * page_keys, [0] * page_keys, etags, ["STANDARD"] * page_keys)
+        del numbers, keys, etags
         tracemalloc.reset_peak()
         table, _ = builder.build()
         _, peak_bytes = tracemalloc.get_traced_memory()
@@ -239,8 +242,8 @@ def test_building_keeps_no_object_per_key() -> None:
 
 def test_a_key_listed_twice_is_one_file() -> None:
     builder = TableBuilder("bucket", "")
-    for _ in range(2):
-        builder.add([b"a", b"d/b"], [1, 2], [0, 0], [MD5] * 2, ["STANDARD"] * 2)
+    for keys, sizes in (([b"a", b"d/b"], [1, 2]), ([b"d/b", b"a", b"a"], [3, 4, 5])):
+        builder.add(keys, sizes, [0] * len(keys), [MD5] * len(keys), ["STANDARD"] * len(keys))
     table, refusals = builder.build()
     check_table(table)
     assert paths(table) == {b"a": 1, b"d": None, b"d/b": 2}

@@ -49,6 +49,7 @@ _objects = st.dictionaries(_paths, _versions, max_size=10)
 
 @given(st.lists(_objects, min_size=2, max_size=4))
 @example([{"a/b": Version(), "c": Version()}] * 2)
+@example([{"a": Version(etag="odd"), "b": Version(etag="od")}, {"a": Version(etag="odt"), "b": Version(etag="od")}])
 def test_what_stays_keeps_its_number_and_no_number_is_used_twice(generations: list[Objects]) -> None:
     old = table_of(generations[0])
     used = {attributes.inode for attributes in walk(old).values()}
@@ -72,6 +73,17 @@ def test_what_stays_keeps_its_number_and_no_number_is_used_twice(generations: li
         check_what_is_stale(changes, were, are, stay)
         used |= {attributes.inode for attributes in are.values()}
         old = new
+
+
+def test_changes_are_found_among_many_directories() -> None:
+    before = {f"{number:03}/a": Version() for number in range(600)}
+    old = table_of(before)
+    new, changes = take_over(old, table_of({**before, "000/a": Version(2), "300/b": Version(), "599/a": Version(3)}))
+    stale = [(old.find(folder), name) for folder, name in ((b"000", b"a"), (b"300", b"b"), (b"599", b"a"))]
+    assert sorted(changes.stale_names) == stale
+    assert changes.stale_directories == [directory for directory, _ in stale]
+    for path in (b"100", b"100/a", b"300", b"300/a", b"599"):
+        assert new.find(path) == old.find(path)
 
 
 def check_what_is_stale(

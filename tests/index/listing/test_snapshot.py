@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError, StaleInodeError
+from fastfuse.index import snapshot as snapshots
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.columns import COLUMN_TYPES
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Reason, Refusals
-from fastfuse.index.snapshot import Snapshot, open_snapshot, verify_snapshot
+from fastfuse.index.snapshot import Snapshot, open_snapshot, save_snapshot, verify_snapshot
 from tests.index import indexes
 from tests.index.indexes import MD5, Row, index_bytes, memory_file
-from tests.tables import check_table
+from tests.tables import check_table, files_of
 
 _HEAD_BYTES = 24
 
@@ -32,7 +34,7 @@ _objects = st.dictionaries(
     st.tuples(
         st.integers(0, (1 << 40)),
         st.integers(-(1 << 60), 1 << 60),
-        st.sampled_from([MD5, MD5[:-1] + '-7"', "odd", ""]),
+        st.sampled_from([MD5, MD5[:-1] + '-7"', "odd", ""]) | _segments.map('"x{}"'.format),
         st.sampled_from(["STANDARD", "GLACIER"]),
     ),
     max_size=12,
@@ -84,8 +86,11 @@ def test_what_was_saved_is_what_is_mapped(objects: dict[str, Row], made: dict[by
     assert again.metadata == table.metadata
     for name in COLUMN_TYPES:
         assert np.array_equal(again.columns[name], table.columns[name])
-    for inode in filter(table.is_made, range(ROOT, len(table) + 1)):
-        assert bytes(again.made(inode)) == made[again.path(inode).encode()]
+    for path, inode in files_of(again).items():
+        if again.is_made(inode):
+            assert bytes(again.made(inode)) == made[path.encode()]
+        else:
+            assert again.ref(inode).etag == objects[path][2]
 
 
 @given(_objects, _objects)
@@ -118,11 +123,19 @@ def test_the_order_of_the_source_and_its_buckets_are_saved(order: list[int]) -> 
     assert [again.ref(again.inode(row)).bucket for row in rows.tolist()] == [("one", "two")[at] for at in order]
 
 
-def test_an_index_of_the_first_format_is_read_too(snapshot: bytes) -> None:
-    header = header_of(snapshot)
-    del header["view"]
-    first = with_header(snapshot, header)
-    assert read(first[:8] + b"\1" + first[9:], verify_snapshot).view == ""
+def test_a_header_has_no_etags() -> None:
+    """Every worker reads it in its loop."""
+    header = header_of(saved(table_of({f"{number:03}": (1, 1, f"odd-{number}", "STANDARD") for number in range(500)})))
+    assert len(json.dumps(header)) < 2000
+
+
+def test_an_index_that_nobody_could_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "_MOST_BYTES", 1000)
+    with memory_file() as fd:
+        with pytest.raises(ConfigurationError, match=r"the index has .* of any index") as refused:
+            save_snapshot(Snapshot(source="s3://b/", listed_at_ns=1, table=table_of({}), refusals=refusals()), fd)
+        assert refused.value.hint == "mount narrower prefixes"
+        assert os.fstat(fd).st_size == 0
 
 
 @given(st.data())
@@ -185,9 +198,9 @@ def with_item(data: bytes, column: str, item_format: str, offset: int, *items: i
     return bytes(changed)
 
 
-@pytest.mark.parametrize("version", [0, 3])
+@pytest.mark.parametrize("version", [0, 2, 4])
 def test_a_format_of_no_kind_that_is_read_is_refused_by_its_number(snapshot: bytes, version: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"has format {version}, this fastfuse reads 1 to 2"):
+    with pytest.raises(ConfigurationError, match=f"has format {version}, this fastfuse reads 3"):
         opened(snapshot[:8] + version.to_bytes(4, "little") + snapshot[12:])
 
 
@@ -212,7 +225,7 @@ def _change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
         _change("columns.kinds.count", 0), _change("columns.names.count", 1), _change("columns.parents.type", "uint64"),
         _change("columns", []), _change("columns", {}), _change("metadata", {}), _change("metadata.extra", 1),
         _change("metadata.storage_classes", None), _change("refusals.counts", {"odd": 1}),
-        _change("metadata.storage_classes", "STANDARD"), _change("metadata.other_etags", [1]),
+        _change("metadata.storage_classes", "STANDARD"),
         _change("metadata.bucket", None), _change("metadata.key_prefix", "prefix"), _change("metadata.key_prefix", 1),
         _change("metadata.file_count", "x"), _change("metadata.file_count", True),
         _change("metadata.total_bytes", 1 << 95), _change("metadata.total_bytes", -1),
@@ -256,12 +269,15 @@ def long_names() -> bytes:
         (sound, "etags", "<QQ", 16 * 2, (0, 2)), (sound, "etags", "<QQ", 16 * 5, (6, 3)),
         (sound, "etags", "<QQ", 16 * 5, (6, 1 << 63)), (sound, "etags", "<QQ", 16 * 5, (6, 1)),
         (sound, "etags", "<QQ", 0, (2, 3)), (sound, "kinds", "B", 0, (1,)), (sound, "kinds", "B", 4, (0,)),
-        (sound, "etags", "<QQ", 16 * 3, (1, 0)), (sound, "storage_classes", "B", 1, (1,)),
+        (sound, "storage_classes", "B", 1, (1,)),
         *((sound, "names", "B", 2, (byte,)) for byte in (*b"/.\0", 0x80, 0xff)),
         (sound, "names", "BB", 0, (0xc3, 0xa4)), (sound, "name_ends", "<Q", 0, (1,)),
         *((sound, "name_ends", "<Q", 8 * 2, (end,)) for end in (0, 1, 3, 1 << 63)),
         # A directory inside itself would be walked for ever.
         (sound, "parents", "<I", 4 * 4, (3,)), (sound, "parents", "<I", 0, (1,)), (sound, "sizes", "<q", 8, (-1,)),
+        # An ETag that lies outside of its column.
+        *((sound, "etags", "<QQ", 16 * 3, place) for place in ((4, 0), (0, 4), (1, 3), (0, 1 << 63), (1 << 63, 1))),
+        *((sound, "etags", "<QQ", 16 * 3, place) for place in ((1, (1 << 64) - 1), ((1 << 64) - 1, 2))),
         (long_names, "name_ends", "<Q", 8 * 2, (2 + 256,)),  # too many bytes in a name
         (long_names, "names", "BB", 0, b".."),
         *((made_file, "kinds", "B", 2, (kind,)) for kind in (5, 255)),  # of no kind
