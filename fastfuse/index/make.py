@@ -23,7 +23,7 @@ from fastfuse.index.listing.named import list_augmented_manifest, list_keys, lis
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import load_progress, shown_progress
 from fastfuse.index.saved import SharedIndex, copy_index, load_index, store_index
-from fastfuse.index.snapshot import Snapshot, save_snapshot
+from fastfuse.index.snapshot import OldFormatError, Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
 from fastfuse.index.sources.manifests import Reference
 from fastfuse.index.sources.uri import S3Uri
@@ -129,7 +129,12 @@ class _Making:
         save = self.before_network(self.save)
         is_missing = is_old and not os.fstat(self.fd).st_size
         if origin.saved is not None and not is_missing:
-            found = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
+            try:
+                found = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
+            except OldFormatError:
+                if origin.max_age_s is None:
+                    raise
+                is_old = True
             if not is_old:
                 self.accept(found)
                 return found, 0

@@ -32,7 +32,7 @@ import trio
 from fastfuse.errors import ConditionsUnsupportedError, ConfigurationError, FastfuseError, WriteConflictError
 from fastfuse.index.inodes.columns import are_made
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
-from fastfuse.index.snapshot import Snapshot, check_size, verify_snapshot
+from fastfuse.index.snapshot import OldFormatError, Snapshot, check_size, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
@@ -86,7 +86,7 @@ def load_index(
     `counters` count the requests that were tried again.
 
     Raises:
-        ConfigurationError: it is damaged or no index, or is one of another source.
+        ConfigurationError: it is damaged or no index, or is one of another source (`OldFormatError`: of whatever one).
         SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
@@ -94,7 +94,7 @@ def load_index(
     try:
         return verify_index(fd, source, views)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
+        raise type(error)(f"{place}: {error}", hint=error.hint) from error
 
 
 def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> None:
@@ -233,6 +233,9 @@ class SharedIndex:
     counters: Counters | None = None
     # Each host shows a shard of it, and another listing has other shards.
     is_sharded: bool = False
+    # The ETags of the index that was seen last, and of one in an earlier format, which is as good as none.
+    _seen_etag: str = field(default=NO_OBJECT, init=False)
+    _outdated_etag: str = field(default=NO_OBJECT, init=False)
     # `ObjectWriter.has_bare_etags`, once this host has written a claim.
     _has_bare_etags: bool = field(default=False, init=False)
 
@@ -250,11 +253,17 @@ class SharedIndex:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
             if turn is None:
-                return self._load(fd), 0
+                try:
+                    return self._load(fd), 0
+                except OldFormatError:
+                    self._outdated_etag = self._seen_etag
+                    os.ftruncate(fd, 0)
+                    continue
             claim_etag, replaces = turn
             with self._held(claim_etag):
                 if replaces != NO_OBJECT:
-                    self._load(fd)
+                    with suppress(OldFormatError):
+                        self._load(fd)
                     os.ftruncate(fd, 0)
                     if self.is_sharded:
                         _log.warning(
@@ -341,7 +350,8 @@ class SharedIndex:
         return None
 
     def _is_young(self, index: ObjectState | None) -> bool:
-        return index is not None and index.age_s <= self.max_age_s
+        self._seen_etag = index.etag if index else NO_OBJECT
+        return index is not None and index.age_s <= self.max_age_s and index.etag != self._outdated_etag
 
     @contextmanager
     def _held(self, claim_etag: str) -> Iterator[None]:

@@ -57,6 +57,10 @@ _MOST_BYTES = 64 << 30
 _STEP_BYTES = 1 << 20
 
 
+class OldFormatError(ConfigurationError):
+    """An index was written by an earlier fastfuse."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """The objects of a source at one time, and the keys that cannot be shown."""
@@ -117,7 +121,8 @@ def open_snapshot(fd: int) -> Snapshot:
     """Map the snapshot in `fd`; the mapping outlives the descriptor, and does not keep it from being sealed.
 
     Raises:
-        ConfigurationError: `fd` holds no snapshot, is cut short, or has a version that this fastfuse does not read.
+        ConfigurationError: `fd` holds no snapshot, is cut short, or has a version that this fastfuse does not read
+            (`OldFormatError`, if that is of an earlier one).
     """
     if os.fstat(fd).st_size < _HEAD.size:
         raise _useless("the index is cut short")
@@ -126,7 +131,8 @@ def open_snapshot(fd: int) -> Snapshot:
     if magic != _MAGIC:
         raise _useless("it is not a fastfuse index")
     if version != _VERSION:
-        raise _useless(f"the index has format {version}, this fastfuse reads {_VERSION}")
+        message = f"the index has format {version}, this fastfuse reads {_VERSION}"
+        raise _useless(message, OldFormatError if version < _VERSION else ConfigurationError)
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or (_HEAD.size + header_bytes) % _ALIGNMENT_BYTES or zlib.crc32(text) != header_crc:
         raise _useless()
@@ -162,8 +168,10 @@ def verify_snapshot(fd: int) -> Snapshot:
     return snapshot
 
 
-def _useless(message: str = "the index is damaged") -> ConfigurationError:
-    return ConfigurationError(message, hint="make it again with 'fastfuse index'")
+def _useless(
+    message: str = "the index is damaged", error: type[ConfigurationError] = ConfigurationError
+) -> ConfigurationError:
+    return error(message, hint="make it again with 'fastfuse index'")
 
 
 def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_bytes: int) -> dict[str, Any]:

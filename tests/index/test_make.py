@@ -131,6 +131,24 @@ def test_a_file_that_is_no_index_of_the_source_is_not_replaced_however_old(
     assert path.read_bytes() == content
 
 
+def test_a_file_of_an_earlier_format_is_as_good_as_none_where_it_can_be_made(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.index"
+    origin = IndexOrigin(saved=path, max_age_s=600)
+    made(server, PREFIX, origin)
+    now = path.read_bytes()
+    for version in (b"\2", b"\4"):
+        path.write_bytes(now[:8] + version + now[9:])
+        with pytest.raises(ConfigurationError, match="has format"):
+            made(server, PREFIX, replace(origin, max_age_s=None))
+        if version == b"\2":
+            assert keys(made(server, PREFIX, origin)) == SHOWN
+            assert path.read_bytes()[:9] == now[:9]
+    with pytest.raises(ConfigurationError, match="has format 4"):
+        made(server, PREFIX, origin)
+
+
 def test_a_file_that_cannot_be_written_costs_a_warning(
     server: LoopbackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -178,6 +178,19 @@ def test_a_young_index_is_opened_and_an_old_one_replaced(server: LoopbackServer,
     assert is_released(server)
 
 
+@pytest.mark.parametrize("age_s", [1, 3601], ids=["young", "old"])
+def test_an_index_of_an_earlier_format_is_replaced_once(server: LoopbackServer, clock: Clock, age_s: int) -> None:
+    opened(server.endpoint_url)
+    now = held(server)
+    assert now is not None
+    shared_bucket(server).put(PLACE.path, now[:8] + b"\2" + now[9:], modified_s=clock.now_s)
+    clock.now_s += age_s
+    replaced = opened(server.endpoint_url)
+    lists = server.count("ListObjectsV2")
+    assert opened(server.endpoint_url) == replaced
+    assert server.count("ListObjectsV2") == lists
+
+
 def test_shards_of_another_listing_are_warned_of(
     server: LoopbackServer, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
