@@ -53,6 +53,16 @@ async def test_512_mib_are_as_fast_as_any_memory(autojump_clock: MockClock, read
     assert rates[0] >= 0.9 * rates[1]
 
 
+async def test_one_reader_more_does_not_halve_what_all_get(autojump_clock: MockClock) -> None:
+    config = ReadaheadConfig(memory_limit_bytes=8 * GIB, max_parts_in_flight=512)
+    rates = []
+    for readers in (95, 96):
+        group = [Reader(size_bytes=32 * MIB, bytes_per_s=500e6) for _ in range(readers)]
+        await read_through(SimulatedService(), group, config)
+        rates.append(total_bytes_per_s(group))
+    assert rates[1] > 0.9 * rates[0]
+
+
 async def test_the_first_byte_takes_little_longer_than_one_small_get(autojump_clock: MockClock) -> None:
     reader = Reader(size_bytes=64 * MIB, bytes_per_s=1e9, files=8)
     await read_through(SimulatedService(), [reader], ReadaheadConfig())
@@ -74,8 +84,8 @@ async def test_a_full_link_is_used_in_full_with_few_more_gets(autojump_clock: Mo
     group = [Reader(size_bytes=4 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
     usage = await read_through(service, group, ReadaheadConfig())
     assert total_bytes_per_s(group) > 0.9e9
-    # 14 fill it; 42 would be allowed.
-    assert usage.mean_in_flight < 30
+    # 14 fill it; 42 to 44 would be allowed.
+    assert usage.mean_in_flight < 34
 
 
 @pytest.mark.parametrize(
