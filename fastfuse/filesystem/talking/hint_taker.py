@@ -57,7 +57,7 @@ _PATHS_HINT = "Announce paths below the mountpoint, or relative to it."
 # Directories whose inode is cached for each table: a data set has a folder for each of its classes.
 _MAX_REMEMBERED_DIRECTORIES = 4096
 
-# An order has at most some 5,200 files that are announced and not begun (readahead/announced.py).
+# The files of an order that the next worker goes on with. More may be announced (readahead/announced.py).
 _MAX_STANDING_FILES = 8192
 _NOTE_EVERY_S = 1.0
 
