@@ -5,8 +5,8 @@ begun brings two. A list that nobody follows costs the first credit, once. A lis
 again as it saves. A right one soon has as many files ahead as readers of any spread need.
 
 Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun tell
-how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files before it that
-are not fetched are skipped, and fetched ones a spread behind it are dropped.
+how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files before it
+that are not fetched are skipped, and fetched ones a spread behind it are dropped.
 """
 
 from collections import OrderedDict, deque

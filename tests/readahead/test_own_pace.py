@@ -29,7 +29,7 @@ def test_readers_are_faster_if_there_are_many_for_a_gets_time(readers: int, get_
     [(96, 4800, True), (96, 230, False), (300, 1000, False), (300, 50, False)],
     ids=["workers that wait", "that compute for 0.4 s", "processes that read a file each", "by turns"],
 )
-def test_readers_are_faster_only_if_they_soon_begin_their_next_file(readers: int, files_per_s: float, *, is_faster: bool) -> None:
+def test_readers_are_faster_only_if_each_soon_reads_on(readers: int, files_per_s: float, *, is_faster: bool) -> None:
     assert own_pace(readers, 0.02, files_per_s=files_per_s).is_faster is is_faster
 
 
