@@ -17,7 +17,7 @@ _RECENT_FILES = 1024
 _LOOK_EVERY = 16
 # 16 workers, each in a batch of 32 files, are so far apart.
 _LEAST_SPREAD_FILES = 512
-# Announced and not fetched: 6 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
+# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
 _MAX_QUEUED_FILES = 65_536
 # The most files that an order costs that nobody follows, and those ahead of one that has readers. The pool has bounds.
 _FIRST_CREDIT_FILES = 256
