@@ -63,10 +63,10 @@ _RETRY_PAUSE_S = 0.5
 
 # The paths that are sent again to the next worker: fewer than one takes before any is read (readahead/announced.py), so
 # that it comes to those that are not read yet.
-_SENT_AGAIN_PATHS = 4000
+_SENT_AGAIN_PATHS = 64_000
 
-# The samples that are drawn and announced before a data loader asks for them. A mount takes some 5,000 files of an
-# order before their readers open any, so it never waits for a sampler.
+# The samples that are drawn and announced before a data loader asks for them: as many files as may be fetched ahead
+# (readahead/shelves.py). A mount takes more before their readers open any, so it never waits for a sampler.
 _LOOK_AHEAD_SAMPLES = 16 << 10
 # The samples that wait to be sent. A loader may draw a whole epoch before its workers open a file; beyond this number
 # the samples of a longer epoch are not announced, so that an endless sampler that nobody hears takes no more memory.

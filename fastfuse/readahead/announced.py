@@ -4,25 +4,27 @@ An announced order has to prove itself. It begins with credit for a few files; a
 begun brings two. A list that nobody follows costs the first credit, once. A list that is half wrong costs as much
 again as it saves. A right one soon has as many files ahead as readers of any spread need.
 
-Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The place that they have
-reached is therefore the least of the last few files begun. Files before it that are not fetched are skipped, and
-fetched ones far behind it are dropped.
+Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun tell
+how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files before it
+that are not fetched are skipped, and fetched ones a spread behind it are dropped.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-# How far apart the places of readers are: 16 workers, each in a batch of 32 files.
-_WORKERS = 16
-_SPREAD_FILES = 32 * _WORKERS
-# Announced and not fetched: 0.4 MB. A script that announces more waits.
-_MAX_QUEUED_FILES = 8 * _SPREAD_FILES
-# The most files that an order costs that nobody follows, and that one has fetched and nobody has begun yet.
-_FIRST_CREDIT_FILES = _SPREAD_FILES // 2
-_MAX_AHEAD_FILES = 2 * _SPREAD_FILES
+# Places of the files begun last: 8 of each of 128 workers. They are looked at once for so many files.
+_RECENT_FILES = 1024
+_LOOK_EVERY = 16
+# 16 workers, each in a batch of 32 files, are so far apart.
+_LEAST_SPREAD_FILES = 512
+# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
+_MAX_QUEUED_FILES = 65_536
+# The most files that an order costs that nobody follows, and those ahead of one that has readers. The pool has bounds.
+_FIRST_CREDIT_FILES = 256
+_AHEAD_SPREADS = 2
 _CREDIT_PER_FILE = 2
 # Files begun elsewhere, and none in the order, before it gives way to others.
-_PATIENCE_FILES = _SPREAD_FILES // 2
+_PATIENCE_FILES = 256
 
 
 class AnnouncedOrder:
@@ -37,9 +39,9 @@ class AnnouncedOrder:
         self._ahead_bytes = 0
         self._announced_files = 0
         self._credit_files = _FIRST_CREDIT_FILES
-        # Places of the files begun last. The order is followed once every worker may have begun one.
-        self._recent: deque[int] = deque(maxlen=_WORKERS)
-        self._begun_elsewhere = 0
+        self._recent: deque[int] = deque(maxlen=_RECENT_FILES)
+        self._begun_files = self._begun_elsewhere = 0
+        self._spread_files = _LEAST_SPREAD_FILES
 
     @property
     def is_full(self) -> bool:
@@ -72,15 +74,16 @@ class AnnouncedOrder:
                 return ()
             place = self._remove_ahead(inode)
         self._begun_elsewhere = 0
-        self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _MAX_AHEAD_FILES)
+        self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _AHEAD_SPREADS * self._spread_files)
         self._recent.append(place)
-        return self._leave_behind(min(self._recent)) if self._is_followed else ()
+        self._begun_files += 1
+        return () if self._begun_files % _LOOK_EVERY else self._leave_behind(min(self._recent), max(self._recent))
 
     def next(self) -> int | None:
         """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
-        if not self._queued or not self._credit_files or len(self._ahead) >= _MAX_AHEAD_FILES:
+        if not self._queued or not self._credit_files or len(self._ahead) >= _AHEAD_SPREADS * self._spread_files:
             return None
-        if not self._is_followed and self._ahead_bytes >= self._first_bytes:
+        if self._begun_files < _LOOK_EVERY and self._ahead_bytes >= self._first_bytes:
             return None
         return next(iter(self._queued))
 
@@ -101,16 +104,13 @@ class AnnouncedOrder:
         self._queued.clear()
         return self._drop_ahead()
 
-    @property
-    def _is_followed(self) -> bool:
-        return len(self._recent) == _WORKERS
-
-    def _leave_behind(self, front: int) -> Sequence[int]:
+    def _leave_behind(self, front: int, foremost: int) -> Sequence[int]:
         queued, ahead = self._queued, self._ahead
+        self._spread_files = max(_LEAST_SPREAD_FILES, foremost - front)
         while queued and next(iter(queued.values())) < front:
             queued.popitem(last=False)
         late = []
-        while ahead and next(iter(ahead.values()))[0] < front - _SPREAD_FILES:
+        while ahead and next(iter(ahead.values()))[0] < front - self._spread_files:
             inode = next(iter(ahead))
             self._remove_ahead(inode)
             late.append(inode)

@@ -154,7 +154,7 @@ class ReadEngine:
         """
         if get_s is not None:
             self._own_pace.waited(get_s)
-        self._own_pace.begun(reader, is_kept=get_s is None)
+        self._own_pace.begun(reader, trio.current_time(), is_kept=get_s is None)
         counts = self._fetches.counts
         counts.waits += 1
         counts.demanded_parts += 1
@@ -175,7 +175,7 @@ class ReadEngine:
         else:
             counts.hits += 1
         if is_first:
-            self._own_pace.begun(reader)
+            self._own_pace.begun(reader, trio.current_time())
             self._begin(inode, offset)
 
     def got_ahead(self) -> None:
@@ -188,7 +188,7 @@ class ReadEngine:
 
     def began(self, reader: int) -> None:
         """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
-        self._own_pace.begun(reader)
+        self._own_pace.begun(reader, trio.current_time())
 
     def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
         """Return how a read would find its bytes, and change nothing.

@@ -143,5 +143,6 @@ class FairShare(Generic[_File]):
         shares = max(active + 1, _LEAST_FREE_DIVISOR)
         self.share = Share(
             total.window_bytes * (shares - 1) // (shares * active),
-            max(1, total.parts_in_flight * (shares - 1) // (shares * active)),
+            # Rounded up: half of two is one, and a reader with one part on its way waits for each. The pool bounds all.
+            -(-total.parts_in_flight * (shares - 1) // (shares * active)),
         )

@@ -25,8 +25,10 @@ _FOLLOWED_FILES = 2
 _GROWTH = 2
 # Files ahead of a run at most: 16 workers, each in a batch of 32 files, are so far apart. The pool bounds the bytes.
 _MAX_AHEAD_FILES = 512
-# Runs that are told apart: 64 workers, or as many files that random readers began last.
-_MAX_RUNS = 64
+# Runs that are told apart: workers, or as many files that random readers began last. There are more than the least in a
+# large table only, where rows that were begun at random hardly ever join.
+_LEAST_RUNS, _MAX_RUNS = 64, 256  # see MEASUREMENTS.md
+_MAX_LEFT_RUNS = 64
 # Files begun elsewhere before a run has ended, or is slow enough to give way to others.
 _PATIENCE_FILES = _MAX_AHEAD_FILES // 2
 
@@ -61,6 +63,7 @@ class ListingOrder:
         """Begin with no runs; `first_file_row` is behind the directories that the table begins with."""
         self._row_count = row_count
         self._first_file_row = first_file_row
+        self._max_runs = min(max(row_count // _MAX_AHEAD_FILES, _LEAST_RUNS), _MAX_RUNS)
         # By position, least recently extended first.
         self._runs: dict[int, _Run] = {}
         self._begins: dict[int, _Run] = {}
@@ -78,7 +81,7 @@ class ListingOrder:
         run = self._runs.pop(row, None)
         dropped: Sequence[int] = ()
         if run is None:
-            if len(self._runs) >= _MAX_RUNS:
+            if len(self._runs) >= self._max_runs:
                 dropped = self._leave(self._forget(next(iter(self._runs.values()))))
             run = self._begins[row] = _Run(row)
         else:
@@ -166,7 +169,7 @@ class ListingOrder:
         if not ahead:
             return ()
         self._left.append(ahead)
-        return self._left.popleft() if len(self._left) > _MAX_RUNS else ()
+        return self._left.popleft() if len(self._left) > _MAX_LEFT_RUNS else ()
 
     def _forget(self, run: _Run) -> range:
         self._remove(run)

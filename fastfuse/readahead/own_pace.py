@@ -2,8 +2,8 @@
 
 A file that is fetched ahead takes the interpreter's time twice, for its GET and for its read. One that is not is read
 by a thread without it (`filesystem.kernel.direct_reads`), and as many at once as there are readers. So fetching ahead
-pays where a GET takes long, as from S3, and costs where the service is near and readers are many. While the local tier
-has all that is read, there is nothing to fetch.
+pays where a GET takes long, as from S3, and costs where the service is near and many readers wait for it at once. While
+the local tier has all that is read, there is nothing to fetch.
 """
 
 from collections import deque
@@ -17,6 +17,9 @@ _FIRST_SAMPLE_FILES, _SAMPLE_FILES = 16, 1024
 _FEW_READERS = 4
 # The least time of late, for a busy machine makes single GETs take any time. A greater one is believed within 50.
 _GROWTH = 1.02
+# Readers that mostly wait begin their next file within this time, even on a busy machine: GETs of more than 64 ms make
+# 256 readers few. Others compute for longer, or are processes that read a file each and end.
+_NEXT_FILE_S = 0.1
 # Whoever began one of so many files is a reader. If the local tier had all of them, it has those that follow, too.
 _RECENT_FILES = 256
 _COUNT_EVERY = 16
@@ -27,17 +30,20 @@ class OwnPace:
 
     def __init__(self) -> None:
         self._get_s = inf
-        self._recent: deque[int] = deque(maxlen=_RECENT_FILES)
+        self._next_file_s = 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT_FILES)
         self._readers = self._uncounted = self._kept_files = 0
         self._sample_files = self._until_sample = _FIRST_SAMPLE_FILES
 
-    def begun(self, reader: int, *, is_kept: bool = False) -> None:
+    def begun(self, reader: int, now_s: float, *, is_kept: bool = False) -> None:
         """Note that `reader`, a thread or a process by its number, began a file; `is_kept`: the local tier had it."""
-        self._recent.append(reader)
+        self._recent.append((reader, now_s))
         self._kept_files = self._kept_files + 1 if is_kept else 0
         self._uncounted += 1
         if self._uncounted >= _COUNT_EVERY:
-            self._readers, self._uncounted = len({*self._recent}), 0
+            self._readers, self._uncounted = len({one for one, _ in self._recent}), 0
+            took_s = now_s - self._recent[0][1]
+            self._next_file_s = took_s * self._readers / len(self._recent)
 
     def waited(self, get_s: float) -> None:
         """Note that a reader waited `get_s` for a small file."""
@@ -46,7 +52,8 @@ class OwnPace:
     @property
     def is_faster(self) -> bool:
         """True if files that are read come faster if none is fetched ahead."""
-        return self._kept_files >= _RECENT_FILES or self._readers > max(_FEW_READERS, _AHEAD_PER_S * self._get_s)
+        are_many = self._readers > max(_FEW_READERS, _AHEAD_PER_S * self._get_s)
+        return self._kept_files >= _RECENT_FILES or (are_many and self._next_file_s <= _NEXT_FILE_S)
 
     def takes_sample(self) -> bool:
         """Return whether to leave the next file to its reader."""

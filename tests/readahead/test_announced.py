@@ -73,9 +73,9 @@ def test_one_reader_in_the_announced_order_finds_every_file_fetched() -> None:
     assert carried.dropped == []
 
 
-@pytest.mark.parametrize(("files", "workers"), [(1, 16), (32, 4), (32, 16), (128, 4)])
+@pytest.mark.parametrize(("files", "workers"), [(1, 16), (32, 4), (128, 4), (256, 16), (32, 128)])
 def test_workers_that_follow_roughly_find_nearly_every_file_fetched(files: int, workers: int) -> None:
-    inodes = shuffled(20_480)
+    inodes = shuffled(40_960)
     carried = Carried(inodes)
     carried.open_all(as_workers_open(inodes, files=files, workers=workers))
     assert carried.early > 0.97 * carried.opens
@@ -124,14 +124,14 @@ def test_files_that_readers_leave_far_behind_are_dropped() -> None:
     carried = Carried(range(1, 10_000))
     carried.open_all(inode for inode in range(1, 5000) if inode % 10)
     assert carried.dropped == list(range(10, 10 * (len(carried.dropped) + 1), 10))
-    assert len(carried.dropped) > 400
+    assert len(carried.dropped) > 250
 
 
-def test_enough_is_announced_at_4096_files() -> None:
+def test_enough_is_announced_at_65536_files() -> None:
     order = AnnouncedOrder(0)
-    order.announce(range(1, 4096))
+    order.announce(range(1, 65_536))
     seen = [order.is_full]
-    order.announce([4096])
+    order.announce([65_536])
     seen.append(order.is_full)
     order.begun(17)
     assert [*seen, order.is_full] == [False, True, False]
@@ -227,7 +227,6 @@ class Orders(RuleBasedStateMachine):
     @invariant()
     def costs_no_more_than_it_earned(self) -> None:
         assert self.taken <= 256 + 2 * self.matched
-        assert len(self.ahead) <= 1024
 
     def forget(self, dropped: Iterable[int], inode: int) -> None:
         for left in dropped:

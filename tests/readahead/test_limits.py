@@ -33,8 +33,8 @@ def shared_by(readers: Iterable[int], whole: Share) -> FairShare[int]:
     [
         (Share(1200, 12), 0, Share(1200, 12)),
         # An eighth is free for the next.
-        (Share(1200, 12), 1, Share(1050, 10)),
-        (Share(1200, 12), 2, Share(525, 5)),
+        (Share(1200, 12), 1, Share(1050, 11)),
+        (Share(1200, 12), 2, Share(525, 6)),
         # Among eight readers and more a share like theirs is free.
         (Share(1200, 24), 11, Share(100, 2)),
         # Even among many each may have one part on its way.

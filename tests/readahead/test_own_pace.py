@@ -1,15 +1,16 @@
 from itertools import cycle, islice
+from math import inf
 
 import pytest
 
 from fastfuse.readahead.own_pace import OwnPace
 
 
-def own_pace(readers: int, *get_s: float) -> OwnPace:
+def own_pace(readers: int, *get_s: float, files_per_s: float = inf) -> OwnPace:
     """What is known after so many readers have begun 300 files in turn, and waited for some."""
     own = OwnPace()
-    for reader in islice(cycle(range(readers)), 300):
-        own.begun(reader)
+    for number, reader in enumerate(islice(cycle(range(readers)), 300)):
+        own.begun(reader, number / files_per_s)
     for one_s in get_s:
         own.waited(one_s)
     return own
@@ -21,6 +22,15 @@ def own_pace(readers: int, *get_s: float) -> OwnPace:
 )
 def test_readers_are_faster_if_there_are_many_for_a_gets_time(readers: int, get_s: float, *, is_faster: bool) -> None:
     assert own_pace(readers, get_s).is_faster is is_faster
+
+
+@pytest.mark.parametrize(
+    ("readers", "files_per_s", "is_faster"),
+    [(96, 4800, True), (96, 230, False), (300, 1000, False), (300, 50, False)],
+    ids=["workers that wait", "that compute for 0.4 s", "processes that read a file each", "by turns"],
+)
+def test_readers_are_faster_only_if_each_soon_reads_on(readers: int, files_per_s: float, *, is_faster: bool) -> None:
+    assert own_pace(readers, 0.02, files_per_s=files_per_s).is_faster is is_faster
 
 
 def test_nothing_is_decided_before_a_reader_has_waited() -> None:
@@ -41,7 +51,7 @@ def test_gets_that_a_busy_machine_delays_change_nothing_and_a_slower_service_doe
 def test_readers_that_have_gone_do_not_count() -> None:
     own = own_pace(16, 0.001)
     for _ in range(320):
-        own.begun(7)
+        own.begun(7, 0.0)
     assert not own.is_faster
 
 
@@ -49,7 +59,7 @@ def test_nothing_is_fetched_ahead_while_all_that_is_read_is_kept() -> None:
     own = own_pace(2, 0.02)
     are_faster = []
     for is_kept in [True] * 257 + [False]:
-        own.begun(1, is_kept=is_kept)
+        own.begun(1, 0.0, is_kept=is_kept)
         are_faster.append(own.is_faster)
     assert are_faster == [False] * 255 + [True] * 2 + [False]
 

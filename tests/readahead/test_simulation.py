@@ -53,6 +53,16 @@ async def test_512_mib_are_as_fast_as_any_memory(autojump_clock: MockClock, read
     assert rates[0] >= 0.9 * rates[1]
 
 
+async def test_one_reader_more_does_not_halve_what_all_get(autojump_clock: MockClock) -> None:
+    config = ReadaheadConfig(memory_limit_bytes=8 * GIB, max_parts_in_flight=512)
+    rates = []
+    for readers in (95, 96):
+        group = [Reader(size_bytes=32 * MIB, bytes_per_s=500e6) for _ in range(readers)]
+        await read_through(SimulatedService(), group, config)
+        rates.append(total_bytes_per_s(group))
+    assert rates[1] > 0.9 * rates[0]
+
+
 async def test_the_first_byte_takes_little_longer_than_one_small_get(autojump_clock: MockClock) -> None:
     reader = Reader(size_bytes=64 * MIB, bytes_per_s=1e9, files=8)
     await read_through(SimulatedService(), [reader], ReadaheadConfig())

@@ -3,10 +3,13 @@
 import os
 import random
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from bench.s3server import FaultRule
+from bench.s3server.faults import Delay
 from fastfuse.hints import order
 from tests.filesystem.waiting import wait_until
 from tests.semantics.places import Place, block_bytes, gets, place
@@ -62,6 +65,14 @@ def test_gets_run_ahead_of_a_reader_in_the_order_of_the_listing() -> None:
         ahead = set(keys(here)) - set(NAMES[:51])
         assert ahead
         assert ahead <= set(NAMES[51:153])
+
+
+def test_gets_run_ahead_of_processes_that_read_a_file_each() -> None:
+    with place(DATA) as here:
+        here.server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
+        for name in NAMES[:150]:
+            assert subprocess.check_output(["cat", here.path / name]) == DATA[name]
+        here.wait_for_gets(COUNT - 10)  # all but a few samples of how long a GET takes
 
 
 def test_files_of_an_announced_order_are_fetched_before_anything_is_read_and_once() -> None:
