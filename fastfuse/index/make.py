@@ -117,32 +117,41 @@ class _Making:
 
     def whole(self) -> tuple[Snapshot, int]:
         """Write the index to `fd`: for a prefix all of it, or the part that the saved index holds."""
-        source, origin, session = self.source, self.origin, self.session
+        origin = self.origin
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
             return self.shared(origin.saved, origin.max_age_s)
-        view = origin.listed_view
-        is_old = isinstance(origin.saved, Path) and copy_index(origin.saved, self.fd, origin.max_age_s)
-        named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
+        if isinstance(origin.saved, Path):
+            copy_index(origin.saved, self.fd, is_own=origin.is_own_file)
+        named = read_keys(origin.keys_from, self.source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
         load_progress()
         save = self.before_network(self.save)
-        is_missing = is_old and not os.fstat(self.fd).st_size
-        if origin.saved is not None and not is_missing:
-            try:
-                found = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
-            except OldFormatError:
-                if origin.max_age_s is None:
-                    raise
-                is_old = True
-            if not is_old:
-                self.accept(found)
-                return found, 0
-            os.ftruncate(self.fd, 0)
+        if (found := self.found()) is not None:
+            self.accept(found)
+            return found, 0
         listed = self.listed(named)
-        if is_old:
+        if origin.is_own_file:
             save()
         return listed
+
+    def found(self) -> Snapshot | None:
+        """Return the saved index; None, and an empty `fd`, if there is none to be taken, or it is to be made anew."""
+        origin = self.origin
+        if origin.saved is None or (origin.is_own_file and not os.fstat(self.fd).st_size):
+            return None
+        views = {origin.listed_view, origin.view}
+        try:
+            found = load_index(origin.saved, self.session, self.source, self.fd, views, self.counters)
+        except OldFormatError:
+            if origin.max_age_s is None:
+                raise
+        else:
+            # A clock may have been ahead.
+            if origin.max_age_s is None or abs(time.time() - found.listed_at_ns / 1e9) <= origin.max_age_s:
+                return found
+        os.ftruncate(self.fd, 0)
+        return None
 
     def save(self) -> None:
         """Write the index to the file that it is to be found in next time."""

@@ -19,7 +19,6 @@ import random
 import stat
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
@@ -48,13 +47,14 @@ _STEP_BYTES = 64 << 20
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
-def copy_index(place: Path, fd: int, max_age_s: float | None = None) -> bool:
-    """Copy the index in `place` into the empty file `fd`, and return whether it is older than `max_age_s`.
+def copy_index(place: Path, fd: int, *, is_own: bool = False) -> None:
+    """Copy the index in `place` into the empty file `fd`.
 
-    With `max_age_s`, a file that is not there is older.
+    If it `is_own`, a file that this user makes, nothing is copied of one that is not there or that only root can read.
 
     Raises:
-        ConfigurationError: the file does not exist, cannot be read, or is too large.
+        ConfigurationError: the file does not exist, cannot be read, or is too large; or others could have written it
+            although it `is_own`.
     """
     try:
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
@@ -62,15 +62,18 @@ def copy_index(place: Path, fd: int, max_age_s: float | None = None) -> bool:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
             check_size(f"the index {place}", status.st_size)
+            if is_own and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022):
+                raise ConfigurationError(
+                    f"the index {place} belongs to another user, or others can write to it",
+                    hint="with --index-max-age, give a file that only you can write",
+                )
             _copy_into(fd, file)
     except OSError as error:
-        if max_age_s is not None and isinstance(error, FileNotFoundError):
-            return True
+        if is_own and isinstance(error, FileNotFoundError | PermissionError):
+            return
         raise ConfigurationError(
             f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
         ) from error
-    # A clock may have been ahead.
-    return max_age_s is not None and abs(time.time() - status.st_mtime) > max_age_s
 
 
 def load_index(

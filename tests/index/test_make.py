@@ -2,7 +2,7 @@
 
 import gc
 import json
-import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,10 +125,25 @@ def test_a_file_that_is_no_index_of_the_source_is_not_replaced_however_old(
         made(server, S3Uri("data", "set/a"), origin)
         content = path.read_bytes()
     path.write_bytes(content)
-    os.utime(path, (0, 0))
     with pytest.raises(ConfigurationError):
-        made(server, PREFIX, origin)
+        made(server, PREFIX, replace(origin, max_age_s=0.0))
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("since_s", "lists"), [(50, 0), (70, 1), (-50, 0), (-70, 1)])
+def test_a_file_is_as_old_as_its_listing(
+    server: LoopbackServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, since_s: int, lists: int
+) -> None:
+    path = tmp_path / "x.index"
+    path.touch()  # it is made where it is empty, too
+    origin = IndexOrigin(saved=path, max_age_s=60)
+    made(server, PREFIX, origin)
+    one = server.count("ListObjectsV2")
+    now_s = time.time() + since_s
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    path.write_bytes(path.read_bytes())
+    assert keys(made(server, PREFIX, origin)) == SHOWN
+    assert server.count("ListObjectsV2") == one * (1 + lists)
 
 
 def test_a_file_of_an_earlier_format_is_as_good_as_none_where_it_can_be_made(

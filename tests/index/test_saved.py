@@ -2,7 +2,6 @@
 
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,18 +87,25 @@ def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
         load(tmp_path / "odd", SOURCE, fd)
 
 
-@pytest.mark.parametrize(("age_s", "is_old"), [(50, False), (70, True), (-50, False), (-70, True)])
-def test_a_file_is_old_by_the_time_at_which_it_was_written(tmp_path: Path, fd: int, age_s: int, is_old: bool) -> None:
-    path = stored(tmp_path / "x.index", "s3://bucket/")
-    os.utime(path, (0, time.time() - age_s))
-    assert copy_index(path, fd, 60) is is_old
-    assert copy_index(path, fd) is False
-
-
-def test_a_file_that_is_not_there_is_old_if_it_may_be_made(tmp_path: Path, fd: int) -> None:
-    assert copy_index(tmp_path / "x.index", fd, 60) is True
+def test_a_file_that_this_user_makes_may_be_missing(tmp_path: Path, fd: int) -> None:
+    copy_index(tmp_path / "x.index", fd, is_own=True)
+    assert not os.fstat(fd).st_size
     with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
         copy_index(tmp_path / "x.index", fd)
+
+
+@pytest.mark.parametrize(("mode", "uid"), [(0o600, 54321), (0o620, 0), (0o602, 0)])
+def test_a_file_that_others_could_have_written_is_not_taken_for_one_that_this_user_makes(
+    tmp_path: Path, fd: int, mode: int, uid: int
+) -> None:
+    path = stored(tmp_path / "x.index", "s3://bucket/")
+    path.chmod(mode)
+    if uid and os.geteuid():
+        pytest.skip("only root gives files away")
+    os.chown(path, uid or os.geteuid(), -1)
+    with pytest.raises(ConfigurationError, match="belongs to another user, or others can write to it"):
+        copy_index(path, fd, is_own=True)
+    copy_index(path, fd)
 
 
 def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") -> Snapshot:
