@@ -35,6 +35,8 @@ _FIRST_SAMPLES = 4
 _MARGIN = 1.25
 _WAITED_MARGIN = 2.0
 _MARGIN_WEIGHT = 1 / 64
+# How fast all bytes come is believed within a few GETs: an outage is soon over.
+_DELIVERY_WEIGHT = 1 / 4
 # More than any window.
 _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
@@ -43,7 +45,7 @@ _WHOLE_FILES = 4
 # No more GETs are begun ahead than deliver within this time at the rate of the last ones. On a slow link a part that a
 # reader waits for takes as long as all that is on its way beside it, and fails if that is longer than a read may take.
 _LONGEST_S = 5.0
-# So few cost little, and their times vary too much to judge by.
+# This many GETs cost little, and their times vary too much to judge by.
 _FEW_GETS = 4
 
 
@@ -103,8 +105,8 @@ class ServicePace:
         """Note that a GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
         self._times.setdefault(size_bytes.bit_length(), _Time()).add(took_s)
         self._least_s = min(self._least_s, took_s)
-        self._delivered_bytes += in_flight * size_bytes - _WEIGHT * self._delivered_bytes
-        self._delivered_s += took_s - self._least_s - _WEIGHT * self._delivered_s
+        self._delivered_bytes += in_flight * size_bytes - _DELIVERY_WEIGHT * self._delivered_bytes
+        self._delivered_s += took_s - self._least_s - _DELIVERY_WEIGHT * self._delivered_s
 
     def get_s(self, size_bytes: int) -> float | None:
         """Return how long a GET of `size_bytes` takes when it is late; None before the first one of any size.

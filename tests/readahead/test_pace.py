@@ -198,6 +198,8 @@ def test_no_more_is_begun_than_a_slow_link_delivers_in_five_seconds() -> None:
     assert not known.is_full(6, MIB)
     slow_to_begin = seen((32, 256 * KIB, 4.0, 4), (32, PART, 4.093, 5))
     assert not slow_to_begin.is_full(128, PART)
+    outage_is_over = seen((64, PART, 0.9, 9), (9, PART, 55.0, 9), (16, PART, 0.9, 5))  # 10 MB/s each
+    assert not outage_is_over.is_full(12, PART)
     late_and_small = seen((16, 4 * KIB, 0.02, 1), (16, 4 * KIB, 0.2, 1), (1, PART, 0.113, 4))
     assert not late_and_small.is_full(4, PART)
 
