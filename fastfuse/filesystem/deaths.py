@@ -36,6 +36,8 @@ class Deaths:
         self._record = DeathRecord(read_deadline_s)
         self._memory = MemoryRecord(oom_kills())
         self._silence = Silence(worker, counters)
+        # Announced paths that workers have taken until the last death.
+        self._taken_paths = 0
         # At the last death the request that was waited for was failed.
         self._has_refused = False
 
@@ -61,7 +63,10 @@ class Deaths:
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
             has_retired=worker.exit_code == 0,
         )
-        _log.warning("%s; starting another", self._what_happened(session))
+        taken = counters.get("fastfuse_hints", "taken")
+        ended = "; orders that 'fastfuse hint' has announced end with it" if taken > self._taken_paths else ""
+        self._taken_paths = taken
+        _log.warning("%s; starting another%s", self._what_happened(session), ended)
         if poisoned := self._in_hand.worker_died(session.requests, was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
         refused = session.refuse_deadly_request(was_killed=worker.was_killed)

@@ -43,10 +43,12 @@ def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
     now_s, counted = 0.0, 3
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "oom_kills", lambda: counted)
-    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
+    counters = Counters()
+    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
     counted = 4  # another process of the control group
     deaths.look(None)
     now_s = 3600.0
+    counters.count("fastfuse_hints", 3, "taken")
     deaths.note(session)
     assert "memory ran out" not in caplog.text
     now_s, counted = 7200.0, 5  # the worker
@@ -54,6 +56,7 @@ def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
     now_s += 1
     deaths.note(session)
     assert caplog.text.count("memory ran out") == 1
+    assert caplog.text.count("killed; starting another; orders that 'fastfuse hint' has announced end with it") == 1
 
 
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
