@@ -205,7 +205,7 @@ class S3Client:
         began_s = trio.current_time()
         get, failed = _Get(ref, start, end), None
         if end - start <= TASK_BYTES:
-            # The connection ends it, not a deadline: that scope, and turns of trio's loop, are a fifth of the CPU time.
+            # The connection's own patience ends a stalled reply. A deadline here would take a fifth of the CPU time.
             try:
                 reply = await self._get_at_once(get)
                 if reply is not None:
