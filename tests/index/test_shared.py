@@ -183,7 +183,7 @@ def test_an_index_of_an_earlier_format_is_replaced_once(server: LoopbackServer, 
     opened(server.endpoint_url)
     now = held(server)
     assert now is not None
-    shared_bucket(server).put(PLACE.path, now[:8] + b"\2" + now[9:], modified_s=clock.now_s)
+    shared_bucket(server).put(PLACE.path, now[:8] + b"\2" + now[9:], modified_s=int(clock.now_s))
     clock.now_s += age_s
     replaced = opened(server.endpoint_url)
     lists = server.count("ListObjectsV2")
