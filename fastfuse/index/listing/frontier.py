@@ -30,8 +30,6 @@ from typing import Final
 
 from fastfuse.objects import MAX_KEY_BYTES
 
-# Names differ before this position; it also bounds the arithmetic.
-_MAX_POSITIONS = 128
 # Enough digits to distinguish 2^48 keys behind a common prefix.
 _RESOLUTION = 1 << 48
 # The alphabets learn from this many keys a page, evenly spread: the other keys would add little.
@@ -69,17 +67,20 @@ class Alphabets:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._seen: list[set[str]] = []
+        self._last_key = ""
         self._letters: dict[int, str] = {}
 
     def learn(self, keys: list[str]) -> None:
         """Learn from a page of keys, which all begin with the prefix."""
         step = max(len(keys) // _SAMPLES_PER_PAGE, 1)
-        start = len(self.prefix)
+        # What all of them share with a key that was learned before is known.
+        shared = commonprefix([self._last_key, *keys[:1], *keys[-1:]])  # noqa: RUF071 - characters are compared
+        start = max(len(self.prefix), len(shared))
         for key in [*keys[::step], *keys[-1:]]:
-            tail = key[start : start + _MAX_POSITIONS]
-            while len(self._seen) < len(tail):
-                self._seen.append(set())
-            for position, character in enumerate(tail):
+            self._last_key = key
+            for position, character in enumerate(key[start:MAX_KEY_BYTES], start - len(self.prefix)):
+                if position == len(self._seen):
+                    self._seen.append(set())
                 seen = self._seen[position]
                 if character not in seen:
                     seen.add(character)

@@ -106,6 +106,7 @@ _CHANCE = random.Random(7)
 # Made when they are tried: each worker of the tests imports this module.
 SHAPES: dict[str, Callable[[int], str]] = {
     "flat": "file-{:08}".format,
+    "deep": ("level=x/" * 20 + "file-{:08}").format,
     "unpadded": "img_{}.jpg".format,
     "folders": lambda number: f"dir{number // 200:04}/file-{number % 200:06}.jpg",
     "hex": lambda _: f"{_CHANCE.getrandbits(64):016x}/obj",
