@@ -22,7 +22,7 @@ MAX_EXTENT_BYTES = 64 << 20
 _WRITER_WAITS_S = 5.0
 # A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
 _READER_WAITS_S = 0.01
-_NEVER = (1 << 63) - 1
+NEVER = (1 << 63) - 1
 
 _SCHEMA = """
 CREATE TABLE segments (
@@ -36,6 +36,16 @@ CREATE TABLE extents (
 CREATE INDEX extents_of_segment ON extents (segment);
 CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
+"""
+# What an index of this format may lack. Triggers keep the sum true whichever version of fastfuse changes `segments`.
+_LATER = """
+CREATE INDEX IF NOT EXISTS segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
+CREATE TABLE IF NOT EXISTS room (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
+INSERT OR REPLACE INTO room SELECT 1, coalesce(sum(size), 0) FROM segments EXCEPT SELECT id, bytes FROM room;
+CREATE TRIGGER IF NOT EXISTS segment_added AFTER INSERT ON segments
+BEGIN UPDATE room SET bytes = bytes + new.size; END;
+CREATE TRIGGER IF NOT EXISTS segment_evicted AFTER DELETE ON segments
+BEGIN UPDATE room SET bytes = bytes - old.size; END;
 """
 # The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
 # all of them had been hit once when they came.
@@ -99,6 +109,8 @@ def create(path: str) -> bool:
         if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             return False
         _check_format(connection)
+        with _transaction(connection):
+            _complete(connection)
         return True
 
 
@@ -108,6 +120,12 @@ def _check_format(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"another version of fastfuse made it, in format {found} and not {FORMAT}")
 
 
+def _complete(connection: sqlite3.Connection) -> None:
+    """Add what an index may lack, and correct the sum of its segments."""
+    for statement in _LATER.split(";\n"):
+        connection.execute(statement)
+
+
 def create_in(connection: sqlite3.Connection) -> None:
     """Make an empty database an index."""
     with _transaction(connection):
@@ -115,6 +133,7 @@ def create_in(connection: sqlite3.Connection) -> None:
             return
         for statement in _SCHEMA.split(";\n"):
             connection.execute(statement)
+        _complete(connection)
         # A number is never given again, also not by an index that takes this one's place.
         connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -242,9 +261,9 @@ class Index:
 
     def room_bytes(self) -> int:
         """Return the bytes of all segments."""
-        return int(self._connection.execute("SELECT coalesce(sum(size), 0) FROM segments").fetchone()[0])
+        return int(self._connection.execute("SELECT bytes FROM room").fetchone()[0])
 
-    def victims(self, most: int, unasked_since: int = _NEVER) -> list[tuple[int, int]]:
+    def victims(self, most: int, unasked_since: int = NEVER) -> list[tuple[int, int]]:
         """Return segments that may go, with the return that is expected of each: the longest first.
 
         Segments that were asked for since the time `unasked_since` are left out.
@@ -255,10 +274,21 @@ class Index:
             (unasked_since, most),
         ).fetchall()
 
-    def evict(self, number: int) -> int:
-        """Forget a segment and what lies in it; return the bytes that were in it."""
+    def return_bytes(self, number: int, unasked_since: int = NEVER) -> int:
+        """Return the return that is expected of a segment now; -1 if it may not go, or is gone."""
+        row = self._connection.execute(
+            f"SELECT {_RETURN} FROM segments, (SELECT asked AS now FROM clock)"
+            " WHERE id = ? AND NOT pinned AND hit_at < ?",
+            (number, unasked_since),
+        ).fetchone()
+        return -1 if row is None else int(row[0])
+
+    def evict(self, number: int, *, also_pinned: bool = True) -> int | None:
+        """Forget a segment and what lies in it; return the bytes that were in it, or None if it is pinned and stays."""
         with _transaction(self._connection):
             segment = self.segment(number)
+            if segment is not None and not also_pinned and self.return_bytes(number) < 0:
+                return None
             self._connection.execute("DELETE FROM extents WHERE segment = ?", (number,))
             self._connection.execute("DELETE FROM segments WHERE id = ?", (number,))
         return 0 if segment is None else segment.filled_bytes

@@ -223,19 +223,21 @@ class Filling:
                 self.flush()
 
 
-def evict(index: Index, segments: Segments, number: int) -> int:
+def evict(index: Index, segments: Segments, number: int, *, also_pinned: bool = True) -> int | None:
     """Let a segment go that the caller has `locked`, its rows first; return the bytes that were in it.
 
-    A full disk has no room for the transaction either. Then the segment is emptied before it.
+    Without `also_pinned`, a pinned one stays, and None is returned. A full disk has no room for the transaction either;
+    then the segment is emptied before it.
     """
     try:
-        size_bytes = index.evict(number)
+        size_bytes = index.evict(number, also_pinned=also_pinned)
     except sqlite3.Error as error:
         if not is_full(error):
             raise
         segments.empty(number)
         size_bytes = index.evict(number)
-    segments.remove(number)
+    if size_bytes is not None:
+        segments.remove(number)
     return size_bytes
 
 

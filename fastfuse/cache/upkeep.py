@@ -60,7 +60,7 @@ def clear(cache: OpenCache) -> dict[str, int]:
     for number in index.segments().keys() | set(segments.numbers()):
         with segments.locked(number) as is_ours:
             if is_ours:
-                size_bytes += evict(index, segments, number)
+                size_bytes += evict(index, segments, number) or 0
             removed += is_ours
             busy += not is_ours
     return {"segments": removed, "bytes": size_bytes, "busy_segments": busy}

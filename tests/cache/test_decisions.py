@@ -64,7 +64,7 @@ def test_the_catalog_finds_what_was_committed_and_not_evicted(steps: list[tuple[
             index.commit([(first, extent)], {ids[rest[2]]: 5}, {}, asked)
             asked = 0
         elif kind == "evict":
-            assert index.evict(ids[first]) >= 0
+            index.evict(ids[first])
             is_there[first] = False
             rows = {place: extent for place, extent in rows.items() if extent.segment != ids[first]}
         elif kind == "hit" and is_there[first]:

@@ -4,10 +4,10 @@
 new ranges (`cut`). The ranges are disjoint and cover the prefix at any time, also when a request fails and is repeated.
 
 There are two ways to cut. Where folders are known (`mark`: a LIST with a delimiter returns a thousand of them for one
-request), a range is cut between folders, and no piece is empty. Elsewhere a cut is a guess, and a guess that hits
-nothing costs one request. So the first pages are listed serially, and the pages found so far bound the guesses: a
-prefix of a few thousand objects takes a handful of requests more than a serial listing, a prefix of a million at most a
-quarter more.
+request), a range is cut between folders, and no piece is empty. Elsewhere, and in a folder of many pages, a cut is a
+guess, and a guess that hits nothing costs one request. So the first pages are listed serially, and the pages found so
+far bound the guesses: a prefix of a few thousand objects takes a handful of requests more than a serial listing, a
+prefix of a million at most a quarter more.
 
 A guess treats keys as numbers. Names in a data set are mostly counters, hashes and a few fixed words, so each position
 of a key (behind the listed prefix) is a digit in an alphabet learned from the keys seen there (`Alphabets`). One
@@ -23,15 +23,15 @@ loses a key, because the pieces of a cut are disjoint and cover the range.
 import math
 import string
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import commonprefix
 from typing import Final
 
 from fastfuse.objects import MAX_KEY_BYTES
 
-# Names differ before this position; it also bounds the arithmetic.
-_MAX_POSITIONS = 128
+LAST_CHARACTER: Final = "\U0010ffff"
 # Enough digits to distinguish 2^48 keys behind a common prefix.
 _RESOLUTION = 1 << 48
 # The alphabets learn from this many keys a page, evenly spread: the other keys would add little.
@@ -48,6 +48,8 @@ _PAGES_PER_GUESS: Final = 4
 _MIN_PAGES_PER_PIECE: Final = 2.0
 _MAX_PAGES_PER_PIECE: Final = 6.0
 _PAGES_UNTIL_LARGER_PIECES: Final = 64
+# So many pages in one folder, and it is cut off from the others, which are no measure of it.
+_PAGES_OF_LARGE_FOLDER: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +71,20 @@ class Alphabets:
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
         self._seen: list[set[str]] = []
+        self._last_key = ""
         self._letters: dict[int, str] = {}
 
     def learn(self, keys: list[str]) -> None:
         """Learn from a page of keys, which all begin with the prefix."""
         step = max(len(keys) // _SAMPLES_PER_PAGE, 1)
-        start = len(self.prefix)
+        # What all of them share with a key that was learned before is known.
+        shared = commonprefix([self._last_key, *keys[:1], *keys[-1:]])  # noqa: RUF071 - characters are compared
+        start = max(len(self.prefix), len(shared))
         for key in [*keys[::step], *keys[-1:]]:
-            tail = key[start : start + _MAX_POSITIONS]
-            while len(self._seen) < len(tail):
-                self._seen.append(set())
-            for position, character in enumerate(tail):
+            self._last_key = key
+            for position, character in enumerate(key[start:MAX_KEY_BYTES], start - len(self.prefix)):
+                if position == len(self._seen):
+                    self._seen.append(set())
                 seen = self._seen[position]
                 if character not in seen:
                     seen.add(character)
@@ -143,15 +148,15 @@ class _NumberLine:
         return positions
 
     def number(self, key: str) -> int:
-        """Return the number of `key`; for a key outside the alphabets, the nearest number below it."""
+        """Return the number of `key`; for a key outside the alphabets, the nearest number above it."""
         tail = key[len(self._common) :] if key.startswith(self._common) else ""
         value = 0
         is_exact = True
         for position, letters in enumerate(self._bases):
             digit = 0
             if is_exact and position < len(tail):
-                digit = min(bisect_left(letters, tail[position]), len(letters) - 1)
-                is_exact = letters[digit] == tail[position]
+                digit = bisect_left(letters, tail[position])
+                is_exact = letters[digit : digit + 1] == tail[position]
             value = value * len(letters) + digit
         return value
 
@@ -201,10 +206,12 @@ class Span:
 
     range: KeyRange
     cursor: str
+    # It began at a guess, and not at a folder.
+    is_guess: bool = False
     pages: int = 0
     is_done: bool = False
-    # The beginning of the last page. The density of keys is that of this page alone, because it may differ elsewhere.
-    last_page_after: str = ""
+    # The beginnings of the last pages. The density of keys is that of the last page, because it may differ elsewhere.
+    page_afters: deque[str] = field(default_factory=lambda: deque(maxlen=_PAGES_OF_LARGE_FOLDER))
     # The estimate after the last page.
     pages_left: float = 0.0
 
@@ -221,9 +228,10 @@ class Frontier:
         self._alphabets = Alphabets(prefix)
         self.active: list[Span] = [Span(KeyRange(""), "")]
         self.page_count = 0
-        self.key_count = 0
+        self._guess_pages = self._guess_keys = 0
         self._full_page = 1
-        self._greatest = ""
+        # The greatest key seen, by folder ("" for those in no marked folder).
+        self._greatest: dict[str, str] = {}
         self._marks: list[str] = []
 
     def mark(self, folders: Iterable[str]) -> None:
@@ -236,15 +244,19 @@ class Frontier:
         `keys` are sorted. The others lie behind the span's end, where another span lists them.
         """
         until = span.range.until
-        self._greatest = max(self._greatest, keys[-1]) if keys else self._greatest
+        for key in keys[-1:]:
+            folder = self._folder(key)
+            self._greatest[folder] = max(self._greatest.get(folder, ""), key)
         is_last = not is_truncated or (until is not None and bool(keys) and keys[-1] >= until)
         mine = keys if until is None else keys[: bisect_right(keys, until)]
         self.page_count += 1
-        self.key_count += len(mine)
+        if span.is_guess:
+            self._guess_pages += 1
+            self._guess_keys += len(mine)
         self._full_page = max(self._full_page, len(keys))
         if mine:
             span.pages += 1
-            span.last_page_after = span.cursor or mine[0]
+            span.page_afters.append(span.cursor or mine[0])
             span.cursor = mine[-1]
             self._alphabets.learn(mine)
             if not is_last:
@@ -277,26 +289,28 @@ class Frontier:
         return min(_MIN_PAGES_PER_PIECE + self.page_count / _PAGES_UNTIL_LARGER_PIECES, _MAX_PAGES_PER_PIECE)
 
     def _guesses_left(self) -> int:
-        unproven = sum(not span.pages for span in self.active)
-        wasted = self.page_count - self.key_count // self._full_page
+        unproven = sum(span.is_guess and not span.pages for span in self.active)
+        wasted = self._guess_pages - self._guess_keys // self._full_page
         return _FREE_GUESSES + self.page_count // _PAGES_PER_GUESS - wasted - unproven
 
     def _estimate(self, span: Span) -> float:
         """Estimate the pages that `span` will still bring."""
         marks = self._marks_in(span.rest)
-        if marks:
-            passed = self._marks_in(KeyRange(span.range.after, span.cursor))
-            return len(marks) * span.pages / max(len(passed), 1)
-        return pages_left(span.rest, span.last_page_after, self._alphabets)
+        if not marks:
+            return pages_left(self._rest_of_folder(span), span.page_afters[-1], self._alphabets)
+        passed = self._marks_in(KeyRange(span.range.after, span.cursor))
+        least = _MAX_PAGES_PER_PIECE if self._is_in_large_folder(span) else 0.0
+        return max(len(marks) * span.pages / max(len(passed), 1), least)
 
     def _cut(self, span: Span, capacity: int) -> list[Span]:
         cuts = self._choose_cuts(span, min(capacity, int(span.pages_left / self._piece_pages())))
         if not cuts:
             return []
+        is_guess = not self._marks_in(span.rest)
         mine, *others = span.rest.split(cuts)
         span.range = KeyRange(span.range.after, mine.until)
         span.pages_left = 0.0 if self._marks_in(mine) else span.pages_left / (len(cuts) + 1)
-        spans = [Span(piece, piece.after) for piece in others]
+        spans = [Span(piece, piece.after, is_guess) for piece in others]
         self.active += spans
         return spans
 
@@ -304,15 +318,35 @@ class Frontier:
         rest = span.rest
         if marks := self._marks_in(rest):
             count = min(count, len(marks))
-            return [self._marks[marks[len(marks) * step // (count + 1)]] for step in range(1, count + 1)]
+            first = 0 if self._is_in_large_folder(span) else 1  # the next folder, or a piece further
+            steps = range(first, first + count)
+            return [self._marks[marks[len(marks) * step // (count + first)]] for step in steps]
         count = min(count, self._guesses_left())
         if count <= 0:
             return []
-        if self._greatest > span.cursor:
+        rest, folder = self._rest_of_folder(span), self._folder(span.cursor)
+        if self._greatest.get(folder, "") > span.cursor:
             return cut_evenly(rest, count, self._alphabets)
-        if any(other.range.after >= span.cursor and not other.pages for other in self.active if other is not span):
+        unproven = [other.range.after for other in self.active if not other.pages]
+        if any(after >= span.cursor and self._folder(after) == folder for after in unproven):
             return []  # guesses behind it are in flight and will show how far the keys reach
-        return cut_galloping(rest, span.last_page_after, count, self._alphabets)
+        return cut_galloping(rest, span.page_afters[-1], count, self._alphabets)
+
+    def _folder(self, key: str) -> str:
+        """Return the marked folder in which `key` lies, or an empty string."""
+        at = bisect_right(self._marks, key)
+        return self._marks[at - 1] if at and key.startswith(self._marks[at - 1]) else ""
+
+    def _rest_of_folder(self, span: Span) -> KeyRange:
+        """Return the part of the span's rest that lies in the folder of its cursor; all of it if that is in none."""
+        rest, folder = span.rest, self._folder(span.cursor)
+        end = folder + LAST_CHARACTER
+        return KeyRange(rest.after, end) if folder and (rest.until is None or end < rest.until) else rest
+
+    def _is_in_large_folder(self, span: Span) -> bool:
+        """Return whether the last pages of `span` lay in one folder."""
+        afters = span.page_afters
+        return len(afters) == _PAGES_OF_LARGE_FOLDER and not self._marks_in(KeyRange(afters[0], span.cursor))
 
     def _marks_in(self, span: KeyRange) -> range:
         """Return the indexes of the marks strictly inside `span`."""

@@ -30,7 +30,7 @@ from fastfuse.index.listing.acceptance import (
     samples,
     shown_names,
 )
-from fastfuse.index.listing.frontier import Frontier, Span
+from fastfuse.index.listing.frontier import LAST_CHARACTER, Frontier, Span
 from fastfuse.index.listing.page import Page, Pager
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -41,7 +41,6 @@ _log = logging.getLogger(__name__)
 
 # The sweep requests folder names this deep, while there is only one folder: train/, train/images/, ...
 _MAX_FOLDER_PROBES: Final = 4
-_LAST_CHARACTER: Final = "\U0010ffff"
 _STUCK = "the listing does not advance"
 
 
@@ -204,7 +203,7 @@ class _Lister:
             folder, slash, _ = refs[0].key.removeprefix(prefix).partition("/")
             if not slash:
                 raise
-            behind = await self._pager.page(prefix, start_after=prefix + folder + slash + _LAST_CHARACTER)
+            behind = await self._pager.page(prefix, start_after=prefix + folder + slash + LAST_CHARACTER)
             if not behind.keys:
                 raise
             await check_readable(self._reader, samples(behind.columns.refs(self._source.bucket)))
@@ -235,7 +234,7 @@ def _folder(path: str) -> str:
 
 def _last_name(page: Page) -> bytes:
     """Return the last key of `page`, or the end of its last common prefix if no key lies behind it."""
-    ends = [prefix + _LAST_CHARACTER.encode() for prefix in page.common_prefixes[-1:]]
+    ends = [prefix + LAST_CHARACTER.encode() for prefix in page.common_prefixes[-1:]]
     return max(page.keys[-1:] + ends)
 
 

@@ -1,0 +1,103 @@
+"""A full tier, whose thread is this test: what goes next is known without a look at every segment."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from unittest.mock import Mock, patch
+
+import pytest
+
+from fastfuse.cache import writer
+from fastfuse.cache.catalog import Index
+from fastfuse.cache.directory import OpenCache, open_cache, prepare
+from fastfuse.cache.segments import Segments
+from fastfuse.metrics import Counters
+from tests.cache.node import MIB, settings_of
+
+SEGMENTS = 200
+
+
+def fill(directory: Path) -> None:
+    """Fill a tier with segments, of which nobody has asked for the first ones for longest."""
+    prepare(settings_of(directory, size_bytes=(SEGMENTS + 1) * MIB), os.geteuid())
+    with closing(sqlite3.connect(directory / "index.db")) as connection, connection:
+        connection.execute("UPDATE clock SET asked = ?", (1000 * MIB,))
+        connection.executemany(
+            f"INSERT INTO segments VALUES (?, {MIB}, {MIB}, 0, ?, ?, 0)",
+            [(number, number * MIB, number * MIB) for number in range(1, SEGMENTS + 1)],
+        )
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[OpenCache]:
+    fill(tmp_path)
+    cache = open_cache(settings_of(tmp_path, size_bytes=(SEGMENTS + 1) * MIB), os.geteuid())
+    yield cache
+    cache.close()
+
+
+@pytest.fixture
+def full(cache: OpenCache) -> writer.Writer:
+    with patch("threading.Thread"):
+        full = writer.Writer(
+            cache, Segments(cache.directory_fd), Mock(), Counters(), queue_bytes=MIB, tell=lambda *_: None
+        )
+    full._tick()
+    return full
+
+
+def roll(full: writer.Writer) -> None:
+    assert full._roll(0, {})
+    assert full._open is not None
+    full._commit([], {full._open.segment.id: MIB})
+
+
+def test_a_tick_and_a_roll_look_at_few_segments(cache: OpenCache, full: writer.Writer) -> None:
+    roll(full)
+    full._tick()
+    ran: list[str] = []
+    cache.writing.set_trace_callback(ran.append)
+    full._tick()
+    roll(full)
+    cache.writing.set_trace_callback(None)
+    plans = [
+        plan
+        for statement in ran
+        if not statement.startswith(("BEGIN", "COMMIT", "--"))
+        for *_, plan in cache.writing.execute(f"EXPLAIN QUERY PLAN {statement}")
+    ]
+    assert any(plan.startswith("SEARCH segments") for plan in plans)
+    assert [plan for plan in plans if plan.startswith("SCAN segments") and "segments_with_room" not in plan] == []
+
+
+def test_a_listed_segment_stays_that_is_pinned_or_hit_and_one_that_is_gone_is_passed_over(
+    cache: OpenCache, full: writer.Writer
+) -> None:
+    other = Index(cache.reading, waits=True)
+    other.pin([1])
+    other.evict(2)
+    other.commit([], {}, {3: MIB}, 0)
+    assert full._evict()
+    assert sorted(full._index.segments())[:3] == [1, 3, 5]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["DROP TABLE room", "UPDATE room SET bytes = 1", "DROP TRIGGER segment_evicted", "DROP TRIGGER segment_added"],
+)
+def test_the_bytes_of_all_segments_are_counted_again_when_a_tier_is_opened(
+    change: str, cache: OpenCache, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "index.db")) as connection:
+        for trigger in ("segment_evicted", "segment_added") if change == "DROP TABLE room" else ():
+            connection.execute(f"DROP TRIGGER {trigger}")
+        connection.execute(change)
+        connection.commit()
+    prepare(cache.settings, os.geteuid())
+    index = Index(cache.writing)
+    assert index.room_bytes() == SEGMENTS * MIB
+    index.evict(1)
+    assert index.add(MIB, SEGMENTS * MIB) is not None
+    assert index.room_bytes() == SEGMENTS * MIB
