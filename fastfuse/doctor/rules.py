@@ -52,6 +52,7 @@ class Facts:
     memory_limit_bytes: int | None
     # What the control group lets this process use of the CPUs, in CPUs; None if all.
     cpu_limit: float | None
+    updatedb_reads_mounts: bool
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -98,6 +99,12 @@ def findings(facts: Facts) -> list[Finding]:
             Finding("CPU limit", Level.OK, "none" if cpus is None else f"{cpus:g} CPUs"),
             f"{cpus or 0:g} CPUs in this control group: reads wait for the rest of each period",
             "allow one CPU or more, or set no limit",
+        ),
+        _warn_unless(
+            not facts.updatedb_reads_mounts,
+            Finding("updatedb", Level.OK, "no mount is read at night"),
+            "updatedb reads every directory of each mount, each night",
+            "add fuse.fastfuse to PRUNEFS in /etc/updatedb.conf",
         ),
     ]
 
