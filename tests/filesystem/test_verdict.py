@@ -144,6 +144,8 @@ FITTING = replace(
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),
         (replace(SLOW, cpu_s=1400, cpus=0), "network limit"),
+        # Two mounts with as many small requests are no better than one.
+        (replace(FAULTS["CPU limit"], readahead_kib=128), "readahead not permitted"),
         # What is fetched and not read yet is no waste.
         (replace(SLOW, fetched_bytes=120 * GB), "network limit"),
         # A source that fits into the memory is not short of it.

@@ -303,6 +303,12 @@ RULES: Final = (
         "give it more: a larger host, or a higher limit of its container or service",
     ),
     Rule(
+        "readahead not permitted",
+        lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
+        lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
+        "mount as root or where /sys is writable, or see docs/TUNING.md",
+    ),
+    Rule(
         "CPU limit",
         lambda it: it.loop_cpu_s >= _BUSY * _asked_s(it),
         lambda it: f"the loop that takes requests was at work in {it.loop_cpu_s / _asked_s(it):.0%} of the time",
@@ -313,12 +319,6 @@ RULES: Final = (
         _is_short_of_memory,
         lambda it: f"{it.readers:.0f} readers waited at a time, within {format_size(it.memory_target_bytes)}",
         "raise --memory-target, or read fewer files at a time",
-    ),
-    Rule(
-        "readahead not permitted",
-        lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
-        lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
-        "mount as root or where /sys is writable, or see docs/TUNING.md",
     ),
     Rule(
         "local tier limit",
