@@ -90,7 +90,7 @@ def fastfuse_mount(server: Server, place: Path, limits: Limits, *options: str) -
     """``fastfuse mount``."""
     arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
     arguments += ["--part-size", str(limits.part_bytes), "--max-connections", str(limits.max_connections)]
-    arguments += ["--no-index-cache", *options]
+    arguments += options
     if server.ca_bundle is not None:
         arguments += ["--ca-bundle", str(server.ca_bundle)]
     uri, root = f"s3://{server.bucket}", make_mountpoint(place)

@@ -281,7 +281,7 @@ def measure(fleet: Fleet) -> Outcome:
             root = Path(place, str(host))
             root.mkdir()
             arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-            arguments += ["--memory-target", "128MiB", "--no-index-cache"]
+            arguments += ["--memory-target", "128MiB"]
             arguments += ["--index", f"s3://{_BUCKET}/set.index", "--index-max-age", "1h"] * fleet.shares_index
             log = Path(place, f"log{host}")
             exits.enter_context(

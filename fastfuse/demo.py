@@ -238,7 +238,7 @@ def _served(directory: Path) -> Iterator[str]:
 def _mounted(endpoint_url: str, root: Path) -> Iterator[None]:
     """Mount the local server's bucket at `root`, and wait at the end until the daemon that serves it is gone."""
     options: dict[str, api.Option] = {"region": "us-east-1", "force_path_style": True, "no_sign_request": True}
-    with api.mount(f"s3://{_BUCKET}", root, endpoint_url=endpoint_url, no_index_cache=True, **options):
+    with api.mount(f"s3://{_BUCKET}", root, endpoint_url=endpoint_url, **options):
         pid = api.stats(root)["pid"]
         yield
     with suppress(ProcessLookupError):

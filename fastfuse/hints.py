@@ -99,7 +99,7 @@ def order(paths: Iterable[AnyPath], mountpoint: AnyPath) -> Iterator[None]:
 
 
 def hand_over(paths: Iterable[AnyPath], mountpoint: AnyPath, *, meanwhile: Callable[[], object] | None = None) -> None:
-    """Announce `paths` as `order` does, and return when the last is taken; what is announced by then stands.
+    """Announce `paths` as `order` does, and return when the last is taken; the order then stands until the worker ends.
 
     `meanwhile` is called after each 20 s in which the turn of this order has not come, and may raise an error.
 
@@ -291,7 +291,7 @@ class _Sender:
     def finish(self) -> None:
         """Say that this was the whole order, and wait until it is taken.
 
-        If a worker dies before that, the next one gets the last paths again, in the place of what it kept of the order.
+        If a worker dies before that, the next one gets the last paths again.
         """
         for _ in range(_ATTEMPTS):
             with suppress(OSError):

@@ -30,7 +30,6 @@ ENVIRONMENT: Mapping[str, str] = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": "/nonexistent",
     "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-    "FASTFUSE_NO_INDEX_CACHE": "1",
     "PYTHONWARNINGS": "error::ResourceWarning",
 }
 

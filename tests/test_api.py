@@ -38,7 +38,7 @@ def options(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     access = {"endpoint_url": server.endpoint_url, "region": "us-east-1", "force_path_style": True}
-    return {**access, "memory_target": "256MiB", "no_index_cache": True, "log_file": tmp_path / "log"}
+    return {**access, "memory_target": "256MiB", "log_file": tmp_path / "log"}
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -9,10 +9,13 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -45,7 +48,7 @@ def counters() -> Counters:
 @pytest.fixture
 def scrape(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, int]]:
     """The address of an endpoint in a process of its own, as the supervisor starts it; less patient than that."""
-    monkeypatch.setattr(scrapes._QuietHandler, "timeout", 0.2)
+    monkeypatch.setattr(scrapes, "_REQUEST_WITHIN_S", 0.2)
     with bind_metrics("127.0.0.1", 0) as listener:
         host, port = listener.getsockname()
         server = fork_child(lambda: serve_metrics(listener, {"": counters}))
@@ -125,7 +128,7 @@ def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() ->
 def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
     counters: Counters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(scrapes._QuietHandler, "timeout", None)
+    monkeypatch.setattr(scrapes, "_REQUEST_WITHIN_S", math.inf)
 
     def serve() -> None:
         monkeypatch.setattr(sys, "stderr", (tmp_path / "stderr").open("w", buffering=1))
@@ -145,10 +148,36 @@ def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
     assert (tmp_path / "stderr").read_text() == ""
 
 
-def test_a_client_that_says_nothing_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
+def test_a_client_that_says_nothing_or_little_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
     with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
+    with socket.create_connection(scrape, timeout=0.05) as slow:
+        received = None
+        while received is None:
+            with suppress(TimeoutError):
+                try:
+                    slow.send(b"G")
+                    received = slow.recv(1)
+                except ConnectionError:
+                    break
     assert "fastfuse_requests_total" in scraped(scrape)
+
+
+def test_more_clients_than_there_may_be_threads_are_hung_up_on_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scrapes._Server, "_until_s", {})
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    clients = [Mock() for _ in range(scrapes._MAX_CLIENTS + 1)]
+    with scrapes._Server(("127.0.0.1", 0), scrapes._QuietHandler) as server:
+        assert [server.verify_request(client, None) for client in clients] == [True] * scrapes._MAX_CLIENTS + [False]
+        server.shutdown_request(clients[0])
+        assert server.verify_request(clients[-1], None)
+        server.shutdown_request(clients[-1])
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as client:
+            server.handle_request()
+            assert client.recv(1) == b""
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,6 @@ def _fastfuse_run(server: Server, place: Path, channels: Sequence[Mapping[str, A
     job.write_text(json.dumps(list(channels)))
     command = [sys.executable, "-m", "fastfuse", "run", "--job", str(job), "--base-dir", str(place / "ml")]
     command += ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
-    command += ["--no-index-cache"]
     return command if server.ca_bundle is None else [*command, "--ca-bundle", str(server.ca_bundle)]
 
 

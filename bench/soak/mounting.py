@@ -33,7 +33,7 @@ class SoakMount(MountProcess):
         self.root = make_mountpoint(place)
         arguments = ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
         arguments += ["--memory-target", memory_target, *options]
-        environment = {**_write_credentials(place), "FASTFUSE_NO_INDEX_CACHE": "1"}
+        environment = _write_credentials(place)
         super().__init__(
             f"s3://{BUCKET}", self.root, log_path=place / "log", environment=environment, arguments=arguments
         )

@@ -9,6 +9,7 @@ import logging
 import os
 import sqlite3
 import stat
+import time
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -28,6 +29,9 @@ _OURS = {_INDEX, f"{_INDEX}-wal", f"{_INDEX}-shm", f"{_INDEX}-journal", _CLAIMS,
 _FILTERED_BYTES, _MIN_FILTER_BYTES, _MAX_FILTER_BYTES = 16 << 10, 4 << 10, 32 << 20
 # Names of objects that are noted at a time.
 _ADDED_AT_ONCE = 4096
+# Another mount makes the files in less; a worker that waited for its lock any longer would be killed as hung.
+_MADE_WITHIN_S, _OPENED_WITHIN_S = 10.0, 1.0
+_LOCK_RETRY_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +91,19 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
     try:
         with suppress(FileExistsError):
             path.mkdir(0o700)
-        directory_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory_fd = _open(path)
     except OSError as error:
         raise ConfigurationError(
-            f"--cache {str(path)!r} cannot be used: {error.strerror}", hint="name a directory, or one to be made"
+            f"--cache {str(path)!r} cannot be used: {error.strerror}",
+            hint="name a directory, or one to be made, and no link of another user",
         ) from error
     try:
-        fcntl.flock(directory_fd, fcntl.LOCK_EX)  # another mount may be making the same files
-        # Here alone: later, what lies at the path may be of the owner's choice.
-        uid = os.fstat(directory_fd).st_uid
-        if uid != owner_uid and os.geteuid() in (0, uid) and not os.listdir(directory_fd):
+        # Here alone: later, what lies at the path may be of the owner's choice. One that another user has made keeps
+        # rights that this user chose.
+        if owner_uid != os.fstat(directory_fd).st_uid == os.geteuid() and not os.listdir(directory_fd):
             os.fchown(directory_fd, owner_uid, -1)
         _check(path, directory_fd, owner_uid)
+        _lock(directory_fd, fcntl.LOCK_EX, _MADE_WITHIN_S)  # another mount may be making the same files
         _make_index(path, directory_fd)
         _make_filter(directory_fd, settings.size_bytes)
     except (OSError, sqlite3.Error) as error:
@@ -115,13 +120,13 @@ def open_cache(settings: CacheSettings, owner_uid: int) -> OpenCache:
         OSError, sqlite3.Error: it cannot be used now.
     """
     with ExitStack() as opened:
-        directory_fd = os.open(settings.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory_fd = _open(settings.directory)
         opened.callback(os.close, directory_fd)
         _check(settings.directory, directory_fd, owner_uid)
         claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, claims_fd)
         # Whoever clears a damaged index takes it alone for a moment.
-        fcntl.flock(claims_fd, fcntl.LOCK_SH)
+        _lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
         filter_fd = os.open(_FILTER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, filter_fd)
         os.posix_fadvise(filter_fd, 0, 0, os.POSIX_FADV_WILLNEED)  # nobody who asks it waits for the disk
@@ -141,6 +146,30 @@ def open_or_none(settings: CacheSettings | None, owner_uid: int) -> OpenCache | 
     except (ConfigurationError, OSError, sqlite3.Error) as error:
         _log.warning("the cache %s cannot be used; reads come from S3: %s", settings.directory, error)
         return None
+
+
+def _open(path: Path) -> int:
+    """Open the directory, through a link only if that is root's or this user's: others decide where theirs lead."""
+    if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+        path = path.parent / path.readlink()
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _lock(fd: int, how: int, within_s: float) -> None:
+    """Lock a file for this process; whoever may open it can hold its lock for ever.
+
+    Raises:
+        TimeoutError: another process held it for so long.
+    """
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() >= until_s:
+                raise TimeoutError(f"another process has held its lock for {within_s:g} s") from error
+        time.sleep(_LOCK_RETRY_S)  # noqa: TID251 - no wait for a lock has an end
 
 
 def _index_path(directory_fd: int) -> str:

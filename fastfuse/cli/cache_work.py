@@ -20,6 +20,7 @@ from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
 from fastfuse.cli.status_command import of_this_version
 from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
 from fastfuse.filesystem.processes.children import ask_child
 from fastfuse.filesystem.processes.key_finder import give_up_rights
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
@@ -68,6 +69,11 @@ def plan_of_mount(mountpoint: Path, cache: CacheSettings | None) -> Plan:
         MountError: there is no mount of this user's, it does not answer, or it is of another version.
     """
     entry = entry_of(mountpoint)
+    if entry.owner_uid != os.geteuid():
+        raise ForeignMountError(
+            f"the mount at {mountpoint} is of user {entry.owner_uid}, who says where requests go and what they read",
+            hint=f"warm it as user {entry.owner_uid}, or warm its source",
+        )
     status = ask_status(entry)
     kept = status.get("cache")
     if not kept:

@@ -158,7 +158,7 @@ def _check_mount(
             f"-o {name} does not go with what the manifest has", hint=hint.get(name, "leave it out")
         )
     words = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
-    given = _given(context, source, [*words, "--no-index-cache", *options])
+    given = _given(context, source, [*words, *options])
     known = signature(mount_settings).parameters.keys() - _OF_THE_POD
     mount_settings(**{name: value for name, value in given.items() if name in known})
     parse_part_size(given.get("part_size", "8MiB"), parse_size(memory_target, "--memory-target"))

@@ -3,7 +3,6 @@
 Every check that needs no network is made here, before anything is listed, and fails with one sentence.
 """
 
-import os
 import re
 from collections.abc import Sequence
 from enum import StrEnum
@@ -27,11 +26,8 @@ class ShardBy(StrEnum):
 
 
 # fmt: off
-IndexCache = Annotated[Path | None, setting("--index-cache DIR", INDEX_PANEL,
-    "Keep the last listing of each source here (left out, below your cache directory).")]
-NoIndexCache = Annotated[bool, setting("--no-index-cache", INDEX_PANEL, "Keep no listing.")]
 IndexMaxAge = Annotated[str | None, setting("--index-max-age TIME", INDEX_PANEL,
-    "Take the kept listing if it is no older (90s, 15m, 12h, 7d), instead of listing.")]
+    "Where the index of --index is missing or older (90s, 15m, 12h, 7d), list, and write it there.")]
 Strict = Annotated[bool, setting("--strict", INDEX_PANEL,
     "Fail if any key cannot be shown as a file, instead of leaving it out.")]
 AllowEmpty = Annotated[bool, setting("--allow-empty", INDEX_PANEL,
@@ -41,15 +37,13 @@ AllowEmpty = Annotated[bool, setting("--allow-empty", INDEX_PANEL,
 
 def origin(
     index: Annotated[str | None, setting("--index FILE|S3_URI", INDEX_PANEL,
-        "Take the index that 'fastfuse index' wrote there, instead of listing. With --index-max-age an object of S3 "
-        "is made where it is missing or older: one host lists and writes it, the others wait for it.")] = None,
+        "Take the index that 'fastfuse index' wrote there, instead of listing. With --index-max-age it is made "
+        "where it is missing or older; of an object in S3 one host does so, and the others wait for it.")] = None,
     inventory: Annotated[str | None, setting("--inventory S3_URI", INDEX_PANEL,
         "Take the objects from this manifest.json of an S3 Inventory report (CSV or Parquet), instead of listing.",
     )] = None,
     keys_from: Annotated[Path | None, setting("--keys-from FILE", INDEX_PANEL,
         "Show the keys in this file only, one on each line, instead of listing. Each is asked for its size.")] = None,
-    index_cache: IndexCache = None,
-    no_index_cache: NoIndexCache = False,
     index_max_age: IndexMaxAge = None,
     strict: Strict = False,
     allow_empty: AllowEmpty = False,
@@ -75,35 +69,27 @@ def origin(
     """
     from fastfuse.index.sources.manifests import check_attribute_names  # help does without
 
-    if no_index_cache:
-        # On the command line, it beats the environment.
-        if index is None and index_max_age == os.environ.get("FASTFUSE_INDEX_MAX_AGE"):
-            index_max_age = None
-        if str(index_cache) == os.environ.get("FASTFUSE_INDEX_CACHE"):
-            index_cache = None
     saved = None if index is None else parse_index_place(index)
-    max_age_s = 0.0 if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
-    given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from, "--index-max-age": index_max_age}
+    max_age_s = None if index_max_age is None else parse_duration_s("--index-max-age", index_max_age)
+    given = {"--index": index, "--inventory": inventory, "--keys-from": keys_from}
     named = [name for name, value in given.items() if value is not None]
-    is_aged = named == ["--index", "--index-max-age"]
-    is_shared = is_aged and isinstance(saved, S3Uri) and max_age_s > 0
-    if len(named) > 1 and not is_shared:
+    if len(named) > 1:
+        raise ConfigurationError(f"{named[0]} and {named[1]} contradict each other", hint="an index has one origin")
+    if max_age_s is not None and (saved is None or not max_age_s):
         raise ConfigurationError(
-            f"{named[0]} and {named[1]} contradict each other",
-            hint="an age above 0s goes with an index in S3" if is_aged else "an index has one origin",
+            "--index-max-age goes with --index only, and is above 0s",
+            hint="give --index FILE too, or --index s3://BUCKET/KEY, which many hosts share",
         )
-    other = "--index-cache" if index_cache is not None else "--index-max-age"
-    if no_index_cache and (index_cache is not None or (max_age_s and not is_shared)):
-        raise ConfigurationError(f"--no-index-cache and {other} contradict each other", hint="give one of them")
     if source_type is not SourceKind.PREFIX and (inventory is not None or keys_from is not None):
         raise ConfigurationError(
             f"{named[0]} and --source-type {source_type} contradict each other: the manifest says what there is",
             hint="give one of them",
         )
-    if is_shared and shard is not None and Shard.parse(shard).count > 1 and source_type is not SourceKind.PREFIX:
+    is_part = shard is not None and Shard.parse(shard).count > 1 and source_type is not SourceKind.PREFIX
+    if is_part and max_age_s and isinstance(saved, S3Uri):
         raise ConfigurationError(
             f"hosts share one listing at {index}, and each lists only its shard of a {source_type}",
-            hint="leave --index out, or --shard (S3DataDistributionType); --index-max-age alone keeps listings here",
+            hint="give --index a file of this host, or leave --shard (S3DataDistributionType) out",
         )
     if attribute_name and source_type is not SourceKind.AUGMENTED_MANIFEST:
         raise ConfigurationError(
@@ -117,7 +103,6 @@ def origin(
         inventory=None if inventory is None else S3Uri.given(inventory),
         # A daemon changes to the root directory.
         keys_from=None if keys_from is None else keys_from.absolute(),
-        cache=None if no_index_cache else _index_cache(index_cache),
         max_age_s=max_age_s,
         strict=strict,
         allow_empty=allow_empty,
@@ -149,18 +134,6 @@ def by_channel(option: str, values: Sequence[str], channels: Sequence[str]) -> d
             raise ConfigurationError(f"{option} is given twice for the channel {name}", hint="give it once")
         found[name] = value
     return found
-
-
-def _index_cache(given: Path | None) -> Path | None:
-    """Return the directory of kept listings; None for a user without a home."""
-    if given is not None:
-        return given.absolute()
-    # systemd.exec(5), CacheDirectory=; then the XDG base directory specification, which ignores relative paths.
-    for variable, below in (("CACHE_DIRECTORY", "index"), ("XDG_CACHE_HOME", "fastfuse/index")):
-        if os.environ.get(variable, "").startswith("/"):
-            return Path(os.environ[variable].partition(":")[0], below)
-    home = os.environ.get("HOME", "")
-    return Path(home, ".cache/fastfuse/index") if home.startswith("/") else None
 
 
 def parse_index_place(text: str) -> Path | S3Uri:

@@ -16,6 +16,7 @@ _READAHEAD: Final = "leave it out: readahead grows as files are read, within --m
 _MODES: Final = "--umask takes permissions from 0444 of files and 0555 of directories"
 _EMPTY: Final = "mount on an empty directory"
 _PAGE_CACHE: Final = "leave it out: files are read through the page cache, and past it they are read no faster"
+_INDEX: Final = "no listing is kept unless --index FILE --index-max-age TIME says where and for how long"
 # fmt: off
 INSTEAD: Final[Mapping[str, str]] = {
     "prefix": _SOURCE, "only-dir": _SOURCE,
@@ -32,7 +33,7 @@ INSTEAD: Final[Mapping[str, str]] = {
     "nonempty": _EMPTY, "allow-non-empty": _EMPTY,
     "direct-io": _PAGE_CACHE,
     # Of fastfuse itself, before its first release.
-    "io": _PAGE_CACHE,
+    "io": _PAGE_CACHE, "index-cache": _INDEX, "no-index-cache": _INDEX,
     "allow-root": "--allow-other lets every user in, root too",
     "debug": "--verbose logs in detail", "log-severity": "--verbose logs in detail",
     "url": "write endpoint_url=URL", "use-path-request-style": "write force_path_style",

@@ -75,7 +75,8 @@ def _instead_of(name: str, group: TyperGroup, known: Mapping[str, str]) -> str:
     if any(option in parameter.opts for command in (group, *group.commands.values()) for parameter in command.params):
         return f"{option} has no variable: give it on the command line"
     nearest = get_close_matches(name, known, n=1, cutoff=0.8)
-    return f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help-all' shows which it does; unset it"
+    guess = f"did you mean {nearest[0]}?" if nearest else "'fastfuse mount --help-all' shows which it does; unset it"
+    return instead_of(option) or guess
 
 
 def warn(message: str, *, hint: str, words: Sequence[str]) -> None:

@@ -90,8 +90,6 @@ def run(
     inventory: Annotated[list[str] | None, setting("--inventory [CHANNEL=]S3_URI", INDEX_PANEL,
         "As of 'fastfuse mount', for one channel; its name may be left out where there is only one. Repeat it for "
         "several.")] = None,
-    index_cache: index_options.IndexCache = None,
-    no_index_cache: index_options.NoIndexCache = False,
     index_max_age: index_options.IndexMaxAge = None,
     strict: index_options.Strict = False,
     allow_empty: index_options.AllowEmpty = False,
@@ -133,8 +131,6 @@ def run(
     listed = [item.name for item in described.channels if not isinstance(item.source, LocalDirectory)]
     indexes = by_channel("--index", index or (), listed)
     inventories = by_channel("--inventory", inventory or (), listed)
-    # The age is about what is listed. Where nothing is, it is refused.
-    aged = [name for name in listed if name not in inventories and "://" in indexes.get(name, "s3://")]
     for item in channels:
         if item.is_key_name_prefix and item.name in inventories:
             raise ConfigurationError(
@@ -145,9 +141,7 @@ def run(
         item.name: origin(
             index=indexes.get(item.name),
             inventory=inventories.get(item.name),
-            index_cache=index_cache,
-            no_index_cache=no_index_cache,
-            index_max_age=index_max_age if item.name in aged or not aged else None,
+            index_max_age=index_max_age if item.name in indexes or not indexes else None,
             strict=strict,
             allow_empty=allow_empty,
             source_type=item.source_kind,

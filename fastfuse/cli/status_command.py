@@ -57,7 +57,7 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
         say("nothing of fastfuse is mounted")
     else:
         say("\n\n".join("\n".join(_lines(one, time.time())) for one in found))
-    return 0 if all(one["state"] in {"ok", _NOT_YOURS} for one in found) else _NOT_OK
+    return 0 if all(one["state"] in ("ok", _NOT_YOURS) for one in found) else _NOT_OK
 
 
 def stack(mountpoint: Path, *, as_json: bool) -> int:
@@ -129,10 +129,14 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
     """Return the status of a mount, or one that says why there is none, unless that is an error of `raises`."""
     try:
         # The mount tells where it was made: it may have been moved since, or the place is that of a container.
-        return ask_status(entry) | {"mountpoint": str(entry.path)}
+        found = ask_status(entry) | {"mountpoint": str(entry.path)}
+        list(_lines(found, time.time()))
+        return found
     except raises:
         raise
-    except FastfuseError as error:
+    except (FastfuseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as caught:
+        unknown = MountError("the mount answered what is no status", hint="ask with the fastfuse that mounted it")
+        error = caught if isinstance(caught, FastfuseError) else unknown
         states: dict[type[FastfuseError], str] = {DeadMountError: _DEAD, ForeignMountError: _NOT_YOURS}
         told = {"state": states.get(type(error), "no answer"), "reason": str(error), "hint": error.hint}
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
@@ -141,13 +145,14 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
 def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
-        yield f"  state     {'dead: no process serves it' if one['state'] == _DEAD else one['state']}"
+        yield f"  state     {'dead: no process serves it' if one['state'] == _DEAD else plain(one['state'])}"
         # The reason repeats the mountpoint.
         yield f"  hint      {plain(one['hint'] or one['reason'])}"
         return
     # A mount of another version may not count everything.
     counters, rates = (defaultdict(int, one[name]) for name in ("counters", "rates"))
-    yield f"  state     {one['state']}, mounted for {format_duration(now - one['mounted_at'])}, process {one['pid']}"
+    mounted_for = format_duration(now - one["mounted_at"])
+    yield f"  state     {plain(one['state'])}, mounted for {mounted_for}, process {plain(one['pid'])}"
     if one["version"] != VERSION:
         yield f"  version   {plain(one['version'])}, and this program is {VERSION}: mount again to change that"
     if trouble := one["trouble"]:
@@ -158,16 +163,16 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
     yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
     waiting, stalled = counters["fastfuse_waiting_reads"], rates["fastfuse_stalled_seconds"]
-    reads = "1 read" if waiting == 1 else f"{waiting} reads"
+    reads = "1 read" if waiting == 1 else f"{waiting:,} reads"
     yield f"  waiting   {reads} now; readers waited in {percent(stalled)} of that time"
     held, target = counters["fastfuse_pool_bytes"], one["memory_target_bytes"]
     yield f"  memory    {format_size(held)} of {format_size(target)} for data"
     if cache := one.get("cache"):  # a mount of another version may not say
         yield f"  cache     {_cache(cache, counters)}"
     respawns, hangs = counters["fastfuse_worker_respawns"], counters["fastfuse_worker_hangs"]
-    times = "once" if respawns == 1 else f"{respawns} times"
-    replaced = f", replaced {times} ({hangs} hung)" if respawns else ""
-    yield f"  worker    process {one['worker_pid']}{replaced}"
+    times = "once" if respawns == 1 else f"{respawns:,} times"
+    replaced = f", replaced {times} ({hangs:,} hung)" if respawns else ""
+    yield f"  worker    process {plain(one['worker_pid'])}{replaced}"
     for at, text in one["errors"]:
         yield f"  error     {_moment(at)} {plain(text)}"
 
@@ -176,7 +181,7 @@ def _consequence(trouble: Mapping[str, Any], counters: Mapping[str, float]) -> s
     """Return what a trouble does to requests and reads now."""
     tried = trouble["requests"]
     if tried:
-        return "1 request is tried again" if tried == 1 else f"{tried} requests are tried again"
+        return "1 request is tried again" if tried == 1 else f"{tried:,} requests are tried again"
     return "reads fail" if counters["fastfuse_reads_failing"] else "nothing was answered since"
 
 
@@ -213,7 +218,7 @@ def grown(before: Mapping[str, float], now: Mapping[str, float], name: str) -> f
 
 def failures_in(trouble: Mapping[str, Any]) -> str:
     """Return how often requests failed in a trouble that a mount tells of, by the kind of failure."""
-    return ", ".join(f"{count} × {plain(kind)}" for kind, count in trouble["failures"].items())
+    return ", ".join(f"{plain(count)} × {plain(kind)}" for kind, count in trouble["failures"].items())
 
 
 def percent(share: float) -> str:
@@ -224,9 +229,9 @@ def _moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def plain(text: str) -> str:
-    """Return `text` without what a terminal would obey: keys may hold anything."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+def plain(told: object) -> str:
+    """Return `told` as text without what a terminal would obey: keys, and mounts of others, may say anything."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in str(told))
 
 
 _HEADING = f"{'time':15}  {'process':22}  {'found':6}  {'offset':>13}  {'size':>8}  {'µs':>9}  path"

@@ -91,7 +91,7 @@ class Screen:
         status = self.look.status
         text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
         is_ok = status["state"] == "ok"
-        text.append(status["state"], "green" if is_ok else "bold red")
+        text.append(plain(status["state"]), "green" if is_ok else "bold red")
         text.append(f", mounted for {format_duration(self.now - status['mounted_at'])}")
         yield text
         if trouble := status["trouble"]:
@@ -108,7 +108,7 @@ class Screen:
         )
         waits = f"stalled   {percent(look.stalled):>10}       "
         yield _line(waits).append(_spark([stalled for _, stalled in history], 1.0, bars), "yellow")
-        running = look.work.get("gets_running", "?")
+        running = plain(look.work.get("gets_running", "?"))
         retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
         waiting = counters.get("fastfuse_waiting_reads", 0)
         yield _line(
@@ -119,7 +119,7 @@ class Screen:
     def _memory(self) -> Text:
         status = self.look.status
         memory = self.look.work.get("memory", {})
-        uses = [f"{format_size(size)} {use}" for use, size in memory.items()]
+        uses = [f"{format_size(size)} {plain(use)}" for use, size in memory.items()]
         # The counter is a second old.
         held = sum(memory.values()) if memory else status["counters"].get("fastfuse_pool_bytes", 0)
         text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
@@ -137,10 +137,10 @@ class Screen:
                 percent(stream["blocked_s"] / every_s),
                 f"{stream['waiting_s']:.1f} s" if stream["waiting_s"] else "",
                 f"{stream['bytes'] / 1e6 / every_s:,.1f}",
-                stream["pattern"],
+                Text(plain(stream["pattern"])),
                 format_size(stream["window"]) if stream["window"] else "",
                 format_size(stream["position"]),
-                f"{plain(stream['process'])}[{stream['pid']}]" if stream["pid"] else "",
+                Text(f"{plain(stream['process'])}[{plain(stream['pid'])}]" if stream["pid"] else ""),
                 Text(plain(stream["path"] if width >= _PATH_COLUMNS else stream["path"].rpartition("/")[2])),
             )
         if not rows:

@@ -20,7 +20,7 @@ from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checks import parse_date
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import StallWatch
+from fastfuse.s3.connection import Patience
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
 from fastfuse.s3.regions import named_region
 from fastfuse.s3.retries import Retries
@@ -65,8 +65,8 @@ class _Steps:
         self._source = source
         self._session = session
         self._client = S3Client(session)
-        self._watch = StallWatch(_PATIENCE_S / 2, _PATIENCE_S)
-        self._routes = Routes(session, self._watch)
+        self._patience = Patience(_PATIENCE_S / 2, _PATIENCE_S)
+        self._routes = Routes(session, self._patience)
         self._head: ReplyHead | None = None
         self._refs: list[ObjectRef] = []
 
@@ -121,7 +121,7 @@ class _Steps:
                 raise NotConnectedError(error) from error
             took_ms = (trio.current_time() - began_s) * 1000
             try:
-                self._head = await connection.ask(route.request("HEAD", None), self._watch, has_body=False)
+                self._head = await connection.ask(route.request("HEAD", None), self._patience, has_body=False)
             finally:
                 connection.close()
         except BadReplyHeadError as error:

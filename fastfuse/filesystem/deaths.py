@@ -11,7 +11,6 @@ from fastfuse.cgroup import oom_kills
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.processes.health import DeathRecord, MemoryRecord
-from fastfuse.filesystem.talking.hint_taker import StandingOrder
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
@@ -29,13 +28,11 @@ class Deaths:
         worker: WorkerProcess,
         counters: Counters,
         in_hand: ReadsInHand,
-        order: StandingOrder,
         read_deadline_s: float,
     ) -> None:
         self._worker = worker
         self._counters = counters
         self._in_hand = in_hand
-        self._order = order
         self._record = DeathRecord(read_deadline_s)
         self._memory = MemoryRecord(oom_kills())
         self._silence = Silence(worker, counters)
@@ -67,9 +64,6 @@ class Deaths:
         _log.warning("%s; starting another", self._what_happened(session))
         if poisoned := self._in_hand.worker_died(session.requests, was_killed=worker.was_killed):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
-        if not worker.was_killed and (left := len(self._order.inodes())):
-            self._order.note(())
-            _log.warning("%d announced files are not fetched ahead: the worker may have died of one", left)
         refused = session.refuse_deadly_request(was_killed=worker.was_killed)
         self._has_refused = refused is not None
         if refused:

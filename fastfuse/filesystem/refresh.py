@@ -7,6 +7,7 @@ the kernel the notices: they wait for locks of directories that readers hold unt
 dies, another one sends them all again; what five did not live to send is sent with those of the next refresh.
 """
 
+import fcntl
 import json
 import logging
 import mmap
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 # A process that sends notices and dies is followed by another, but not for ever.
 _MAX_SENDERS = 5
+# Clients of the mount get the index, too, and nobody may change it under its worker.
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def run_lister(
@@ -52,10 +55,11 @@ def run_lister(
         FastfuseError: the lister raised it, or did not live to answer.
     """
     read_files(session)
-    snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+    snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
 
     def make() -> dict[str, object]:
         report = _list(source, origin, session, counters, snapshot_fd)
+        fcntl.fcntl(snapshot_fd, fcntl.F_ADD_SEALS, _SEALS)
         found = session.credentials.latest if session.credentials is not None else None
         return {"report": asdict(report), "keys": found and packed(found)}
 
@@ -96,8 +100,9 @@ class Refresher:
     def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
         """`session` has its files read before the first refresh."""
         self._source = source
-        # The mount already has any listing that was kept.
-        self._list = partial(_list, source, replace(origin, max_age_s=0.0), session, counters)
+        # A file of this mount is made anew. One of somebody else, and what hosts share, are read again.
+        origin = replace(origin, max_age_s=0.0 if origin.is_own_file else None)
+        self._list = partial(_list, source, origin, session, counters)
         self._fork = fork
         # Notices that the kernel did not get yet. The listing process adds those of its changes.
         self._owed_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
@@ -224,7 +229,7 @@ class Refresher:
         _log.info("refreshing %s", self._source)
         self._is_running = True
         try:
-            self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC)
+            self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._answer_fd, writing_fd = os.pipe()
             with os.fdopen(writing_fd):
                 self._pid = self._fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
@@ -262,6 +267,7 @@ class Refresher:
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
         save_snapshot(replace(fresh, table=table), self._new_fd)
+        fcntl.fcntl(self._new_fd, fcntl.F_ADD_SEALS, _SEALS)
         write_all(self._owed_fd, pack_notices(changes), self._owed_bytes())
         report = RefreshReport(
             added=changes.added,

@@ -42,7 +42,7 @@ from fastfuse.filesystem.refresh import NewTable, Refresher, count_table, run_li
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.worker import WorkerTask, run_worker
 from fastfuse.filesystem.talking.control import ControlSocket, send_answer
-from fastfuse.filesystem.talking.hint_taker import StandingOrder, listen_for_hints
+from fastfuse.filesystem.talking.hint_taker import listen_for_hints
 from fastfuse.filesystem.talking.service_manager import Notifier
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.index.make import IndexReport
@@ -96,13 +96,12 @@ class Supervisor:
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
         self._worker = WorkerProcess(self._counters, self._is_alive)
         self._in_hand = ReadsInHand()
-        self._order = StandingOrder()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._snapshot_fd = -1
         self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
-        self._deaths = Deaths(self._worker, self._counters, self._in_hand, self._order, settings.connection.deadline_s)
+        self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
@@ -225,8 +224,8 @@ class Supervisor:
         keys = self._keys.new_end()
         assert self._session is not None
         session, settings = self._session, self._settings
-        if settings.cache is not None and self._worker.has_hung:
-            _log.warning("the next worker does not use the cache %s, in case its disk hangs", settings.cache.directory)
+        if settings.cache is not None and self._worker.may_have_ended_by_cache:
+            _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
         def work(tables: socket.socket, ready_fd: int) -> None:
@@ -246,7 +245,6 @@ class Supervisor:
                 keys=keys,
                 hints=self._hints,
                 hint_uids=None if self._settings.allow_other else frozenset({0, os.geteuid()}),
-                standing=self._order,
                 begin_fd=self._begin_fd,
                 dump_fd=self._worker.dump_fd,
             )

@@ -58,9 +58,9 @@ class WorkerProcess:
         self.dump_fd = os.memfd_create("worker-stacks")
 
     @property
-    def has_hung(self) -> bool:
-        """Return whether the last worker hung, and nobody had stopped it."""
-        return self.exit_code is None and not self.was_killed
+    def may_have_ended_by_cache(self) -> bool:
+        """Return whether the last worker hung, and nobody had stopped it, or a file that it had mapped was cut."""
+        return self.exit_code == -signal.SIGBUS or (self.exit_code is None and not self.was_killed)
 
     @property
     def may_survive(self) -> bool:

@@ -1,4 +1,4 @@
-"""Makes the index of a source from a saved index, the cache, an inventory, a list of keys, or a listing."""
+"""Makes the index of a source from a saved index, an inventory, a list of keys, or a listing."""
 
 import gc
 import logging
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.selection import take_part
 from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept, check_readable, samples_of_table
 from fastfuse.index.listing.inventory import list_inventory
@@ -21,7 +22,7 @@ from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.named import list_augmented_manifest, list_keys, list_manifest, read_keys
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
 from fastfuse.index.progress import load_progress, shown_progress
-from fastfuse.index.saved import SharedIndex, copy_index, find_kept, keep, kept_path, load_index
+from fastfuse.index.saved import SharedIndex, copy_index, load_index, store_index
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
 from fastfuse.index.sources.manifests import Reference
@@ -78,7 +79,7 @@ def make_index(
     started_s = time.monotonic()
     making = _Making(source, origin, session, fd, counters, before_network)
     snapshot, requests = making.shown()
-    if origin.checks_reads and not requests:  # a saved or a kept index
+    if origin.checks_reads and not requests:  # a saved index
         trio.run(_check_readable, snapshot, session, counters)
     metadata = snapshot.table.metadata
     return IndexReport(
@@ -106,7 +107,7 @@ class _Making:
         shard = self.origin.shard
         if shard is None or self.origin.kind is not SourceKind.PREFIX:
             return self.whole()
-        # Every host lists the whole prefix and then keeps its part: one kept listing or index serves all hosts.
+        # Every host lists the whole prefix and then keeps its part: one saved index serves all hosts.
         with os.fdopen(os.memfd_create("fastfuse-whole"), "rb") as whole:
             snapshot, requests = replace(self, fd=whole.fileno()).whole()
             if snapshot.view != self.origin.view:
@@ -118,31 +119,35 @@ class _Making:
         """Write the index to `fd`: for a prefix all of it, or the part that the saved index holds."""
         source, origin, session = self.source, self.origin, self.session
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
-            return self.shared(origin.saved)
+            return self.shared(origin.saved, origin.max_age_s)
         view = origin.listed_view
-        is_listed = origin.saved is None and origin.inventory is None and origin.keys_from is None
-        kept_at = kept = None
-        if origin.cache is not None and is_listed:
-            kept_at = kept_path(origin.cache, source, session.endpoint_url, view)
-            kept = find_kept(kept_at, source, origin.max_age_s, self.fd, view) if origin.max_age_s else None
-        if isinstance(origin.saved, Path):
-            copy_index(origin.saved, self.fd)
+        is_old = isinstance(origin.saved, Path) and copy_index(origin.saved, self.fd, origin.max_age_s)
         named = read_keys(origin.keys_from, source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
         load_progress()
-        save = self.before_network(lambda: keep(kept_at, self.fd) if kept_at is not None else None)
-        if origin.saved is not None:
-            kept = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
-        if kept is not None:
-            self.accept(kept)
-            return kept, 0
+        save = self.before_network(self.save)
+        is_missing = is_old and not os.fstat(self.fd).st_size
+        if origin.saved is not None and not is_missing:
+            found = load_index(origin.saved, session, source, self.fd, {view, origin.view}, self.counters)
+            if not is_old:
+                self.accept(found)
+                return found, 0
+            os.ftruncate(self.fd, 0)
         listed = self.listed(named)
-        if kept_at is not None:
+        if is_old:
             save()
         return listed
 
-    def shared(self, place: S3Uri) -> tuple[Snapshot, int]:
+    def save(self) -> None:
+        """Write the index to the file that it is to be found in next time."""
+        assert isinstance(self.origin.saved, Path)
+        try:
+            store_index(self.origin.saved, self.session.config, self.fd)
+        except ConfigurationError as error:
+            _log.warning("%s; this listing is used all the same", error)
+
+    def shared(self, place: S3Uri, max_age_s: float) -> tuple[Snapshot, int]:
         """Write the index to `fd` that hosts share at `place`."""
         origin = self.origin
         load_progress()
@@ -150,7 +155,7 @@ class _Making:
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}
         shared = SharedIndex(
-            *(place, self.source, self.session, views, origin.max_age_s, self.counters),
+            *(place, self.source, self.session, views, max_age_s, self.counters),
             is_sharded=origin.shard is not None,
         )
         snapshot, requests = shared.open(self.fd, partial(self.listed, ()))

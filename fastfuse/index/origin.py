@@ -34,10 +34,8 @@ class IndexOrigin:
     inventory: S3Uri | None = None
     # A file with the keys of the source, one on each line.
     keys_from: Path | None = None
-    # The directory of the last listing of each source; None: no listing is kept.
-    cache: Path | None = None
-    # A younger kept listing is used instead of a new one; with an object `saved`, the hosts share one of this age.
-    max_age_s: float = 0.0
+    # Where `saved` is missing or older, it is made. None: it is taken whatever its age.
+    max_age_s: float | None = None
     # Refuse keys that cannot be shown, instead of leaving them out (clauses N2-N4).
     strict: bool = False
     # Accept a source without objects.
@@ -53,13 +51,18 @@ class IndexOrigin:
     shard: Shard | None = None
 
     @property
+    def is_own_file(self) -> bool:
+        """True if `saved` is a file that this mount makes itself, at a refresh too."""
+        return isinstance(self.saved, Path) and self.max_age_s is not None
+
+    @property
     def view(self) -> str:
         """The `Snapshot.view` of the index: how the source is listed, and which part of it is shown."""
         return " ".join(filter(None, (self._taken_as, str(self.shard or ""))))
 
     @property
     def listed_view(self) -> str:
-        """The `Snapshot.view` of the listing that is kept: all of a prefix, but only the part of a manifest."""
+        """The `Snapshot.view` of the listing that is saved: all of a prefix, but only the part of a manifest."""
         return self._taken_as if self.kind is SourceKind.PREFIX else self.view
 
     @property

@@ -1,4 +1,4 @@
-"""Indexes that outlive the process: in a file, in S3, or in the cache of listings; and one in S3 that hosts share.
+"""Indexes that outlive the process: in a file, or in S3; and one in S3 that hosts share.
 
 Index files are read and written as a whole. A mapped file that shrinks kills its reader (SIGBUS); a copy in memory
 lives as long as the mount. Every index that is read back is checked byte by byte, and against the source it is for.
@@ -13,7 +13,6 @@ The claim only saves listings. Whoever holds it, one conditional write of the in
 listing. A service without conditional writes is found out by three, and then each host lists for itself.
 """
 
-import hashlib
 import logging
 import os
 import random
@@ -52,19 +51,29 @@ _MOST_BYTES = 16 << 30
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
-def copy_index(place: Path, fd: int) -> None:
-    """Copy the index in `place` into the empty file `fd`.
+def copy_index(place: Path, fd: int, max_age_s: float | None = None) -> bool:
+    """Copy the index in `place` into the empty file `fd`, and return whether it is older than `max_age_s`.
+
+    With `max_age_s`, a file that is not there is older.
 
     Raises:
         ConfigurationError: the file does not exist, cannot be read, or is too large.
     """
     try:
-        with _open_file(place) as file:
+        with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
+            _check_size(place, status.st_size)
             _copy_into(fd, file)
     except OSError as error:
+        if max_age_s is not None and isinstance(error, FileNotFoundError):
+            return True
         raise ConfigurationError(
             f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
         ) from error
+    # A clock may have been ahead.
+    return max_age_s is not None and abs(time.time() - status.st_mtime) > max_age_s
 
 
 def load_index(
@@ -120,49 +129,6 @@ async def _upload(place: S3Uri, connection: ConnectionConfig, fd: int) -> None:
         await upload(client, fd, place.bucket, place.path)
 
 
-def kept_path(directory: Path, source: S3Uri, endpoint_url: str | None, view: str = "") -> Path:
-    """Return the file in `directory` of `source` in this view (`Snapshot.view`) at this service (None: AWS)."""
-    # The name reveals nothing and has a fixed length; the index in the file names its source.
-    identity = "\n".join([endpoint_url or "", str(source), *([view] if view else [])]).encode()
-    return directory / f"{hashlib.sha256(identity).hexdigest()[:32]}.index"
-
-
-def find_kept(path: Path, source: S3Uri, max_age_s: float, fd: int, view: str = "") -> Snapshot | None:
-    """Copy the index in `path` into the empty file `fd` and return it, if it is sound, ours and young enough.
-
-    Keeping a listing only saves work: every failure is logged and costs a listing.
-    """
-    try:
-        with _open_file(path, os.O_NOFOLLOW) as file:
-            status = os.fstat(file.fileno())
-            if status.st_uid != os.geteuid():
-                raise ConfigurationError("it belongs to another user")
-            if status.st_mode & 0o022:
-                raise ConfigurationError("other users can write to it")
-            _copy_into(fd, file)
-        snapshot = verify_index(fd, source, {view})
-    except FileNotFoundError:
-        return None
-    except (OSError, ConfigurationError) as error:
-        _log.warning("the kept listing %s is not used: %s", path, error)
-        os.ftruncate(fd, 0)
-        return None
-    age_s = (time.time_ns() - snapshot.listed_at_ns) / 1e9
-    if not 0 <= age_s <= max_age_s:
-        os.ftruncate(fd, 0)
-        return None
-    return snapshot
-
-
-def keep(path: Path, fd: int) -> None:
-    """Write the index in `fd` to `path`, all or nothing, in a directory that the first one creates."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(path, fd)
-    except OSError as error:
-        _log.warning("the listing is not kept: %s (--no-index-cache does without)", error)
-
-
 def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snapshot:
     """Return the snapshot in `fd`: one of `source` in one of `views`, which holds keys of that prefix only.
 
@@ -213,25 +179,6 @@ def _lies_in(snapshot: Snapshot, path: str) -> bool:
     if snapshot.view.startswith(KEY_NAME_PREFIX):
         return all(name.startswith(path.encode()) for name in begun)
     return all(name == path.encode() for name in begun)
-
-
-def _open_file(path: Path, flags: int = 0) -> BinaryIO:
-    """Open `path` for reading.
-
-    Raises:
-        OSError: it cannot be opened, or is a FIFO or a device, for which nothing waits.
-        ConfigurationError: it is too large for an index.
-    """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
-    status = os.fstat(fd)
-    try:
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file")
-        _check_size(path, status.st_size)
-    except BaseException:
-        os.close(fd)
-        raise
-    return os.fdopen(fd, "rb")
 
 
 def _copy_into(fd: int, file: BinaryIO) -> None:

@@ -101,14 +101,14 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
 
 
 def open_snapshot(fd: int) -> Snapshot:
-    """Map the snapshot in `fd`; the mapping outlives the descriptor.
+    """Map the snapshot in `fd`; the mapping outlives the descriptor, and does not keep it from being sealed.
 
     Raises:
         ConfigurationError: `fd` holds no snapshot, is cut short, or has a version that this fastfuse does not read.
     """
     if os.fstat(fd).st_size < _HEAD.size:
         raise _useless("the index is cut short")
-    mapping = memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+    mapping = memoryview(mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ))
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise _useless("it is not a fastfuse index")
@@ -136,7 +136,7 @@ def verify_snapshot(fd: int) -> Snapshot:
     objects takes 0.1 s.
     """
     snapshot = open_snapshot(fd)
-    with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as data:
+    with mmap.mmap(fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as mapping, memoryview(mapping) as data:
         _, _, header_bytes, _, body_crc = _HEAD.unpack_from(data)
         with data[_HEAD.size + header_bytes :] as body:
             is_sound = zlib.crc32(body) == body_crc

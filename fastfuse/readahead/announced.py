@@ -56,11 +56,6 @@ class AnnouncedOrder:
         """The files that were fetched and are not begun yet, in order."""
         return tuple(self._ahead)
 
-    @property
-    def unbegun(self) -> Sequence[int]:
-        """The announced files that are neither begun nor passed over, in order."""
-        return (*self._ahead, *self._queued)
-
     def announce(self, inodes: Sequence[int]) -> None:
         """Add `inodes` behind what was announced before. A file announced twice is fetched once."""
         for inode in inodes:

@@ -1,14 +1,10 @@
-"""Measures how long GETs take, how many are worth having, and how fast a reader reads. Pure: times are arguments.
+"""Measures how long GETs take, and how fast a reader reads. Pure: times are arguments.
 
 A part is asked for when the reader is one window before it, and is there one GET's time later. A window that holds what
 the reader takes during one GET's time keeps it fed, and a larger one brings nothing: it is the product of bandwidth and
 delay, with the reader's own bandwidth.
 
 * `ServicePace` is the service as all files of a mount see it: the time of a GET by its size, with its jitter.
-* `Load` is how many GETs at once are worth having. At the limit of a link or the service more of them only take longer.
-  A longer time alone says nothing, as the service may have become slower, so half as many are tried. If they bring as
-  much together, that is the limit, and from time to time twice as many are tried. If not, the next trial is twice as
-  far away.
 * `ReaderPace` is one reader: the most it took lately in one GET's time, on a clock that stands still while it waits for
   bytes. A reader that pauses and then reads in bursts is therefore known by its bursts.
 * `Rest` is reads at random places of one file. They foretell nothing, so each waits for a GET of its own. All of the
@@ -22,21 +18,17 @@ than the time that the fetch takes, because bytes that nobody asked for take the
 """
 
 from collections import deque
-from itertools import product
 
 # Sixteen GETs are about one window of one reader: the estimate follows within a round trip or two.
 _WEIGHT = 1 / 16
 # A reader waits for its parts in order, so a window is made for the latest GET, which is forgotten by half in 90.
 _LATE_WEIGHT = 1 / 128
-# The least time is that of so many GETs, and forgotten in about a thousand.
-_LEAST_SAMPLES = 4
-_LEAST_WEIGHT = 1 / 1024
-# A GET of 256 KiB tells how long one of 8 MiB takes, but one of a few pages does not. Only two sizes far apart tell the
-# rate.
-_SIMILAR_OCTAVES = 5
+# Only two sizes far apart tell the rate.
 _DISTANT_OCTAVES = 3
-# One GET that was retried says little about the next, but a service that became slower is believed step by step.
+# One GET that was retried says little about the next, but a service that became slower is believed step by step. The
+# first few may differ by more.
 _LARGEST_STEP = 4
+_FIRST_SAMPLES = 4
 
 # The reader's own margin: a quarter more than it took at most. After a wait for bytes it is twice that, and then less
 # with every part, by half in half a GiB.
@@ -48,143 +40,28 @@ _ENDLESS_BYTES = 1 << 40
 # So many files in a row that were read to their end make it likely that the next one is too.
 _WHOLE_FILES = 4
 
-# The load that is worth having.
-# The mean of so many GETs is good to a few per cent, with times that vary by a quarter.
-_TRIAL = 16
-# A verdict holds for so many GETs; where one trial after the other changes nothing, for up to so many times that.
-_VERDICT = 128
-_LONGEST_QUIET = 8
-# Worth a trial: GETs that take half as long again as alone, while readers wait for every second of them.
-_SUSPECT_RATIO = 1.5
-_SUSPECT_AWAITED = 0.5
-# A rate within a twentieth is as good.
-_AS_GOOD = 0.95
-# A limit that few readers reach is none: twice the limit must be used to this part.
-_NEEDED_RATIO = 1.25
-# No fewer GETs than these: they cost little, and their times vary too much to judge by.
-_LEAST = 4
-# No more are begun ahead than deliver within this time at the rate of the last ones. On a slow link a part that a
+# No more GETs are begun ahead than deliver within this time at the rate of the last ones. On a slow link a part that a
 # reader waits for takes as long as all that is on its way beside it, and fails if that is longer than a read may take.
 _LONGEST_S = 5.0
-
-
-class Load:
-    """The GETs of a mount, counted. `limit` is how many at once are enough, None where nothing says so."""
-
-    def __init__(self) -> None:
-        self.limit: int | None = None
-        # Only GETs of one size, by octave, can be compared: those of full parts.
-        self._size = self._other_sizes = 0
-        # The trial of another limit: the limit before, and the bytes per second then.
-        self._trial: tuple[int | None, float] | None = None
-        # Means over the last GETs that tell something of this limit. Below zero, the count is of those still left out.
-        self._count = 0
-        self._slowness = self._awaited = self._rate = self._in_flight = 0.0
-        self._quiet = 1
-
-    def landed(
-        self, size_bytes: int, took_s: float, in_flight: int, slowness: float, *, is_awaited: bool = True
-    ) -> None:
-        """Note that a GET brought `size_bytes` in `took_s`, among `in_flight` on average.
-
-        It took `slowness` times as long as it would have taken alone. `is_awaited`: a reader has waited since the last.
-        """
-        if not self._is_comparable(size_bytes) or took_s <= 0:
-            return
-        self._count += 1
-        if self._count <= 0:
-            return  # it began before the limit was changed, or when its neighbours had
-        weight = 1 / min(self._count, _TRIAL)
-        self._slowness += weight * (slowness - self._slowness)
-        self._awaited += weight * (is_awaited - self._awaited)
-        self._rate += weight * (in_flight * size_bytes / took_s - self._rate)
-        self._in_flight += weight * (in_flight - self._in_flight)
-        if self._count >= _TRIAL:
-            self._judge()
-
-    def _is_comparable(self, size_bytes: int) -> bool:
-        size = size_bytes.bit_length()
-        if size == self._size:
-            self._other_sizes = 0
-            return True
-        self._other_sizes += 1
-        if size < self._size and self._other_sizes < _VERDICT:
-            return False
-        # Parts are larger now, or have been smaller for long.
-        self.__init__()  # type: ignore[misc]
-        self._size = size
-        return True
-
-    @property
-    def _is_suspect(self) -> bool:
-        is_slow = self._slowness > _SUSPECT_RATIO
-        return is_slow and self._awaited > _SUSPECT_AWAITED and self._in_flight >= 2 * _LEAST
-
-    def _judge(self) -> None:
-        if self._trial is None:
-            if self.limit is not None:
-                if self._count >= self._quiet * _VERDICT:
-                    # No limit holds back what readers wait for, so twice the limit may be in flight already.
-                    self._try(2 * max(self.limit, round(self._in_flight)))
-            # All of these began in this state, so that their times and their number go together.
-            elif self._is_suspect and self._count >= _TRIAL + 2 * self._in_flight:
-                self._try(round(self._in_flight) // 2)
-            return
-        before, rate = self._trial
-        self._trial = None
-        assert self.limit is not None
-        if before is None or self.limit < before:
-            if self._rate < _AS_GOOD * rate:
-                self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
-                self._settle(before)
-            elif self._is_suspect and self.limit >= 2 * _LEAST:
-                self._rate = max(self._rate, rate)  # so that small losses do not add up
-                self._try(self.limit // 2)
-            else:
-                self._quiet = 1
-                self._settle(self.limit)
-        elif self._in_flight < _NEEDED_RATIO * before:
-            self._settle(None)  # nobody wants more
-        elif _AS_GOOD * self._rate < rate:
-            self._quiet = min(2 * self._quiet, _LONGEST_QUIET)
-            self._settle(before)
-        else:
-            self._try(2 * self.limit)
-
-    def _try(self, limit: int) -> None:
-        self._trial = self.limit, self._rate
-        self.limit = limit
-        # Those that began before, and those that then began beside them.
-        self._start(round(self._in_flight) + limit)
-
-    def _settle(self, limit: int | None) -> None:
-        self.limit = limit
-        self._start(2 * round(self._in_flight) if limit is not None else self._quiet * _VERDICT)
-
-    def _start(self, left_out: int) -> None:
-        self._count = -left_out
-        self._slowness = self._awaited = self._rate = self._in_flight = 0.0
+# So few cost little, and their times vary too much to judge by.
+_FEW_GETS = 4
 
 
 class _Time:
-    """The time that GETs of about one size take: on average, the late ones, and when there were few of them."""
+    """The time that GETs of about one size take: on average, and the late ones."""
 
-    __slots__ = ("late_s", "least_s", "mean_s", "samples")
+    __slots__ = ("late_s", "mean_s", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
         self.mean_s = self.late_s = 0.0
-        self.least_s = float("inf")
 
     def add(self, took_s: float) -> None:
         self.samples += 1
-        if self.samples > _LEAST_SAMPLES:
+        if self.samples > _FIRST_SAMPLES:
             took_s = min(took_s, _LARGEST_STEP * self.mean_s)
         self.mean_s += max(_WEIGHT, 1 / self.samples) * (took_s - self.mean_s)
         self.late_s = max(took_s, self.late_s + _LATE_WEIGHT * (self.mean_s - self.late_s))
-        if self.samples >= _LEAST_SAMPLES:
-            self.least_s = min(self.least_s, self.mean_s)
-            self.least_s += _LEAST_WEIGHT * (self.mean_s - self.least_s)
 
 
 class ServicePace:
@@ -194,11 +71,10 @@ class ServicePace:
         """Begin with the window of a reader that begins a file before anything is known; 0: none is foreseen."""
         # By octave of the size.
         self._times: dict[int, _Time] = {}
-        self._load = Load()
-        # The bytes per second that all GETs together brought lately, once they began to deliver.
-        self._rate = 0.0
-        # Whether a reader has waited since a GET landed last.
-        self._has_waited = False
+        # The time to the first byte, as the shortest GET of all tells it.
+        self._least_s = float("inf")
+        # The bytes that GETs brought together lately, and how long that took once they began to deliver.
+        self._delivered_bytes = self._delivered_s = 0.0
         # What readers needed lately, and how many files in a row they read to the end.
         self._usual_window_bytes = first_window_bytes
         self._whole_files = _WHOLE_FILES if first_window_bytes else 0
@@ -209,10 +85,6 @@ class ServicePace:
     def ramp_bytes(self) -> int:
         """The window of a reader that begins a file now, if it will likely read to the end, or else 0."""
         return self._usual_window_bytes if self._whole_files >= _WHOLE_FILES else 0
-
-    def waited(self) -> None:
-        """Note that a reader had to wait for bytes."""
-        self._has_waited = True
 
     def closed(self, *, was_whole: bool) -> None:
         """Note that a file of more than a part was closed, read from its first to its last byte or not."""
@@ -229,16 +101,10 @@ class ServicePace:
 
     def landed(self, size_bytes: int, took_s: float, in_flight: int) -> None:
         """Note that a GET brought `size_bytes` in `took_s`, among `in_flight` on average, itself included."""
-        size = size_bytes.bit_length()
-        self._times.setdefault(size, _Time()).add(took_s)
-        slowness = took_s / min(took_s, self._alone_s(size)) if took_s > 0 else 1.0
-        # The shortest GETs tell how long it takes until one delivers.
-        delivery_s = took_s - min(time.least_s for time in self._times.values())
-        if 0 < delivery_s < took_s:
-            rate = in_flight * size_bytes / delivery_s
-            self._rate += (_WEIGHT if self._rate else 1.0) * (rate - self._rate)
-        self._load.landed(size_bytes, took_s, in_flight, slowness, is_awaited=self._has_waited)
-        self._has_waited = False
+        self._times.setdefault(size_bytes.bit_length(), _Time()).add(took_s)
+        self._least_s = min(self._least_s, took_s)
+        self._delivered_bytes += in_flight * size_bytes - _WEIGHT * self._delivered_bytes
+        self._delivered_s += took_s - self._least_s - _WEIGHT * self._delivered_s
 
     def get_s(self, size_bytes: int) -> float | None:
         """Return how long a GET of `size_bytes` takes when it is late; None before the first one of any size.
@@ -259,18 +125,6 @@ class ServicePace:
             return late_s * (1 << size - nearest)
         return late_s + _more_s(size, (distant, times[distant].mean_s), (nearest, times[nearest].mean_s))
 
-    def _alone_s(self, size: int) -> float:
-        """Return how long a GET of the octave `size` takes alone; large ones may have run among many others only."""
-        times = self._times
-        least_s = times[size].least_s
-        similar = range(size - _SIMILAR_OCTAVES, size)
-        smaller = [other for other in times if other in similar and times[other].samples >= _LEAST_SAMPLES]
-        for first, second in product(smaller, smaller):
-            if second - first >= _DISTANT_OCTAVES:
-                first_s, second_s = times[first].least_s, times[second].least_s
-                least_s = min(least_s, second_s + _more_s(size, (first, first_s), (second, second_s)))
-        return least_s
-
     def knows(self, size_bytes: int) -> bool:
         """Return whether a GET of about `size_bytes`, or of more, was measured."""
         return max(self._times, default=0) >= size_bytes.bit_length()
@@ -280,17 +134,15 @@ class ServicePace:
 
         It is an upper bound: what GETs of the best size did that was measured. It is infinite before the first one.
         """
-        in_flight = min(in_flight, self._load.limit or in_flight)
         sizes = {part_bytes, *(1 << size - 1 for size in self._times if size <= part_bytes.bit_length())}
         times_s = ((self.get_s(size), size) for size in sizes)
         rounds = [get_s * max(1.0, size_bytes / (size * in_flight)) for get_s, size in times_s if get_s is not None]
         return min(rounds, default=float("inf"))
 
     def is_full(self, in_flight: int, size_bytes: int) -> bool:
-        """Return whether a GET of so many bytes more than these would only make the others take longer, or too long."""
-        limit = self._load.limit
-        is_slow = 0 < _LONGEST_S * self._rate < (in_flight + 1) * size_bytes
-        return (limit is not None and in_flight >= limit) or (is_slow and in_flight >= _LEAST)
+        """Return whether a GET of so many bytes more than these would come too late."""
+        bytes_ahead = (in_flight + 1) * size_bytes
+        return in_flight >= _FEW_GETS and bytes_ahead * self._delivered_s > _LONGEST_S * self._delivered_bytes
 
 
 def _more_s(size: int, first: tuple[int, float], second: tuple[int, float]) -> float:
@@ -361,7 +213,6 @@ class ReaderPace:
         """Note that a read of this reader waits for its bytes."""
         self._waits.waits(now_s)
         self._margin = _WAITED_MARGIN
-        self._service.waited()
 
     def goes_on(self, now_s: float) -> None:
         """Note that a read that waited does so no more."""

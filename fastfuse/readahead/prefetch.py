@@ -92,11 +92,6 @@ class Announcer:
         self.decisions.announce(inodes)
         self._prefetcher.enlist(self)
 
-    @property
-    def unbegun(self) -> Sequence[int]:
-        """The announced files that are still expected to be begun, in order."""
-        return self.decisions.unbegun
-
     def withdraw(self) -> None:
         """Forget what was announced and not begun. Idempotent; another `announce` begins afresh."""
         self._prefetcher.dismiss(self)

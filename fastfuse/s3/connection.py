@@ -11,6 +11,8 @@ import select
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -32,57 +34,20 @@ SILENT_CALLS = 4
 _MAX_INTERIM_REPLIES = 8
 _HTTP = b"HTTP/1."
 
+T = TypeVar("T")
 
-class StallWatch:
-    """Ends the wait of each connection that has waited for longer than `stall_s`.
 
-    One task watches all of them, and only while one waits: a cancel scope for each GET takes a tenth of its CPU time.
-    """
+class Patience(NamedTuple):
+    """How long a reply may be silent, and how long it may take in all."""
 
-    def __init__(self, stall_s: float, most_s: float) -> None:
-        """End the wait for a reply after `most_s`, whatever comes meanwhile."""
-        self.stall_s = stall_s
-        self.most_s = most_s
-        # The time on trio's clock since when each waits, the earliest first.
-        self._waiting: dict[Connection, float] = {}
-        self._is_running = False
-
-    def begin(self, connection: "Connection") -> float:
-        """Note that `connection` begins to wait, and return the time on trio's clock."""
-        now_s = self._waiting[connection] = trio.current_time()
-        if not self._is_running:
-            self._is_running = True
-            # A system task, because connections outlive the tasks that use them. It ends with the run if not before.
-            trio.lowlevel.spawn_system_task(self._run)
-        return now_s
-
-    def go_on(self, connection: "Connection", began_s: float) -> None:
-        """Note that bytes came of the reply that `connection` has awaited since `began_s`."""
-        now_s = trio.current_time()
-        if now_s + self.stall_s < began_s + self.most_s and self._waiting.pop(connection, None) is not None:
-            self._waiting[connection] = now_s  # put behind those that wait for longer; a stalled one stays stalled
-
-    def end(self, connection: "Connection") -> None:
-        """Note that `connection` does not wait any more. Idempotent."""
-        self._waiting.pop(connection, None)
-
-    async def _run(self) -> None:
-        try:
-            while self._waiting:
-                connection, since_s = next(iter(self._waiting.items()))
-                if since_s + self.stall_s > trio.current_time():
-                    await trio.sleep_until(since_s + self.stall_s)
-                else:
-                    self.end(connection)
-                    connection.stall()
-        finally:
-            self._is_running = False
+    stall_s: float
+    most_s: float
 
 
 class Connection:
     """Carries one request at a time, and ends a reply that stalls with `TimeoutError`.
 
-    Its watch ends the wait for a head and for a short body. A thread that receives a long body ends it after a
+    A head has to come whole within the time that it may be silent. A thread that receives a long body ends it after a
     silence; the caller's deadline ends a body that drips for ever.
 
     After any exception, a cancellation too, the connection cannot be used again: close it.
@@ -98,8 +63,7 @@ class Connection:
         self._stream = sock if tls is None else tls
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
-        self._watch: StallWatch | None = None
-        self._asked_s = 0.0
+        self._patience, self._asked_s = Patience(inf, inf), 0.0
         # The bytes of the reply's body that came with its head, as they came.
         self._begun = memoryview(b"")
         # The bytes of the body that are still to come; below 0 if more came than the head says, None while unknown.
@@ -108,15 +72,14 @@ class Connection:
         self._decoder: BodyDecoder | None = None
         self._pieces: list[memoryview] = []
         self._is_persistent = True
-        self._is_closed = self._is_in_thread = self._is_stalled = False
+        self._is_closed = self._is_in_thread = False
         # Whether any byte of the reply has come.
         self._has_begun = False
 
     @property
     def is_reusable(self) -> bool:
         """True if the last reply was received and taken to its end, and the server takes another request."""
-        is_over = self._is_closed or self._is_stalled
-        return not is_over and self._is_persistent and self._left_bytes == 0 and not self._pieces
+        return not self._is_closed and self._is_persistent and self._left_bytes == 0 and not self._pieces
 
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""
@@ -135,12 +98,7 @@ class Connection:
             pass
         return False
 
-    def stall(self) -> None:
-        """Make the task that waits here raise `TimeoutError`."""
-        self._is_stalled = True
-        trio.lowlevel.notify_closing(self._sock)
-
-    async def ask(self, request: bytes, watch: StallWatch, *, has_body: bool = True) -> ReplyHead | None:
+    async def ask(self, request: bytes, patience: Patience, *, has_body: bool = True) -> ReplyHead | None:
         """Send `request` and return the head of the reply, or None where the connection ended before it began.
 
         The connection is closed unless a head is returned. `has_body` is false for a HEAD, whose reply describes a body
@@ -150,20 +108,17 @@ class Connection:
             BadReplyHeadError: what came is not HTTP/1.1.
             OSError: the connection broke in the head, or it stalled.
         """
-        self._left_bytes, self._decoder, self._watch = None, None, watch
+        self._left_bytes, self._decoder, self._patience = None, None, patience
         self._pieces.clear()
         self._has_begun = False
-        self._asked_s = watch.begin(self)
+        self._asked_s = trio.current_time()
         try:
-            await self._send(request)
-            head = await self._receive_head()
+            head = await self._in_time(partial(self._receive_head, request))
         except BaseException as error:
             self.close()
             if self._has_begun or not isinstance(error, BrokenPipeError | ConnectionResetError):
                 raise
             return None
-        finally:
-            watch.end(self)
         self._is_persistent = head.is_persistent
         if not has_body:
             self._left_bytes = -len(self._begun)
@@ -173,8 +128,15 @@ class Connection:
             self._decoder = BodyDecoder()
         return head
 
-    async def _receive_head(self) -> ReplyHead:
-        """Receive up to the end of the head of a final reply, and keep what comes behind it."""
+    async def _in_time(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Return what `step` returns, unless that takes longer than the reply may be silent, or may take in all."""
+        with trio.move_on_at(min(trio.current_time() + self._patience.stall_s, self._asked_s + self._patience.most_s)):
+            return await step()
+        raise self._stalled()
+
+    async def _receive_head(self, request: bytes) -> ReplyHead:
+        """Send `request`, receive up to the end of the head of a final reply, and keep what comes behind it."""
+        await self._send(request)
         received = b""
         interim_replies = 0
         while True:
@@ -262,14 +224,7 @@ class Connection:
             raw: bytes | memoryview = self._begun
             self._begun = memoryview(b"")
             if not raw:
-                assert self._watch is not None
-                if trio.current_time() >= self._asked_s + self._watch.most_s:
-                    raise self._stalled()
-                self._watch.begin(self)
-                try:
-                    raw = await self._receive()
-                finally:
-                    self._watch.end(self)
+                raw = await self._in_time(self._receive)
             if not raw:
                 if self._decoder is not None:
                     raise ConnectionResetError(errno.ECONNRESET, "the connection was cut off between chunks")
@@ -285,47 +240,32 @@ class Connection:
             try:
                 request = request[self._stream.send(request) :]
             except BlockingIOError:
-                await self._wait(trio.lowlevel.wait_writable)
+                await trio.lowlevel.wait_writable(self._sock)
 
     async def _receive(self) -> bytes:
         while True:
             # The reply has not come yet: a call before the wait would receive nothing.
             if self._tls is None or self._tls.is_quiet:
-                await self._wait(trio.lowlevel.wait_readable)
+                await trio.lowlevel.wait_readable(self._sock)
             try:
                 return self._stream.recv(_FIRST_BYTES)
             except BlockingIOError:
                 # The end of the TLS record has not come yet.
                 if self._tls is not None and not self._tls.is_quiet:
-                    await self._wait(trio.lowlevel.wait_readable)
-
-    async def _wait(self, wait: Callable[[socket.socket], Awaitable[None]]) -> None:
-        if not self._is_stalled:
-            try:
-                return await wait(self._sock)
-            except trio.ClosedResourceError:
-                pass
-        raise self._stalled()
+                    await trio.lowlevel.wait_readable(self._sock)
 
     async def _receive_rest(self, data: memoryview) -> int:
-        watch = self._watch
-        assert watch is not None
-        watch.begin(self)
         done = 0
-        try:
-            while done < len(data):
-                try:
-                    count = self._stream.recv_into(data[done:])
-                except BlockingIOError:
-                    self._acknowledge()
-                    await self._wait(trio.lowlevel.wait_readable)
-                    watch.go_on(self, self._asked_s)
-                    continue
-                if not count:
-                    break
-                done += count
-        finally:
-            watch.end(self)
+        while done < len(data):
+            try:
+                count = self._stream.recv_into(data[done:])
+            except BlockingIOError:
+                self._acknowledge()
+                await self._in_time(partial(trio.lowlevel.wait_readable, self._sock))
+                continue
+            if not count:
+                break
+            done += count
         return done
 
     def _stalled(self) -> TimeoutError:

@@ -511,13 +511,13 @@ static inline int direct_get(
                 whole = end + 4 - data + (object->target ? object->part_bytes : body_bytes);
                 if (done > whole)
                     goto end;
-                if (object->target)
-                    break;
             } else if (done >= DIRECT_HEAD_BYTES)
                 goto end;
         }
         if (done < whole) /* Ceph with Nagle's algorithm sends the rest when this is acknowledged. */
             setsockopt(connection->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof one);
+        if (end && object->target)
+            break;
     }
     *body = end + 4;
     if (object->target) {

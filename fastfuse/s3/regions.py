@@ -11,7 +11,7 @@ import trio
 from fastfuse.errors import ConfigurationError
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.bodies import is_of_s3
-from fastfuse.s3.connection import StallWatch
+from fastfuse.s3.connection import Patience
 from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError
 from fastfuse.s3.retries import Retries, RetryableError
@@ -26,11 +26,11 @@ _UNANSWERED = (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE, Kind.TL
 class Regions:
     """Adds to `routes` the route to each bucket that is asked for."""
 
-    def __init__(self, session: S3Session, routes: Routes, retries: Retries, watch: StallWatch) -> None:
+    def __init__(self, session: S3Session, routes: Routes, retries: Retries, patience: Patience) -> None:
         self._session = session
         self._routes = routes
         self._retries = retries
-        self._watch = watch
+        self._patience = patience
         # Each bucket has its own lock, so that a search that waits for a service delays no other bucket.
         self._searches: dict[str, trio.Lock] = {}
 
@@ -63,7 +63,9 @@ class Regions:
     async def _ask(self, route: Route, *, is_read: bool) -> str:
         """Return the region that the service names; `DEFAULT_REGION` where a server of one's own names none."""
         try:
-            connection, head = await self._routes.ask(route, route.request("HEAD", None), self._watch, has_body=False)
+            connection, head = await self._routes.ask(
+                route, route.request("HEAD", None), self._patience, has_body=False
+            )
             failure = failure_of_reply(head.status, "", head.headers.get("x-amz-bucket-region", ""))
             route.leave_failed(connection, failure, is_of_s3=is_of_s3(head, b""))
             self._routes.put_back(route, connection)

@@ -27,7 +27,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.checks import condition_line
 from fastfuse.s3.checksums import load_models
-from fastfuse.s3.connection import SILENT_CALLS, Connection, StallWatch
+from fastfuse.s3.connection import SILENT_CALLS, Connection, Patience
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, Kind, NoReplyError, failure_of_network, read_error
@@ -121,7 +121,7 @@ class Route:
             self.close_idle()
 
     async def ask_idle(
-        self, request: bytes, watch: StallWatch, *, has_body: bool = True
+        self, request: bytes, patience: Patience, *, has_body: bool = True
     ) -> tuple[Connection, ReplyHead] | None:
         """Send `request` over an idle connection, as `Routes.ask`; return None where the server has closed them all.
 
@@ -129,7 +129,7 @@ class Route:
         """
         while connection := self._fresh_connection():
             try:
-                head = await connection.ask(request, watch, has_body=has_body)
+                head = await connection.ask(request, patience, has_body=has_body)
             except TimeoutError:
                 self.close_idle()
                 raise
@@ -197,9 +197,9 @@ def read_files(session: S3Session) -> None:
 class Routes:
     """The routes to the buckets that one client of `session` reaches, and their idle connections."""
 
-    def __init__(self, session: S3Session, watch: StallWatch) -> None:
+    def __init__(self, session: S3Session, patience: Patience) -> None:
         self._session = session
-        self._watch = watch
+        self._patience = patience
         self._routes: dict[str, Route] = {}
         # By scheme, host, port and proxy: buckets of one host share its connections.
         self._idle: dict[tuple[object, ...], list[Connection]] = {}
@@ -243,7 +243,7 @@ class Routes:
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
         tls = self._session.tls if _uses_tls(endpoint) else None
         trusted = self._session.trusted_version
-        silence_s = self._watch.stall_s if tls else self._watch.stall_s / SILENT_CALLS
+        silence_s = self._patience.stall_s if tls else self._patience.stall_s / SILENT_CALLS
         sock, address = None, ""
         self.addresses.use()
         try:
@@ -255,7 +255,7 @@ class Routes:
                 if tls is None:
                     return Connection(sock, None, avoid)
                 if proxy is not None and endpoint.scheme == "https":
-                    await _open_tunnel(Connection(sock, None), endpoint, proxy, self._watch)
+                    await _open_tunnel(Connection(sock, None), endpoint, proxy, self._patience)
                     host = endpoint.host
                 return Connection(sock, await _secured(sock, tls, host), avoid)
         except BaseException as error:
@@ -270,7 +270,7 @@ class Routes:
             raise
 
     async def ask(
-        self, route: Route, request: bytes, watch: StallWatch, *, has_body: bool = True
+        self, route: Route, request: bytes, patience: Patience, *, has_body: bool = True
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
@@ -280,14 +280,14 @@ class Routes:
             NotConnectedError: there is no connection.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
-        answer = await route.ask_idle(request, watch, has_body=has_body)
+        answer = await route.ask_idle(request, patience, has_body=has_body)
         if answer is not None:
             return answer
         try:
             connection = await self.connect(route)
         except OSError as error:
             raise NotConnectedError(error) from error
-        head = await connection.ask(request, watch, has_body=has_body)
+        head = await connection.ask(request, patience, has_body=has_body)
         if head is None:
             connection.avoid_address()
             raise NoReplyError("the connection was closed without an answer")
@@ -382,13 +382,13 @@ async def _connected_to_proxy(host: str, port: int, silence_s: float) -> socket.
         raise ProxyRefusalError(error.errno, f"the proxy {host}, port {port}, cannot be reached: {reason}") from error
 
 
-async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy, watch: StallWatch) -> None:
+async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy, patience: Patience) -> None:
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     authorization = f"proxy-authorization: {proxy.authorization}\r\n" if proxy.authorization else ""
     target = f"{host}:{endpoint.port}"
     request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
     try:
-        head = await connection.ask(request.encode(), watch, has_body=False)
+        head = await connection.ask(request.encode(), patience, has_body=False)
     except BadReplyHeadError as error:
         raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
     if head is None:

@@ -60,6 +60,12 @@ def other_database(path: Path) -> None:
     index.close()
 
 
+def link_of_another_user(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+    os.lchown(path, 12345, 12345)
+
+
 def link_to_a_file_of_root(path: Path) -> None:
     path.mkdir()
     (path.parent / "precious").write_text("precious")
@@ -76,6 +82,7 @@ def link_to_a_file_of_root(path: Path) -> None:
         (other_database, r"holds an 'index.db' that is not of a cache"),
         (Path.touch, "Not a directory"),
         (lambda path: path.symlink_to("/nonexistent/x"), "cannot be used"),
+        (link_of_another_user, "cannot be used"),
     ],
 )
 def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], None], why: str, tmp_path: Path) -> None:
@@ -165,8 +172,37 @@ def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
     assert not caplog.messages
 
 
+def test_a_lock_that_others_hold_costs_the_cache_and_not_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, said = settings_of(tmp_path / "cache"), "reads come from S3: another process has held its lock"
+    prepare(settings, os.geteuid())
+    for limit, path in (("_OPENED_WITHIN_S", settings.directory / "claims"), ("_MADE_WITHIN_S", settings.directory)):
+        monkeypatch.setattr(directory, limit, 0.1)
+        fd = os.open(path, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        prepare(settings, os.geteuid())
+        opened = open_or_none(settings, os.geteuid())
+        os.close(fd)
+        if opened is not None:
+            opened.close()
+        assert (opened is not None) == path.is_dir()
+    assert caplog.text.count(said) == 2
+
+
+def test_an_empty_directory_of_another_user_stays_theirs(tmp_path: Path) -> None:
+    """They have chosen its group and mode, and would share it."""
+    (tmp_path / "cache").mkdir()
+    os.chown(tmp_path / "cache", 12345, 12345)
+    os.chmod(tmp_path / "cache", 0o2770)
+    with pytest.raises(ConfigurationError, match="belongs to the user 12345"):
+        prepare(settings_of(tmp_path / "cache"), NOBODY)
+    assert (tmp_path / "cache").stat().st_uid == 12345
+
+
 def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(0o700)
+    (tmp_path / "made").mkdir(0o700)
+    (tmp_path / "cache").symlink_to("made")
     prepare(settings_of(tmp_path / "cache"), NOBODY)
     assert {path.stat().st_uid for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir())} == {NOBODY}
     prepare(settings_of(tmp_path / "cache"), NOBODY)

@@ -443,7 +443,7 @@ def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> No
     assert get_count() == get_count(*options_of(tmp_path))
 
 
-def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_one_that_a_signal_stops_is_not(
+def test_a_worker_that_the_disk_ends_is_followed_by_one_without_the_cache_and_one_that_a_signal_stops_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change = """
@@ -472,6 +472,8 @@ def test_a_worker_that_the_disk_stops_is_followed_by_one_without_the_cache_and_o
                 assert by_signal.log.count("the worker does not answer: it hung") == 1
                 assert by_signal.worker() != stopped
                 assert "does not use the cache" not in by_signal.log
+                os.kill(by_signal.worker(), signal.SIGBUS)  # as if its map of the index had been cut
+                wait_until(lambda: f"does not use the cache {places[1]}/cache" in by_signal.log)
         with mounting(places[1]) as later:
             assert all_right(later)
             wait_until(lambda: told_of(places[1]).search(run_fastfuse("status", str(later.path)).stdout) is not None)

@@ -29,7 +29,7 @@ from fastfuse.s3.base import ConnectionConfig
 # Each gives a relative path.
 RELATIVE = (
     *("mount s3://b m", "mount s3://b /m --log-file log", "mount s3://b /m --cache c", "mount s3://b /m --ca-bundle f"),
-    *("mount s3://b /m --sse-c-key-file key", "mount s3://b /m --index i", "mount s3://b /m --index-cache i"),
+    *("mount s3://b /m --sse-c-key-file key", "mount s3://b /m --index i"),
     *("mount s3://b /m --keys-from k", "mount s3://b --fuse-socket s", "run --channel a=s3://b --base-dir d -- true"),
     *("run --job job.json -- true", "run --channel a=s3://b --index i -- true", "index s3://b -o i", "status m"),
     *("stats m", "top m", "trace m", "refresh m", "unmount m", "log-level m", "hint m", "hint /m --file f"),
@@ -122,7 +122,7 @@ class TestMount:
     def test_every_option_reaches_the_settings(self, mounts: Mounts) -> None:
         words = "--endpoint-url http://h:1 --region r1 --profile p --force-path-style --no-verify-ssl --request-payer"
         words += " --verify --max-connections 9 --uid 1 --gid 2 --umask 022 --allow-other --memory-target 256MiB"
-        words += " --part-size 1MiB --training --strict --allow-empty --index-cache /c"
+        words += " --part-size 1MiB --training --strict --allow-empty --index /i"
         words += " --index-max-age 1.5h --grace-s 2.5 --metrics-listen 9567 -o nodev"
         settings = mounted(mounts, "s3://b", *words.split())
         assert settings.connection == ConnectionConfig(
@@ -138,7 +138,7 @@ class TestMount:
         assert (settings.uid, settings.gid, settings.umask, settings.allow_other) == (1, 2, 0o022, True)
         assert (settings.memory_target_bytes, settings.part_size_bytes) == (256 * 2**20, 2**20)
         assert (settings.expects_whole_files, settings.expects_every_file) == (True, True)
-        assert settings.origin == IndexOrigin(cache=Path("/c"), max_age_s=5400, strict=True, allow_empty=True)
+        assert settings.origin == IndexOrigin(saved=Path("/i"), max_age_s=5400, strict=True, allow_empty=True)
         assert settings.grace_s == 2.5
         assert settings.metrics_listen == ("127.0.0.1", 9567)
         assert settings.mount_options == ("nodev",)
@@ -339,6 +339,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setenv("FASTFUSE_ENDPOINT", "http://h")
         monkeypatch.setenv("FASTFUSE_OF_MY_OWN", "1")
+        monkeypatch.setenv("FASTFUSE_NO_INDEX_CACHE", "of the past")
         monkeypatch.setenv("FASTFUSE_JOB", "of another command")
         for name in ("SERVICE_HOST", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP_ADDR"):  # Kubernetes sets them
             monkeypatch.setenv(f"FASTFUSE_{name}", "tcp://10.0.0.1:80")
@@ -346,6 +347,8 @@ class TestRefusals:
         assert capsys.readouterr().err.splitlines() == [
             "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
             "hint: did you mean FASTFUSE_ENDPOINT_URL?",
+            "fastfuse: warning: the environment has FASTFUSE_NO_INDEX_CACHE, which fastfuse does not read",
+            "hint: no listing is kept unless --index FILE --index-max-age TIME says where and for how long",
             "fastfuse: warning: the environment has FASTFUSE_OF_MY_OWN, which fastfuse does not read",
             "hint: 'fastfuse mount --help-all' shows which it does; unset it",
         ]
@@ -361,16 +364,16 @@ class TestRefusals:
         assert main(["version"]) == 0
         assert not capsys.readouterr().err
 
-    def test_an_age_is_for_the_channels_of_a_job_that_are_listed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_age_is_for_the_channels_of_a_job_that_have_an_index(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = Mock(return_value=0)
         monkeypatch.setattr("fastfuse.sagemaker.running.run.run", run)
         words = ["run", "--index-max-age", "12h", "--channel", "a=s3://b/", "--index", "a=/x.index"]
         more = ["--channel", "b=s3://b/", "--channel", "c=s3://b/", "--inventory", "c=s3://b/manifest.json"]
         assert main([*words, *more, "--channel", "d=s3://b/", "--index", "d=s3://b/d.index"]) == 0
         assert {name: origin.max_age_s for name, origin in run.call_args.args[0].origins.items()} == {
-            "a": 0, "b": 43_200, "c": 0, "d": 43_200
+            "a": 43_200, "b": None, "c": None, "d": 43_200
         }  # fmt: skip
-        assert main(words) == 2
+        assert main(words[:-2]) == 2
 
     @pytest.mark.parametrize("option", ["--daemon", "--mount-option", "--file-system", "--count", "--version"])
     def test_a_variable_that_is_called_as_an_option_without_one_is_told_with_the_option(

@@ -130,31 +130,6 @@ def test_four_parts_must_fit_in_the_memory_target() -> None:
 
 class TestIndexOrigin:
     @pytest.mark.parametrize(
-        ("environ", "cache"),
-        [
-            ({"HOME": "/h"}, Path("/h/.cache/fastfuse/index")),
-            ({"HOME": "/h", "XDG_CACHE_HOME": "/x"}, Path("/x/fastfuse/index")),
-            ({"HOME": "/h", "XDG_CACHE_HOME": "relative"}, Path("/h/.cache/fastfuse/index")),
-            ({"HOME": "/h", "CACHE_DIRECTORY": "/var/cache/fastfuse"}, Path("/var/cache/fastfuse/index")),
-            ({"CACHE_DIRECTORY": "/a:/b"}, Path("/a/index")),
-            ({}, None),
-        ],
-    )
-    def test_the_cache_is_where_the_environment_says(
-        self, environ: dict[str, str], cache: Path | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(os, "environ", environ)
-        assert origin() == IndexOrigin(cache=cache)
-
-    def test_no_index_cache_beats_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        environ = {"HOME": "/h", "FASTFUSE_INDEX_CACHE": "/c", "FASTFUSE_INDEX_MAX_AGE": "1h"}
-        monkeypatch.setattr(os, "environ", environ)
-        kept = origin(no_index_cache=True, index_cache=Path("/c"), index_max_age="1h")
-        assert kept == IndexOrigin()
-        with pytest.raises(ConfigurationError, match="--no-index-cache and --index-cache contradict"):
-            origin(no_index_cache=True, index_cache=Path("/d"))
-
-    @pytest.mark.parametrize(
         ("values", "channels", "found"),
         [
             (["x.index"], ["a"], {"a": "x.index"}),
@@ -174,16 +149,15 @@ class TestIndexOrigin:
             by_channel("--index", values, channels)
 
     def test_each_option_reaches_its_field(self) -> None:
-        shared = origin(index="s3://b/i", index_max_age="2h", no_index_cache=True)
+        shared = origin(index="s3://b/i", index_max_age="2h")
         assert (shared.saved, shared.max_age_s) == (S3Uri("b", "i"), 7200)
-        kept = origin(index_cache=Path("/c"), index_max_age="2h", strict=True, allow_empty=True)
-        assert kept == IndexOrigin(cache=Path("/c"), max_age_s=7200, strict=True, allow_empty=True)
-        assert origin(no_index_cache=True).cache is None
-        assert origin(index="s3://b/k", no_index_cache=True) == IndexOrigin(saved=S3Uri("b", "k"))
+        own = origin(index="/i", index_max_age="2h", strict=True, allow_empty=True)
+        assert own == IndexOrigin(saved=Path("/i"), max_age_s=7200, strict=True, allow_empty=True)
+        assert origin(index="s3://b/k") == IndexOrigin(saved=S3Uri("b", "k"))
         assert origin(index="x.index").saved == Path("x.index").absolute()
         assert origin(inventory="s3://b/manifest.json").inventory == S3Uri("b", "manifest.json")
         assert origin(keys_from=Path("keys")).keys_from == Path("keys").absolute()
-        assert origin(shard="1/3", no_index_cache=True) == IndexOrigin(shard=Shard(index=0, count=3))
+        assert origin(shard="1/3") == IndexOrigin(shard=Shard(index=0, count=3))
         assert origin(shard="1/2", shard_by=ShardBy.BYTES).shard == Shard(index=0, count=2, by_bytes=True)
         assert origin(source_type=SourceKind.MANIFEST, index="x").kind is SourceKind.MANIFEST
         assert origin(index="s3://b/i", index_max_age="1h", shard="1/2").shard == Shard(index=0, count=2)
@@ -195,13 +169,12 @@ class TestIndexOrigin:
         ("options", "message"),
         [
             ({"index": "x", "inventory": "s3://b/m"}, "--index and --inventory contradict"),
-            ({"index": "/i", "index_max_age": "1h"}, "--index and --index-max-age contradict"),
-            ({"index": "s3://b/i", "index_max_age": "0s"}, "--index and --index-max-age contradict"),
+            ({"index_max_age": "1h"}, "--index-max-age goes with --index only, and is above 0s"),
+            ({"index": "s3://b/i", "index_max_age": "0s"}, "--index-max-age goes with --index only, and is above 0s"),
             (
                 {"index": "s3://b/i", "index_max_age": "1h", "shard": "1/2", "source_type": SourceKind.MANIFEST},
                 "hosts share one listing at s3://b/i, and each lists only its shard of a ManifestFile",
             ),
-            ({"no_index_cache": True, "index_max_age": "1h"}, "--no-index-cache and --index-max-age contradict"),
             ({"index": "s3://b/folder/"}, "names no object"),
             (
                 {"source_type": SourceKind.MANIFEST, "inventory": "s3://b/m"},
@@ -271,10 +244,10 @@ class TestMount:
     @pytest.mark.parametrize("name", ["", "below"])
     def test_it_does_not_cover_what_the_mount_writes_to(self, tmp_path: Path, name: str) -> None:
         within = tmp_path / name
-        for option in ("cache", "index_cache"):
-            named = f"--{option.replace('_', '-')} '{within}' lies in the mountpoint"
+        for option, value in ("cache", within), ("index", str(within)):
+            named = f"--{option} '{within}' lies in the mountpoint"
             with pytest.raises(ConfigurationError, match=named):
-                mounted(mountpoint=tmp_path, **{option: within})
+                mounted(mountpoint=tmp_path, **{option: value})
 
 
 OWN = {"region": True, "endpoint_url": True, "uid": True, "allow_other": False, "strict": False}

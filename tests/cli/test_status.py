@@ -16,8 +16,8 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN
 from fastfuse.cli import cache_work, status_command
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mountpoint import MountEntry
-from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of
+from fastfuse.filesystem.mounting.mountpoint import ForeignMountError, MountEntry
+from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of, take_index
 from fastfuse.version import VERSION
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
@@ -86,6 +86,42 @@ def test_a_mount_is_named_by_the_place_where_it_is_now(server: LoopbackServer, t
         finally:
             subprocess.run(["umount", bound], check=True)
         mount.process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"errors": 1}, {"mounted_at": "now"}, {"mounted_at": -1e300, "errors": [[1e300, ""]]}, {"rates": {"seconds": ""}}],
+)
+def test_of_an_answer_that_is_no_status_only_that_is_told(
+    wrong: dict[str, object], idle: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = status_of(idle) | {"state": ["\x1b[2J"]}
+    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    assert status_command.status(idle.path, as_json=False) == 1
+    assert "\n  state     ['\\x1b[2J'], mounted for " in capsys.readouterr().out
+    found |= wrong
+    assert status_command.status(idle.path, as_json=False) == 1
+    told = "  state     no answer\n  hint      ask with the fastfuse that mounted it\n"
+    assert capsys.readouterr().out == f"{idle.path}  s3://bucket/data\n{told}"
+
+
+def test_no_user_says_where_the_requests_of_another_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = MountEntry(Path("/mnt"), "0:0", "fuse.fastfuse", "s3://b/", os.geteuid() + 1)
+    monkeypatch.setattr(cache_work, "entry_of", lambda _: entry)
+    monkeypatch.setattr(cache_work, "ask_status", None)
+    with pytest.raises(ForeignMountError, match="who says where requests go"):
+        cache_work.plan_of_mount(entry.path, None)
+
+
+def test_whoever_gets_the_index_cannot_change_it(mount: Mount) -> None:
+    for _ in range(2):
+        fd = take_index(entry_of(mount.path))
+        with pytest.raises(PermissionError):
+            os.pwrite(fd, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+        os.close(fd)
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
 
 
 def test_a_mount_of_another_version_is_told(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ WORK: dict[str, Any] = {
     "streams": [
         stream("shards/b.tar"),
         stream("shards/a\n.tar", blocked_s=0.9, waiting_s=12.34, bytes=0, pid=0),
-        stream("z/" + "long/" * 50 + "leaf", blocked_s=0.0, bytes=5e8, pattern="random", window=0),
+        stream("z/" + "long/" * 50 + "leaf", blocked_s=0.0, bytes=5e8, pattern="random", window=0, process="[/x]"),
     ],
     "stream_count": 3,
     "gets": [{"seconds": 12.3, "key": "train/[red]shards/a.tar", "start": 8 << 20, "end": 16 << 20, "runs": True}],
@@ -91,7 +91,7 @@ def test_the_whole_screen_at_80_columns() -> None:
         "waited     now   MB/s  pattern     window  position  process       file",
         "   90%  12.3 s    0.0  sequential  64 MiB     1 GiB                a\\n.tar",
         "   50%          100.0  sequential  64 MiB     1 GiB  python[4711]  b.tar",
-        "    0%          500.0  random                 1 GiB  python[4711]  leaf",
+        "    0%          500.0  random                 1 GiB  [/x][4711]    leaf",
         "",
     ]
     assert lines[12:16] == [
@@ -103,7 +103,7 @@ def test_the_whole_screen_at_80_columns() -> None:
 
 
 def test_a_wide_screen_has_room_for_paths_and_history() -> None:
-    look = Look(STATUS, WORK, history=[(float(number), 0.0) for number in range(600)])
+    look = Look(STATUS | {"state": "\x1b[2J"}, WORK, history=[(float(number), 0.0) for number in range(600)])
     lines = drawn(Screen(look, NOW), width=200)
     assert len(lines[2]) > 180
     assert "shards/a\\n.tar" in lines[8]

@@ -159,7 +159,6 @@ def test_the_memory_is_the_target_what_may_come_on_top_and_the_table() -> None:
         (("--daemonset", "-o", "regio=eu-west-1"), "-o regio is not a mount option"),
         (("--daemonset", "-o", "log-format=xml"), "Invalid value for '--log-format'"),
         (("--daemonset", "-o", "channel=train"), "--fuse-socket leaves the place to the helper"),
-        (("--daemonset", "-o", "index-cache=/x"), "--no-index-cache and --index-cache contradict each other"),
         (("--daemonset", "-o", "part-size=64MiB", "--memory-target", "128MiB"), "--part-size 64MiB is too large"),
         (("--daemonset", "-o", "umask=9"), "--umask '9' is not an octal mask"),
         (("--daemonset", "-o", "shard-by=bytes"), "--shard-by says how to divide what --shard divides"),
@@ -178,7 +177,7 @@ def test_what_no_pod_could_start_with_is_one_line(words: tuple[str, ...], messag
 
 
 def test_what_only_the_pod_has_is_not_asked_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable, value in {"MOUNTPOINT": "/mnt/data", "CHANNEL": "train", "INDEX_CACHE": "/x"}.items():
+    for variable, value in {"MOUNTPOINT": "/mnt/data", "CHANNEL": "train", "INDEX_MAX_AGE": "1h"}.items():
         monkeypatch.setenv(f"FASTFUSE_{variable}", value)
     options = "ca-bundle=/pod/ca.pem,sse-c-key-file=/pod/key,cache=/pod/cache,cache-size=1TiB,shard-by=bytes"
     mount = containers(printed(*KINDS["job"], "--memory-target", "64TiB", "-o", options))["fastfuse"]
@@ -225,7 +224,7 @@ def test_no_value_becomes_anything_but_itself(kind: Kind, values: tuple[str, str
         expected["training"]["volumeMounts"][0]["mountPath"] = str(place.parent)
     else:
         pod_of(plain)["volumes"][0]["hostPath"]["path"] = str(place.parent)
-    expected["fastfuse"]["args"][1], expected["fastfuse"]["args"][-1] = found["fastfuse"]["args"][1:8:6]
+    expected["fastfuse"]["args"][1], expected["fastfuse"]["args"][-1] = found["fastfuse"]["args"][1:7:5]
     expected["fuse-helper"]["args"][-1] = found["fuse-helper"]["args"][-1]
     assert made == plain
 

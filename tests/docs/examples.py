@@ -69,7 +69,6 @@ def run_examples(python: str, headings: list[str], scratch: Path) -> dict[str, s
             force_path_style=True,
             region="us-east-1",
             no_sign_request=True,
-            no_index_cache=True,
             training=True,
         ) as mnt,  # no log in the scratch directory: the daemon may write it after the mount is gone
     ):

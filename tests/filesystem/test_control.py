@@ -83,6 +83,25 @@ def test_a_mount_that_hangs_refreshes_nothing_and_has_no_room_for_more_questions
             ask_status(entry_of(mountpoint))
 
 
+def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
+    with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
+        listener.setblocking(True)
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(ConnectionError):  # hung up on
+                connection.settimeout(0.01)
+                while connection.send(b" "):
+                    with contextlib.suppress(TimeoutError):
+                        connection.recv(4096, socket.MSG_WAITALL)
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(MountError, match="the mount at /mnt does not answer"):
+            ask_status(entry_of(mountpoint), within_s=0.2)
+        server.join()
+
+
 def test_a_refresh_may_take_longer_than_any_answer(mountpoint: Path) -> None:
     told = {"fastfuse": 1, "added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
     with sockets.listen(control_prefix(DEVICE), backlog=16) as listener:

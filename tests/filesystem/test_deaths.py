@@ -12,7 +12,6 @@ from fastfuse.filesystem.deaths import Deaths, Silence
 from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
-from fastfuse.filesystem.talking.hint_taker import StandingOrder
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
@@ -28,7 +27,7 @@ def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once
     worker = SimpleNamespace(exit_code=exit_code, end="", was_killed=True, has_served=True)
     session = session_with(is_waited_for=False, is_connected=True, refuse_deadly_request=Mock(return_value=None))
     counters = Counters()
-    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), StandingOrder(), read_deadline_s=60.0)
+    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
     found = []
     for _ in pauses:
         counters.count("fastfuse_requests")
@@ -44,7 +43,7 @@ def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
     now_s, counted = 0.0, 3
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "oom_kills", lambda: counted)
-    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), StandingOrder(), read_deadline_s=60.0)
+    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
     counted = 4  # another process of the control group
     deaths.look(None)
     now_s = 3600.0
@@ -63,28 +62,13 @@ def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_ot
     worker = SimpleNamespace(exit_code=-11, end="it was killed by signal 11", was_killed=False, has_served=True)
     answers = iter([None, (1, 17, 1)] * 10)
     session = session_with(is_waited_for=True, refuse_deadly_request=lambda *, was_killed: next(answers))
-    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), StandingOrder(), read_deadline_s=60.0)
+    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
     pauses = []
     for hour in range(10):
         for second in (0, 1):
             monkeypatch.setattr(time, "monotonic", lambda now_s=3600.0 * hour + second: now_s)
             pauses.append(deaths.note(session))
     assert pauses == [0.0, 0.05] * 10
-
-
-@pytest.mark.parametrize("was_killed", [True, False])
-def test_an_order_outlives_a_worker_that_was_killed_and_none_that_may_have_died_of_it(
-    was_killed: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker = SimpleNamespace(exit_code=-11, end="", was_killed=was_killed, has_served=True)
-    session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
-    order = StandingOrder()
-    order.note([5, 7])
-    deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), order, read_deadline_s=60.0)
-    for _ in range(2):
-        deaths.note(session)
-    assert order.inodes() == ([5, 7] if was_killed else [])
-    assert caplog.text.count("2 announced files are not fetched ahead") == (0 if was_killed else 1)
 
 
 def test_readers_wait_for_a_worker_that_counts_nothing_and_no_second_counts_twice(

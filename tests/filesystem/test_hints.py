@@ -13,7 +13,7 @@ import trio.testing
 
 from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
 from fastfuse.filesystem.talking import hint_taker as hints
-from fastfuse.filesystem.talking.hint_taker import HintTaker, StandingOrder, listen_for_hints
+from fastfuse.filesystem.talking.hint_taker import HintTaker, listen_for_hints
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
@@ -48,10 +48,6 @@ class Order:
         self.inodes += inodes
         self.batches.append(len(inodes))
 
-    @property
-    def unbegun(self) -> Sequence[int]:
-        return () if self.withdrawn.is_set() else self.inodes
-
     def withdraw(self) -> None:
         self.withdrawn.set()
 
@@ -59,15 +55,13 @@ class Order:
 class Worker:
     """A taker of hints and what reaches its engine."""
 
-    def __init__(self, table: InodeTable, trusted_uids: frozenset[int] | None, standing: StandingOrder) -> None:
+    def __init__(self, table: InodeTable, trusted_uids: frozenset[int] | None) -> None:
         self.table = table
         self.counters = Counters()
         self.orders: list[Order] = []
         self.is_open = True
         self.listener = listen_for_hints(DEVICE)
-        self.taker = HintTaker(
-            lambda: self.table, cast(Any, self.order), self.counters, standing, trusted_uids=trusted_uids
-        )
+        self.taker = HintTaker(lambda: self.table, cast(Any, self.order), self.counters, trusted_uids=trusted_uids)
 
     def order(self) -> Order:
         order = Order()
@@ -97,9 +91,8 @@ class Worker:
 async def working(
     *keys: str,
     trusted_uids: frozenset[int] | None = frozenset({os.geteuid()}),
-    standing: StandingOrder | None = None,
 ) -> AsyncIterator[Worker]:
-    worker = Worker(table_of(*keys), trusted_uids, standing or StandingOrder())
+    worker = Worker(table_of(*keys), trusted_uids)
     with worker.listener, trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.taker.run, worker.listener)
@@ -186,88 +179,6 @@ async def test_of_orders_that_were_taken_whole_the_last_one_stands_until_there_i
         assert [order.withdrawn.is_set() for order in worker.orders] == [True, False]
         async with await worker.served():
             assert worker.orders[1].withdrawn.is_set()
-
-
-async def test_an_order_that_was_taken_whole_goes_on_with_the_next_worker() -> None:
-    standing = StandingOrder()
-    async with working("a", "b", "c", standing=standing) as worker:
-        await hand_over(worker, b"c\0a\0b\0")
-    for _ in range(2):
-        async with working("a", "b", standing=standing) as worker:  # another table may lack some
-            await until(lambda: worker.counted() == (2, 0))
-            assert worker.names(worker.orders[0]) == ["a", "b"]
-    async with working("a", standing=standing) as worker:
-        await until(lambda: worker.counted() == (1, 0))
-        async with await worker.served():  # another order is on its way
-            assert worker.orders[0].withdrawn.is_set()
-
-
-async def test_an_order_whose_sender_did_not_hear_that_it_was_taken_is_announced_once_when_it_comes_again() -> None:
-    """The worker died between its note and its word, so the next one has the order twice."""
-    standing = StandingOrder()
-    async with working("a", "b", standing=standing) as worker:
-        await hand_over(worker, b"b\0a\0")
-    async with working("a", "b", standing=standing) as worker:
-        await until(lambda: worker.counted() == (2, 0))
-        order = await hand_over(worker, b"b\0a\0")
-        assert [one.withdrawn.is_set() for one in worker.orders] == [True, False]
-        assert standing.inodes() == order.inodes
-        assert worker.names(order) == ["b", "a"]
-
-
-async def test_an_order_that_was_not_taken_whole_ends_with_the_worker() -> None:
-    standing = StandingOrder()
-    async with working("a", standing=standing) as worker, await worker.served() as client:
-        await client.send_all(b"a\0")
-        await until(lambda: worker.counted() == (1, 0))
-        await client.aclose()
-        await worker.orders[0].withdrawn.wait()
-        assert standing.inodes() == []
-
-
-async def test_begun_files_of_an_order_are_noted_in_time(mock_clock: trio.testing.MockClock) -> None:
-    standing = StandingOrder()
-    async with working("a", "b", standing=standing) as worker:
-        order = await hand_over(worker, b"a\0b\0")
-        begun = order.inodes.pop(0)
-        mock_clock.jump(hints._NOTE_EVERY_S)
-        while begun in standing.inodes():
-            await trio.testing.wait_all_tasks_blocked()
-        assert standing.inodes() == order.inodes
-
-
-@pytest.mark.parametrize("count", [-1, 6, 1 << 40, -1 << 63])
-async def test_damaged_notes_of_the_last_worker_cost_nothing_but_their_order(count: int) -> None:
-    standing = StandingOrder()
-    standing.note([0, -1, 1, 1 << 62, -1 << 63, 2])  # 1 is the root, 2 is "a"
-    standing._numbers[0] = count
-    async with working("a", standing=standing) as worker:
-        await hand_over(worker, b"a\0")
-        assert [worker.names(order) for order in worker.orders] == [["a"]] * (1 if count < 0 else 2)
-
-
-def test_an_order_of_any_length_can_be_noted() -> None:
-    standing = StandingOrder()
-    standing.note(range(1, 1_000_000))
-    assert standing.inodes() == [*range(1, 1 + hints._MAX_STANDING_FILES)]
-
-
-async def test_an_order_of_the_last_worker_that_fails_does_not_end_the_next(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    standing = StandingOrder()
-    standing.note([2])
-    announce = Order.announce
-
-    async def failing(self: Order, inodes: Sequence[int]) -> None:
-        monkeypatch.setattr(Order, "announce", announce)
-        raise RuntimeError("as if it was broken")
-
-    monkeypatch.setattr(Order, "announce", failing)
-    async with working("a", standing=standing) as worker:
-        assert worker.names(await hand_over(worker, b"a\0")) == ["a"]
-        assert worker.orders[0].withdrawn.is_set()
-    assert "an order that the last worker left failed for an unforeseen reason" in caplog.text
 
 
 @pytest.mark.parametrize("message", [b"a\0a", b"a\0" + b"x" * (MAX_PATH_BYTES + 1), b"x" * (1 << 20)])

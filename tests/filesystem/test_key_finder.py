@@ -332,23 +332,22 @@ def test_keys_are_renewed_by_a_program_that_only_root_may_run(monkeypatch: pytes
 def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tmp_path: Path) -> None:
     """The certificates to trust, the key of the objects, a saved listing, and a log file that is rotated."""
     authority, issued = create_chain(tmp_path)
-    key, cache, log = (tmp_path / name for name in ("key", "cache", "log"))
+    key, saved, log = (tmp_path / name for name in ("key", "saved/index", "log"))
+    saved.parent.mkdir()
     key.write_bytes(bytes(32))
     key.chmod(0o600)
     assert tmp_path.stat().st_mode & 0o777 == 0o700
-    options = {"ca-bundle": authority, "sse-c-key-file": key, "index-cache": cache, "log-file": log}
-    words = [word for name, path in options.items() for word in (f"--{name}", str(path))]
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "FASTFUSE_NO_INDEX_CACHE"}
+    options = {"ca-bundle": authority, "sse-c-key-file": key, "index": saved, "index-max-age": "1h", "log-file": log}
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     objects = {f"data/{name}": name.encode() for name in "abc"}
     with (
         LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(tls=issued)) as server,
-        mounted("s3://bucket/data", server.endpoint_url, *words, environment=environment) as mount,
+        mounted("s3://bucket/data", server.endpoint_url, *words) as mount,
     ):
-        (saved,) = cache.iterdir()
         first = saved.stat()
         assert (first.st_uid, first.st_mode & 0o777) == (0, 0o600)
         mount.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: [path for path in cache.iterdir() if path.stat().st_ino != first.st_ino] == [saved])
+        wait_until(lambda: saved.stat().st_ino != first.st_ino)
         wait_until(lambda: "refreshed s3://bucket/data" in log.read_text())
         assert (mount.path / "a").read_bytes() == b"a"
         kill(mount.worker())

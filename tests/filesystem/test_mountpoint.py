@@ -131,6 +131,32 @@ def test_an_empty_directory_is_returned_without_links(tmp_path: Path, monkeypatc
         assert prepare_mountpoint(Path(name), create_parents=False) == (tmp_path / "real").resolve()
 
 
+def test_what_takes_the_place_of_the_directory_that_was_prepared_is_not_mounted_on(tmp_path: Path) -> None:
+    def refused(why: str) -> None:
+        with pytest.raises(MountError, match=why), Place(tmp_path / "eve" / "mnt").target():
+            pass
+
+    for name in ("eve/mnt", "victim/mnt"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "eve" / "mnt" / "file").touch()
+    refused("is no longer an empty directory")
+    (tmp_path / "eve").rename(tmp_path / "aside")
+    (tmp_path / "eve").symlink_to("victim")
+    refused("is no longer an empty directory")
+    (tmp_path / "victim" / "mnt").rmdir()
+    (tmp_path / "victim" / "mnt").symlink_to("../aside")
+    refused("cannot be mounted on: Not a directory")
+
+
+@pytest.mark.fuse
+def test_a_link_that_takes_the_place_of_a_mount_is_not_followed_to_another(place: Path) -> None:
+    (place.parent / "link").symlink_to(place)
+    with kernel_mount(place, "tmpfs"):
+        with pytest.raises(MountError, match="cannot be unmounted"):
+            mountpoint._unmount_as_root(place.parent / "link", lazy=True)
+        assert find_mount(place) is not None
+
+
 def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:
     place = tmp_path / "missing" / "place"
     message = f"the mountpoint {place} cannot be created: {place.parent} does not exist"

@@ -208,7 +208,7 @@ def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch
     before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
     write, read = os.pwrite, os.pread
     here = refresher(fork_child)
-    here._new_fd = os.memfd_create("new")
+    here._new_fd = os.memfd_create("new", os.MFD_ALLOW_SEALING)
     reading_fd, writing_fd = os.pipe()
     with memory_file(index_bytes(before)) as old_fd, os.fdopen(reading_fd, "rb") as sent:
 

@@ -106,6 +106,41 @@ def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_pat
     assert (done.returncode, done.stderr) == (0, "")
 
 
+_MOUNT_WHILE_A_LINK_COMES = """
+import sys
+from pathlib import Path
+from fastfuse.errors import MountError
+from fastfuse.filesystem.kernel import session
+from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts, unmount
+
+place, aside, victim = places = [Path(sys.argv[1], name) for name in ("place", "aside", "victim")]
+init = session.pyfuse3.init
+
+def init_after_swap(*arguments):
+    place.rename(aside)
+    place.symlink_to(victim)
+    init(*arguments)
+
+session.pyfuse3.init = init_after_swap
+try:
+    session.Session.mount(session.InitialisedOperations(), Place(place), source="s3://b", allow_other=False)
+except MountError as error:
+    print(error)
+for mounted in {*places} & {*fastfuse_mounts()}:
+    print(mounted.name)
+    unmount(mounted, lazy=True)
+"""
+
+
+def test_a_link_that_takes_the_place_of_the_directory_is_not_followed(tmp_path: Path) -> None:
+    for name in ("place", "victim"):
+        (tmp_path / name).mkdir()
+    done = run_forked([sys.executable, "-c", _MOUNT_WHILE_A_LINK_COMES, str(tmp_path)], ENVIRONMENT)
+    said = f"{tmp_path}/place was unmounted by somebody else right away\naside\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
 # Begins a program that has a socket in the place of the kernel, which offers the flags that are the first argument.
 _WITH_ANOTHER_KERNEL = """
 import os, socket, struct, sys

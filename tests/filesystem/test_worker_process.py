@@ -191,6 +191,6 @@ def test_answers_that_the_kernel_does_not_take_are_errors(monkeypatch: pytest.Mo
         statistics=lambda: SimpleNamespace(**IDLE, pool=pool), memory=lambda: {"in flight": 0, "unread": 0, "read": 0}
     )
     reads, counters = SimpleNamespace(table=SimpleNamespace(metadata=SimpleNamespace(total_bytes=0))), Counters()
-    monkeypatch.setattr(worker.replies, "not_taken", lambda: (2, errno.EFAULT))
+    monkeypatch.setattr("fastfuse.filesystem.serving.worker.replies.not_taken", lambda: (2, errno.EFAULT))
     worker._Report(counters, cast(Any, engine), cast(Any, reads))._write()
     assert counters.get("fastfuse_errors", "EIO") == 2

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, SERVED, TAKEN
-from fastfuse.filesystem.talking.hint_taker import HintTaker, StandingOrder
+from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
@@ -29,7 +29,6 @@ _TABLE = _table()
 _FILES = {_TABLE.path(inode).encode(): inode for inode in range(1, len(_TABLE) + 1) if not _TABLE.is_directory(inode)}
 
 _COUNTERS = Counters()
-_STANDING = StandingOrder()
 
 
 class _Order:
@@ -38,10 +37,6 @@ class _Order:
 
     async def announce(self, inodes: Sequence[int]) -> None:
         self.inodes += inodes
-
-    @property
-    def unbegun(self) -> Sequence[int]:
-        return self.inodes
 
     def withdraw(self) -> None:
         raise AssertionError("an order ends with its connection")
@@ -64,7 +59,7 @@ class _Connection:
 def try_one(data: bytes) -> None:
     piece_bytes, sent = (data[0] * 8 or 1, data[1:]) if data else (1, b"")
     order, connection = _Order(), _Connection(sent, piece_bytes)
-    taker = HintTaker(lambda: _TABLE, lambda: cast(Any, order), _COUNTERS, _STANDING, trusted_uids=None)
+    taker = HintTaker(lambda: _TABLE, lambda: cast(Any, order), _COUNTERS, trusted_uids=None)
     is_whole = trio.run(
         taker._take,
         cast("trio.socket.SocketType", connection),

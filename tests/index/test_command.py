@@ -1,4 +1,4 @@
-"""`fastfuse index`, `mount --index` and the kept listings, as a user has them: real processes and real mounts."""
+"""`fastfuse index`, and `mount --index`, as a user has them: real processes and real mounts."""
 
 import os
 from collections.abc import Iterator
@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
-from tests.mounting import ENVIRONMENT, access, mount_command, mounted, run_fastfuse
+from tests.mounting import access, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 
 __all__ = ["moto_server"]
 
 OBJECTS = {"train/a": b"a", "train/b/c": b"cc", "train/bad//name": b"", "train/empty": b""}
-KEPT = {**ENVIRONMENT, "FASTFUSE_NO_INDEX_CACHE": "0"}
 
 
 @pytest.fixture
@@ -98,33 +97,29 @@ def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: Loopback
     assert "1 keys of s3://bucket/train cannot be shown as files" in told
 
 
-def test_a_young_listing_is_taken_from_the_cache_and_an_old_one_is_not(
+def test_a_file_is_made_where_it_is_missing_or_old_and_by_a_refresh(
     server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
 ) -> None:
-    cache = ["--index-cache", str(tmp_path / "cache")]
-
-    def shown(*options: str) -> set[str]:
-        with mounted("s3://bucket/train", server.endpoint_url, *cache, *options, environment=KEPT) as mount:
-            return set(tree(mount.path))
-
-    assert shown() == {"a", "b/c", "empty"}
-    objects.put("train/new", b"")
+    """L6"""
+    path = tmp_path / "x.index"
+    with mounted("s3://bucket/train", server.endpoint_url, "--index", str(path), "--index-max-age", "1h") as mount:
+        assert set(tree(mount.path)) == {"a", "b/c", "empty"}
+        assert path.stat().st_mode & 0o777 == 0o600
+        objects.put("train/new", b"")
+        with mounted(
+            "s3://bucket/train", server.endpoint_url, "--index", str(path), "--index-max-age", "1h"
+        ) as another:
+            assert set(tree(another.path)) == {"a", "b/c", "empty"}
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert set(tree(mount.path)) == {"a", "b/c", "empty", "new"}
+    objects.put("train/newer", b"")
     before = server.count("ListObjectsV2")
-    assert shown("--index-max-age", "1h") == {"a", "b/c", "empty"}
-    assert server.count("ListObjectsV2") == before
-    assert shown("--index-max-age", "0.001s") == {"a", "b/c", "empty", "new"}
-    assert shown("--index-max-age", "1h") == {"a", "b/c", "empty", "new"}
-    assert len(os.listdir(tmp_path / "cache")) == 1
-
-
-def test_without_a_cache_nothing_is_kept(server: LoopbackServer, tmp_path: Path) -> None:
-    environment = {**KEPT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    with mounted("s3://bucket/train", server.endpoint_url, "--no-index-cache", environment=environment):
-        pass
-    assert not (tmp_path / "cache").exists()
-    with mounted("s3://bucket/train", server.endpoint_url, environment=environment):
-        pass
-    assert len(os.listdir(tmp_path / "cache" / "fastfuse" / "index")) == 1
+    for max_age, has_newer in ("1h", False), ("0.001s", True):
+        words = ("--index", str(path), "--index-max-age", max_age)
+        with mounted("s3://bucket/train", server.endpoint_url, *words) as mount:
+            assert ("newer" in tree(mount.path)) is has_newer
+            assert (server.count("ListObjectsV2") > before) is has_newer
+    assert os.listdir(tmp_path) == ["x.index"]
 
 
 def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:

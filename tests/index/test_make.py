@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,8 +96,8 @@ def test_a_part_may_be_empty_and_its_source_may_not(server: LoopbackServer) -> N
         made(server, PREFIX, IndexOrigin(shard=shard, strict=True))
 
 
-def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer, tmp_path: Path) -> None:
-    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
+def test_the_parts_of_a_prefix_come_from_one_file(server: LoopbackServer, tmp_path: Path) -> None:
+    origin = IndexOrigin(saved=tmp_path / "x.index", max_age_s=600)
     first = made(server, PREFIX, replace(origin, shard=Shard(index=0, count=2)))
     lists = server.count("ListObjectsV2")
     second = made(server, PREFIX, replace(origin, shard=Shard(index=1, count=2)))
@@ -104,44 +105,38 @@ def test_the_parts_of_a_prefix_come_from_one_kept_listing(server: LoopbackServer
     assert server.count("ListObjectsV2") == lists
 
 
-def test_a_folder_and_a_key_name_prefix_are_kept_for_themselves(server: LoopbackServer, tmp_path: Path) -> None:
-    source = S3Uri("data", "set/a")
-    folder = IndexOrigin(cache=tmp_path / "cache", max_age_s=600)
-    begun = replace(folder, is_key_name_prefix=True)
-    views = [folder, begun, *(replace(begun, shard=Shard(index=at, count=3)) for at in range(3))]
-    first = [keys(made(server, source, view)) for view in views]
-    # The object 'set/a' has the name of a directory.
-    assert first == [["set/a/x"], ["set/a!b", "set/a/x"], ["set/a!b"], ["set/a/x"], []]
-    lists = server.count("ListObjectsV2")
-    assert [keys(made(server, source, view)) for view in views] == first
-    assert server.count("ListObjectsV2") == lists
-
-
-def test_a_kept_listing_of_key_names_is_refused_where_nothing_can_be_shown(
+def test_a_saved_index_of_key_names_is_refused_where_nothing_can_be_shown(
     server: LoopbackServer, tmp_path: Path
 ) -> None:
     source = S3Uri("data", "set/bad")
-    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, is_key_name_prefix=True)
+    origin = IndexOrigin(saved=tmp_path / "x.index", max_age_s=600, is_key_name_prefix=True)
     assert keys(made(server, source, replace(origin, allow_empty=True))) == []
     with pytest.raises(EmptySourceError, match="holds no object that can be shown"):
         made(server, source, origin)
 
 
-def test_each_view_of_a_manifest_is_kept_for_itself(server: LoopbackServer, tmp_path: Path) -> None:
-    origin = IndexOrigin(cache=tmp_path / "cache", max_age_s=600, kind=SourceKind.AUGMENTED_MANIFEST)
-    views = [
-        origin,
-        replace(origin, attribute_names=("n",)),
-        replace(origin, shard=Shard(index=0, count=2)),
-        replace(origin, shard=Shard(index=0, count=2, by_bytes=True)),
-    ]
-    first = [keys(made(server, AUGMENTED, view)) for view in views]
-    assert [len(found) for found in first] == [7, 0, 4, 3]
-    heads = server.count("HeadObject")
-    assert [keys(made(server, AUGMENTED, view)) for view in views] == first
-    assert server.count("HeadObject") == heads
-    # As a prefix, the manifest is an object.
-    assert keys(made(server, AUGMENTED, replace(origin, kind=SourceKind.PREFIX))) == ["m.jsonl"]
+@pytest.mark.parametrize("content", [b"no index", None], ids=["something else", "an index of another source"])
+def test_a_file_that_is_no_index_of_the_source_is_not_replaced_however_old(
+    server: LoopbackServer, tmp_path: Path, content: bytes | None
+) -> None:
+    path = tmp_path / "x.index"
+    origin = IndexOrigin(saved=path, max_age_s=600)
+    if content is None:
+        made(server, S3Uri("data", "set/a"), origin)
+        content = path.read_bytes()
+    path.write_bytes(content)
+    os.utime(path, (0, 0))
+    with pytest.raises(ConfigurationError):
+        made(server, PREFIX, origin)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning(
+    server: LoopbackServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "absent" / "x.index"
+    assert keys(made(server, PREFIX, IndexOrigin(saved=path, max_age_s=600))) == SHOWN
+    assert f"the index {path} cannot be written: No such file or directory" in caplog.text
 
 
 def test_parts_are_taken_from_the_index_of_the_whole_prefix(server: LoopbackServer, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Saved and kept indexes: written as a whole, checked when they are read back, and used for their own source only."""
+"""Saved indexes: written as a whole, checked when they are read back, and used for their own source only."""
 
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
-from fastfuse.index.saved import copy_index, find_kept, keep, kept_path, load_index, store_index, verify_index
-from fastfuse.index.snapshot import Snapshot, open_snapshot
+from fastfuse.index.saved import copy_index, load_index, store_index, verify_index
+from fastfuse.index.snapshot import Snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -87,83 +88,18 @@ def test_a_directory_or_a_fifo_is_refused_without_waiting_for_it(
         load(tmp_path / "odd", SOURCE, fd)
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    return tmp_path / "made" / "when" / "needed"
+@pytest.mark.parametrize(("age_s", "is_old"), [(50, False), (70, True), (-50, False), (-70, True)])
+def test_a_file_is_old_by_the_time_at_which_it_was_written(tmp_path: Path, fd: int, age_s: int, is_old: bool) -> None:
+    path = stored(tmp_path / "x.index", "s3://bucket/")
+    os.utime(path, (0, time.time() - age_s))
+    assert copy_index(path, fd, 60) is is_old
+    assert copy_index(path, fd) is False
 
 
-def put(cache: Path, snapshot: Snapshot) -> Path:
-    path = kept_path(cache, SOURCE, None)
-    with memory_file(index_bytes(snapshot)) as fd:
-        keep(path, fd)
-    return path
-
-
-def test_a_kept_listing_is_found_again(cache: Path, fd: int) -> None:
-    path = put(cache, index_of({"a": 1}, age_s=50))
-    found = find_kept(path, SOURCE, 60, fd)
-    assert found is not None
-    assert found.table.metadata.file_count == 1
-    assert open_snapshot(fd).listed_at_ns == found.listed_at_ns
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-def young() -> Snapshot:
-    return index_of({"a": 1})
-
-
-DAMAGED = "is not used: the index is damaged"
-
-
-@pytest.mark.parametrize(
-    ("listed", "spoil", "told"),
-    [
-        (lambda: index_of({"a": 1}, age_s=70), None, ""),
-        (lambda: index_of({"a": 1}, age_s=-70), None, ""),
-        (lambda: index_of({"a": 1}, source="s3://another/"), None, "it is an index of s3://another/"),
-        (lambda: replace(young(), listed_at_ns=10**30), None, DAMAGED),
-        (young, lambda path: os.truncate(path, path.stat().st_size - 1), DAMAGED),
-        (young, lambda path: os.chown(path, os.geteuid() + 1, -1), "another user"),
-        (young, lambda path: path.chmod(0o620), "other users can write to it"),
-        (young, lambda path: path.symlink_to(path.rename(path.with_name("else"))), "symbolic links"),
-    ],
-    ids=["old", "from the future", "of another source", "odd time", "cut", "of another user", "writable", "a link"],
-)
-def test_a_listing_that_does_not_fit_or_that_another_user_may_have_made_is_passed_over(
-    cache: Path, fd: int, caplog: pytest.LogCaptureFixture,
-    listed: Callable[[], Snapshot], spoil: Callable[[Path], None] | None, told: str,
-) -> None:  # fmt: skip
-    path = put(cache, listed())
-    if spoil is not None:
-        spoil(path)
-    assert find_kept(path, SOURCE, 60, fd) is None
-    assert os.fstat(fd).st_size == 0
-    assert told in caplog.text
-    assert bool(told) == bool(caplog.text)
-
-
-def test_nothing_kept_is_nothing_to_tell(cache: Path, fd: int, caplog: pytest.LogCaptureFixture) -> None:
-    assert find_kept(kept_path(cache, SOURCE, None), SOURCE, 60, fd) is None
-    assert not caplog.records
-
-
-def test_a_cache_that_cannot_be_written_is_a_line_in_the_log(
-    tmp_path: Path, fd: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    keep(kept_path(tmp_path / "file" / "below", SOURCE, None), fd)
-    assert "the listing is not kept" in caplog.text
-
-
-def test_each_source_of_each_service_has_a_file_of_its_own(cache: Path) -> None:
-    paths = {
-        kept_path(cache, S3Uri(bucket, path), endpoint)
-        for bucket in ("b", "c")
-        for path in ("", "p", "p/", "../../etc")
-        for endpoint in (None, "http://h:1")
-    }
-    assert len(paths) == 16
-    assert len({path.parent for path in paths}) == 1
+def test_a_file_that_is_not_there_is_old_if_it_may_be_made(tmp_path: Path, fd: int) -> None:
+    assert copy_index(tmp_path / "x.index", fd, 60) is True
+    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
+        copy_index(tmp_path / "x.index", fd)
 
 
 def index(source: str, bucket: str, prefix: str, *names: str, view: str = "") -> Snapshot:

@@ -156,19 +156,6 @@ def test_what_is_announced_again_before_it_is_opened_is_not_fetched_again() -> N
     assert carried.order.next() is None
 
 
-def test_what_is_left_of_an_order_can_be_announced_again() -> None:
-    order = AnnouncedOrder(first_bytes=1 << 30)
-    order.announce(range(1, 8))
-    for _ in range(3):
-        order.advance(1)
-    order.advance(0)  # there was nothing to fetch
-    order.begun(2)
-    order.begun(6)
-    assert [*order.unbegun] == [1, 3, 5, 7]
-    order.withdraw()
-    assert not order.unbegun
-
-
 def test_a_file_that_is_skipped_costs_no_credit() -> None:
     order = AnnouncedOrder(MB)
     order.announce(range(1, 2000))

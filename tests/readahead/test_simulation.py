@@ -68,16 +68,6 @@ async def test_the_fifth_of_several_whole_files_starts_with_all_it_needs(autojum
     assert times[1] - times[0] < 0.9 * times[0] / 4
 
 
-@pytest.mark.parametrize("readers", [1, 4])
-async def test_a_full_link_is_used_in_full_with_few_more_gets(autojump_clock: MockClock, readers: int) -> None:
-    service = SimulatedService(link_bytes_per_s=1e9)
-    group = [Reader(size_bytes=4 * GIB // readers, bytes_per_s=3e9) for _ in range(readers)]
-    usage = await read_through(service, group, ReadaheadConfig())
-    assert total_bytes_per_s(group) > 0.9e9
-    # 14 fill it; 42 would be allowed.
-    assert usage.mean_in_flight < 30
-
-
 @pytest.mark.parametrize(
     ("readers", "size_bytes", "link_bytes_per_s"), [(1, GIB // 2, 10e6), (16, 64 * MIB, 10e6), (16, 128 * MIB, 50e6)]
 )

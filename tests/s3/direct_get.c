@@ -2,8 +2,8 @@
 
    Reads from standard input six texts, each behind its length (4 bytes), and then the bytes of each request: the length of
    the path, the path, that of the ETag, the ETag, the size, where a part begins and its length, which is 0 for the whole
-   object. Writes for each whether it is right (1 byte), whether there was a checksum (1 byte), and the bytes if all went
-   right. */
+   object. Writes for each whether it is right, whether there was a checksum, whether what comes is acknowledged at once (1
+   byte each), and the bytes if all went right. */
 
 #define _GNU_SOURCE
 #include "../../fastfuse/s3/direct_get.h"
@@ -65,9 +65,14 @@ int main(int count, char **arguments)
         object.target = object.part_bytes ? malloc(object.part_bytes) : NULL;
         size_t bytes = object.target ? object.part_bytes : object.size_bytes;
         char *data = malloc(DIRECT_HEAD_BYTES + (object.target ? 0 : bytes));
+        int is_prompt = 0;
+        socklen_t flag_bytes = sizeof is_prompt;
+        setsockopt(connection.fd, IPPROTO_TCP, TCP_QUICKACK, &is_prompt, flag_bytes);
         int is_right = direct_get(&connection, &route, &object, data, &body, &first_byte_ns, &is_checked, &status);
+        getsockopt(connection.fd, IPPROTO_TCP, TCP_QUICKACK, &is_prompt, &flag_bytes);
         putchar(is_right);
         putchar(is_checked);
+        putchar(is_prompt);
         if (is_right)
             fwrite(object.target ? object.target : body, bytes, 1, stdout);
         fflush(stdout);

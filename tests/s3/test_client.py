@@ -45,7 +45,7 @@ from fastfuse.s3 import bodies
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.connection import Connection, Patience
 from fastfuse.s3.routes import Route
 from tests.s3 import hostile
 from tests.s3.canned import Target, canned_server
@@ -55,7 +55,7 @@ from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_clie
 LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
-WATCH = StallWatch(60.0, 60.0)
+PATIENCE = Patience(60.0, 60.0)
 RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
 
 
@@ -183,19 +183,6 @@ async def test_an_etag_whose_quotes_are_empty_is_none(etag: str) -> None:
         assert (await reader.head("bucket", "key")).etag == ""
 
 
-async def test_a_connection_that_was_given_up_as_its_reply_came_serves_no_other() -> None:
-    _, theirs, connection = paired()
-    with theirs:
-        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
-        connection.stall()
-        body = bytearray(5)
-        assert await connection.read_into(memoryview(body)) == 5
-        assert body == b"hello"
-        assert not connection.is_reusable
-        connection.close()
-
-
 async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_by_that_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -204,7 +191,7 @@ async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_
     ours, theirs, connection = paired()
     with theirs:
         theirs.sendall(LONG_HEAD)
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", PATIENCE) is not None
         body = bytearray(300_000)
         with trio.move_on_after(0):
             await connection.read_into(memoryview(body))
@@ -233,27 +220,12 @@ async def test_a_long_body_is_received_without_a_thread_where_there_is_no_room_f
     with theirs:
         sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
         sending.start()
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", WATCH) is not None
+        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", PATIENCE) is not None
         assert await connection.read_into(memoryview(body)) == 300_000
         assert body == sent
         assert connection.is_reusable
         connection.close()
         assert ours.fileno() == -1
-
-
-async def test_something_that_comes_as_a_connection_is_given_up_does_not_bring_it_back(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    ours, theirs = socket.socketpair()
-    watch = StallWatch(1.0, 60.0)
-    connection = Connection(ours, None)
-    with theirs:
-        began_s = watch.begin(connection)
-        await trio.sleep(2)
-        assert connection._is_stalled
-        watch.go_on(connection, began_s)
-        assert not watch._waiting
-        connection.close()
 
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000])

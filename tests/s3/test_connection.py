@@ -13,11 +13,11 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, StallWatch, _receive_plain
+from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, Patience, _receive_plain
 from tests.s3.queues import unread_bytes, unsent_bytes
 
 PATIENCE_S = 60.0
-WATCH = StallWatch(PATIENCE_S, PATIENCE_S)
+PATIENCE = Patience(PATIENCE_S, PATIENCE_S)
 # A thread receives it.
 BODY = os.urandom(4 * TASK_BYTES)
 
@@ -44,7 +44,7 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
     body = bytearray(len(BODY))
 
     async def receive() -> None:
-        assert await connection.ask(b"GET", WATCH) is not None
+        assert await connection.ask(b"GET", PATIENCE) is not None
         assert await connection.read_into(memoryview(body)) == len(body)
 
     with trio.fail_after(PATIENCE_S):
@@ -58,7 +58,7 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
         assert body == BODY
         # Nor is the next reply kept waiting for, which may be of a few bytes.
         server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-        assert await connection.ask(b"GET", WATCH) is not None
+        assert await connection.ask(b"GET", PATIENCE) is not None
     connection.close()
 
 
@@ -69,7 +69,7 @@ async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) ->
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
-            assert await connection.ask(b"GET", WATCH) is not None
+            assert await connection.ask(b"GET", PATIENCE) is not None
             nursery.start_soon(connection.read_into, memoryview(body))
             while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != _WAKING_BYTES:
                 await trio.lowlevel.checkpoint()
@@ -85,7 +85,7 @@ async def test_what_came_is_acknowledged_at_once_where_more_is_waited_for(ends: 
     connection = Connection(client, None)
 
     async def receive() -> None:
-        assert await connection.ask(b"GET", WATCH) is not None
+        assert await connection.ask(b"GET", PATIENCE) is not None
         assert await connection.read_into(memoryview(bytearray(4))) == 4
 
     with trio.fail_after(PATIENCE_S):
@@ -99,6 +99,31 @@ async def test_what_came_is_acknowledged_at_once_where_more_is_waited_for(ends: 
                 # The kernel's delayed acknowledgement would set it, too, and come later.
                 assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
             server.sendall(b"dy")
+    connection.close()
+
+
+@pytest.mark.parametrize("head", [b"content-length: 99", b"connection: close"])
+@pytest.mark.parametrize(("pieces", "took_s"), [(0, 10), (3, 34), (9, 60)])
+async def test_a_body_may_be_silent_for_a_while_and_take_so_long_in_all(
+    ends: Ends, autojump_clock: trio.testing.MockClock, head: bytes, pieces: int, took_s: float
+) -> None:
+    server, client = ends
+    connection = Connection(client, None)
+
+    async def drip() -> None:
+        server.sendall(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % head)
+        for _ in range(pieces):
+            await trio.sleep(8)
+            server.sendall(b"x")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drip)
+        assert await connection.ask(b"GET", Patience(10, 60)) is not None
+        with pytest.raises(TimeoutError):
+            await connection.read_into(memoryview(bytearray(99)))
+        assert trio.current_time() == pytest.approx(took_s, abs=0.1)
+        nursery.cancel_scope.cancel()
+    assert not connection.is_reusable
     connection.close()
 
 
@@ -163,7 +188,7 @@ async def test_a_connection_that_may_be_used_again_begins_with_the_next_reply(
     with theirs, ours:
         for reply, is_read_at_once, most_bytes in replies:
             theirs.sendall(reply.sent())
-            assert await connection.ask(b"GET", WATCH) is not None
+            assert await connection.ask(b"GET", PATIENCE) is not None
             if is_read_at_once:
                 assert await connection.read_all(most_bytes) == reply.body[:most_bytes]
             else:

@@ -38,7 +38,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checksums import digest_of
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.connection import Connection, StallWatch
+from fastfuse.s3.connection import Connection, Patience
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.integrity import Integrity
 from fastfuse.s3.routes import NotConnectedError, Route
@@ -316,10 +316,10 @@ def hinder_heads(
         return
     ask, asked = bench.client._routes.ask, count()
 
-    async def refuse(route: Route, request: bytes, watch: StallWatch, **others: Any) -> tuple[Connection, ReplyHead]:  # noqa: ANN401 - those of `Routes.ask`
+    async def refuse(route: Route, request: bytes, patience: Patience, **others: Any) -> tuple[Connection, ReplyHead]:  # noqa: ANN401 - those of `Routes.ask`
         if request.startswith(b"HEAD") and skip <= next(asked) < (inf if times is None else skip + times):
             raise NotConnectedError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
-        return await ask(route, request, watch, **others)
+        return await ask(route, request, patience, **others)
 
     monkeypatch.setattr(bench.client._routes, "ask", refuse)
 

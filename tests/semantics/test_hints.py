@@ -140,20 +140,6 @@ def test_an_order_that_was_taken_is_announced_to_the_next_worker() -> None:
                 os.kill(here.mount.worker(), signal.SIGKILL)
 
 
-def test_the_order_of_a_command_goes_on_with_the_next_worker() -> None:
-    """L3"""
-    with place(dict.fromkeys(NAMES, b"a"), *METRICS) as here:
-        counted = Counted(here)
-        assert hint(here, "\n".join(NAMES).encode()).returncode == 0
-        for workers in (1, 2, 3):
-            wait_until(lambda workers=workers: counted() == (workers * len(NAMES), 0))  # type: ignore[misc]
-            os.kill(here.mount.worker(), signal.SIGKILL)
-        wait_until(lambda: counted() == (4 * len(NAMES), 0))
-        assert (here.path / NAMES[0]).read_bytes() == b"a"
-        assert here.mount.stop() == 0
-        assert f"the order that the last worker left goes on: {len(NAMES)} files" in here.mount.log
-
-
 def test_a_mount_that_is_made_again_takes_hints_again_and_ends_although_an_order_stays_open() -> None:
     """L2"""
     with place({"a": b""}, *METRICS) as here:

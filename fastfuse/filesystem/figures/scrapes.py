@@ -7,10 +7,13 @@ where there is an endpoint, because prometheus_client takes 40 ms to load.
 import logging
 import socket
 import sys
+import time
 import wsgiref.simple_server
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate, product
 from socketserver import ThreadingMixIn
+from typing import ClassVar
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -22,6 +25,10 @@ from fastfuse.errors import MountError
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS, Counters
 
 _log = logging.getLogger(__name__)
+
+# Their threads count with those of workers in ``pids.max``. Scrapers and probes are a few.
+_MAX_CLIENTS = 32
+_REQUEST_WITHIN_S = 5.0
 
 
 class _SharedCollector(Collector):
@@ -54,8 +61,6 @@ class _SharedCollector(Collector):
 
 
 class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
-    timeout = 5  # a client that connects and says nothing must not hold a thread for ever
-
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a log line each."""
 
@@ -64,10 +69,30 @@ class _Server(ThreadingMixIn, wsgiref.simple_server.WSGIServer):
     """One thread for each client: a browser's spare connection, which says nothing, must not hold up a probe."""
 
     daemon_threads = True
+    # The connections that have a thread, and until when.
+    _until_s: ClassVar[dict[socket.socket, float]] = {}
+
+    def verify_request(self, request: socket.socket, client_address: object) -> bool:  # type: ignore[override]
+        """Return whether one more client is served, and note until when."""
+        if len(self._until_s) >= _MAX_CLIENTS:
+            return False
+        self._until_s[request] = time.monotonic() + _REQUEST_WITHIN_S
+        return True
+
+    def service_actions(self) -> None:
+        """Hang up on clients whose time is over; called twice a second."""
+        for request, until_s in list(self._until_s.items()):
+            if time.monotonic() >= until_s:
+                with suppress(OSError):  # it has just been closed
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
+        self._until_s.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log what went wrong, but for a client that has gone: a load balancer looks at a port in that way."""
-        if not isinstance(sys.exception(), OSError):
+        """Log what went wrong, but for a client that has gone, as a load balancer does, or that gets no thread."""
+        if not isinstance(sys.exception(), OSError | RuntimeError):
             _log.exception("a scrape failed for an unforeseen reason")
 
 

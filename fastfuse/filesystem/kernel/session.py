@@ -14,7 +14,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -25,7 +25,7 @@ from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
 from fastfuse.filesystem.kernel.notices import OUT_HEADER
 from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, find_mount
+from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, find_mount, unmount
 from fastfuse.filesystem.mounting.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
@@ -110,8 +110,8 @@ class Session:
         ready = place.mount(name)
         fds_before = _fuse_fds()
         # libfuse serves a descriptor that it is named in this way, and mounts nothing.
-        target = str(place.mountpoint) if ready is None else f"/dev/fd/{ready.fd}"
-        with _captured_stderr() as captured:
+        held = place.target() if ready is None else nullcontext(f"/dev/fd/{ready.fd}")
+        with held as target, _captured_stderr() as captured:
             try:
                 pyfuse3.init(operations, target, arguments)
             except RuntimeError as error:
@@ -122,7 +122,10 @@ class Session:
             _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)
             return cls(place, _device_at(place.mountpoint) if ready is None else ready.device, fd)
         except BaseException:
-            pyfuse3.close(unmount=ready is None)
+            pyfuse3.close(unmount=False)
+            if ready is None:
+                with suppress(MountError):
+                    unmount(place.mountpoint, lazy=True)
             raise
 
     @property

@@ -7,8 +7,8 @@ import os
 import re
 import select
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
 from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead, readahead_kib
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
-from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, obstacle
+from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle
 from fastfuse.filesystem.processes.children import heard
 
 _log = logging.getLogger(__name__)
@@ -57,11 +57,33 @@ class Place:
                 path.rmdir()
 
     def mount(self, name: str) -> Ready | None:
-        """Mount under this name; None leaves it to libfuse."""
+        """Mount under this name; None leaves it to libfuse, which mounts at `target`."""
         if find_mount(self.mountpoint) is not None:
             # Not before the listing: readers would take the empty directory for the data.
             prepare_mountpoint(self.mountpoint, create_parents=False)
         return None
+
+    @contextmanager
+    def target(self) -> Iterator[str]:
+        """Yield the directory, by a name that leads nowhere else if its owner puts a link in its place.
+
+        Where fusermount3 mounts, that is the path: it takes care of links itself.
+        """
+        if not may_mount():
+            yield str(self.mountpoint)
+            return
+        try:
+            fd = os.open(self.mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as error:
+            raise MountError(f"{self.mountpoint} cannot be mounted on: {error.strerror}") from error
+        try:
+            name = f"/proc/self/fd/{fd}"
+            if os.readlink(name) != str(self.mountpoint) or os.listdir(fd):
+                raise MountError(f"{self.mountpoint} is no longer an empty directory", hint="see who changes it")
+            os.set_inheritable(fd, True)  # where mount(2) is refused, libfuse has fusermount3 say why
+            yield name
+        finally:
+            os.close(fd)
 
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
         """Return whether the mount is there, whose connection still lives or has ended."""

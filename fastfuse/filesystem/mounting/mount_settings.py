@@ -73,12 +73,12 @@ class MountSettings:
         Raises:
             ConfigurationError: it does.
         """
-        written = {"--cache": self.cache.directory if self.cache else None, "--index-cache": self.origin.cache}
-        for option, directory in written.items():
-            if directory is not None and directory.is_relative_to(self.mountpoint):
+        written = {"--cache": self.cache.directory if self.cache else None, "--index": self.origin.saved}
+        for option, path in written.items():
+            if isinstance(path, Path) and path.is_relative_to(self.mountpoint):
                 raise ConfigurationError(
-                    f"{option} {str(directory)!r} lies in the mountpoint {self.mountpoint}",
-                    hint="name a directory that the mount does not cover",
+                    f"{option} {str(path)!r} lies in the mountpoint {self.mountpoint}",
+                    hint="name a place that the mount does not cover",
                 )
 
     @property

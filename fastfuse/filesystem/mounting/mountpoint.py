@@ -33,7 +33,7 @@ _ANSWER_WITHIN_S = 10.0
 _DEAD = {errno.ENOTCONN, errno.ECONNABORTED}
 
 # <sys/mount.h>
-_MNT_FORCE, _MNT_DETACH = 1, 2
+_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 # One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
 _BDI = Path("/sys/class/bdi")
@@ -125,9 +125,9 @@ def abort(path: Path, device: str) -> None:
 def _abort_by_force(path: Path) -> None:
     """End the connection of the mount at `path` by a forced umount, which does so even if the mount is busy."""
     libc = ctypes.CDLL(None, use_errno=True)
-    place_fd = os.open(path, os.O_PATH)  # so it is busy, and only its connection ends
+    place_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW)  # so it is busy, and only its connection ends
     try:
-        if libc.umount2(os.fsencode(path), _MNT_FORCE) != 0 and ctypes.get_errno() != errno.EBUSY:
+        if libc.umount2(os.fsencode(path), _MNT_FORCE | _UMOUNT_NOFOLLOW) != 0 and ctypes.get_errno() != errno.EBUSY:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     finally:
         os.close(place_fd)
@@ -310,7 +310,7 @@ def _errno_of_statvfs(path: Path) -> int | None:
 
 def _unmount_as_root(path: Path, *, lazy: bool) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(path), _MNT_DETACH if lazy else 0) != 0:
+    if libc.umount2(os.fsencode(path), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)) != 0:
         raise _unmount_error(path, os.strerror(ctypes.get_errno()), is_busy=ctypes.get_errno() == errno.EBUSY)
 
 

@@ -3,7 +3,7 @@
 The worker and the lister of a mount are nobody, so they cannot read a profile or run a ``credential_process``. Each has
 one end of a socket, and asks there when its keys expire or are refused. At the other end of the worker's is the
 supervisor, which starts a process with its own rights for each question: no process waits for the next one. At the
-other end of the lister's is the process that the lister was before it became nobody, which also saves the listing.
+other end of the lister's is the process that the lister was before it became nobody, which also saves the index.
 """
 
 import gc
@@ -97,7 +97,7 @@ def give_up_rights(session: S3Session, save: Callable[[], None]) -> Callable[[],
                 confine(session)
                 _serve(theirs, session.config, save)
         except Exception:  # noqa: BLE001 - there is no caller to raise it to
-            _log.exception("credentials and listings cannot be kept for an unforeseen reason")
+            _log.exception("credentials cannot be found, nor an index saved, for an unforeseen reason")
         finally:
             exit_code = wait_child(child)
             if exit_code < 0:

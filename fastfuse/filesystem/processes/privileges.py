@@ -16,7 +16,7 @@ from fastfuse.filesystem.processes.children import die_with
 from fastfuse.s3.aws import S3Session
 
 # <linux/capability.h>: CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_KILL. With the first two root uses the files of the
-# user who called sudo: AWS profiles, the cache of listings. With the third the kernel ends nobody's processes with it.
+# user who called sudo: AWS profiles, index files. With the third the kernel ends nobody's processes with it.
 _CONFINED = frozenset({1, 2, 5})
 # CAP_KILL, CAP_SETGID, CAP_SETUID: without them root cannot become another user, or its parent could not end it.
 _CHANGE_USER = frozenset({5, 6, 7})
@@ -75,7 +75,7 @@ def _die_before(adjustment: int) -> None:
 
 
 def confine(session: S3Session) -> None:
-    """Keep only the rights that a process needs which resolves credentials, and keeps listings.
+    """Keep only the rights that a process needs which resolves credentials, and saves indexes.
 
     It keeps the user, whose AWS profiles it reads again. Where a profile names a ``credential_process``, it keeps the
     capabilities, too: that program may be set-uid, as sudo is.

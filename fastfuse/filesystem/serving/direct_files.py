@@ -416,8 +416,8 @@ class DirectFiles:
 
 
 def _suits_thread(ref: ObjectRef, start: int, end: int) -> bool:
-    """Return whether threads GET such a range: a large part, or all of a small object."""
-    return TASK_BYTES < end - start < ref.size_bytes or end - start == ref.size_bytes <= TASK_BYTES
+    """Return whether threads GET such a range: a part, or all of a small object."""
+    return end - start < ref.size_bytes or ref.size_bytes <= TASK_BYTES
 
 
 def _patience_s(client: S3Client) -> float:

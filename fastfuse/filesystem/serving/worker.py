@@ -41,7 +41,7 @@ from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.filesystem.talking.control import PROTOCOL, TASKS, send_answer
-from fastfuse.filesystem.talking.hint_taker import HintTaker, StandingOrder
+from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
@@ -95,8 +95,6 @@ class WorkerTask:
     # The users `hint_uids` may announce files here (None: everybody).
     hints: socket.socket | None
     hint_uids: frozenset[int] | None
-    # Outlives this process: what is left of an order that was announced whole.
-    standing: StandingOrder
     # If given: prefetch no large file, and prepare no connection, before it is readable.
     begin_fd: int | None
     # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
@@ -142,7 +140,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(
             operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s,
-            has_saved_index=settings.origin.saved is not None,
+            has_saved_index=settings.origin.saved is not None and not settings.origin.is_own_file,
         )  # fmt: skip
         tier = reader if isinstance(reader, CachedReader) else None
         most_threads = min(client.max_connections, limit_bytes // _BYTES_PER_THREAD)
@@ -151,9 +149,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         )
         nursery.start_soon(direct_files.run)
         if task.hints is not None:
-            taker = HintTaker(
-                lambda: operations.table, engine.new_order, counters, task.standing, trusted_uids=task.hint_uids
-            )
+            taker = HintTaker(lambda: operations.table, engine.new_order, counters, trusted_uids=task.hint_uids)
             nursery.start_soon(taker.run, task.hints)
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from io import BufferedReader
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ _MOST_ANSWER_BYTES = 32 << 20
 _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
 _STATUS_WITHIN_S = 20.0
+_LEAST_WAIT_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def ask(
     meanwhile: Callable[[], object] | None = None,
     **more: str | None,
 ) -> dict[str, Any]:
-    """Return the answer of a mount, which may say nothing for `within_s`.
+    """Return the answer of a mount, which may take `within_s`.
 
     If the answer may take longer, `meanwhile` is called after each silence of that length, and raises an error if there
     will be none.
@@ -173,11 +175,14 @@ def ask(
         MountError: it is not yours, does not answer, or is of another version.
         FastfuseError: the answer is an error.
     """
+    until_s = time.monotonic() + within_s if meanwhile is None else inf
     for connection in _connections(entry, {"request": request, **more}, within_s=within_s):
         answer = bytearray()
         with suppress(ConnectionError, TimeoutError):
             while (received := _received(connection, meanwhile)) and len(answer) <= _MOST_ANSWER_BYTES:
                 answer += received
+                if time.monotonic() > until_s:
+                    raise _no_answer(entry)
         if answer:
             return answer_of(bytes(answer), request)
     raise _no_answer(entry)
@@ -294,11 +299,12 @@ def _no_answer(entry: MountEntry) -> MountError:
 
 def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float) -> Iterator[socket.socket]:
     """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent."""
+    until_s = time.monotonic() + within_s
     for address in addresses(control_prefix(entry.device)):
         # A mount that hangs has no room for another connection once some were made.
         no_answer = ConnectionError, TimeoutError, BlockingIOError
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
-            connection.settimeout(within_s)
+            connection.settimeout(max(until_s - time.monotonic(), _LEAST_WAIT_S))  # one user may have many sockets
             connection.connect(address)
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")

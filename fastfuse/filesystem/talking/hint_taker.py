@@ -5,11 +5,9 @@ of them ahead than the engine allows. A client that sends nonsense loses its con
 """
 
 import logging
-import mmap
 import os
 import select
 import socket
-from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -57,42 +55,17 @@ _PATHS_HINT = "Announce paths below the mountpoint, or relative to it."
 # Directories whose inode is cached for each table: a data set has a folder for each of its classes.
 _MAX_REMEMBERED_DIRECTORIES = 4096
 
-# An order has at most some 5,200 files that are announced and not begun (readahead/announced.py).
-_MAX_STANDING_FILES = 8192
-_NOTE_EVERY_S = 1.0
-
 
 def listen_for_hints(device: str) -> socket.socket:
     """Return the hint socket of the mount with this ``major:minor``, for the supervisor: it outlives workers."""
     return listen(hint_prefix(device), backlog=_BACKLOG)
 
 
-class StandingOrder:
-    """The inodes of the last whole order that nobody has begun, in memory that outlives workers.
-
-    The supervisor makes it, each worker notes them, and the next one goes on with them.
-    """
-
-    def __init__(self) -> None:
-        self._numbers = memoryview(mmap.mmap(-1, 8 * (1 + _MAX_STANDING_FILES))).cast("q")
-
-    def note(self, inodes: Sequence[int]) -> None:
-        """Replace what was noted; a worker that is killed meanwhile leaves nothing."""
-        inodes = inodes[:_MAX_STANDING_FILES]
-        self._numbers[0] = 0
-        self._numbers[1 : 1 + len(inodes)] = array("q", inodes)
-        self._numbers[0] = len(inodes)
-
-    def inodes(self) -> list[int]:
-        """Return what was noted last."""
-        return self._numbers[1 : 1 + max(0, self._numbers[0])].tolist()
-
-
 class HintTaker:
     """The clients that announce orders to one worker.
 
     Invariant: an order that was not taken whole is withdrawn when its connection ends. The last whole one stands until
-    there is another order, because its sender may exit long before its files are opened. It outlives the worker.
+    there is another order, because its sender may exit long before its files are opened. It ends with the worker.
     """
 
     def __init__(
@@ -100,7 +73,6 @@ class HintTaker:
         table: Callable[[], InodeTable],
         orders: Callable[[], Announcer],
         counters: Counters,
-        standing: StandingOrder,
         *,
         trusted_uids: frozenset[int] | None,
     ) -> None:
@@ -108,7 +80,6 @@ class HintTaker:
         self._table = table
         self._orders = orders
         self._counters = counters
-        self._standing = standing
         self._trusted_uids = trusted_uids
         self._slots = trio.Semaphore(_MAX_CONNECTIONS, max_value=_MAX_CONNECTIONS)
         self._connected = 0
@@ -120,37 +91,11 @@ class HintTaker:
     async def run(self, listener: socket.socket) -> None:
         """Serve every connection, for ever. Nothing that a client does ends it."""
         accepting = trio.socket.from_stdlib_socket(listener)
-        await self._go_on()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._note_often)
             while True:
                 await self._slots.acquire()
                 connection = await self._next_trusted(accepting)
                 nursery.start_soon(self._serve, connection)
-
-    async def _go_on(self) -> None:
-        """Announce what stood when the last worker died."""
-        table = self._table()
-        inodes = [inode for inode in self._standing.inodes() if inode in table and not table.is_directory(inode)]
-        if not inodes:
-            return
-        self._whole = self._orders()
-        try:
-            await self._whole.announce(inodes)
-        except Exception:  # noqa: BLE001 - a hint must not end the worker
-            self._stand_down()
-            _log.exception("an order that the last worker left failed for an unforeseen reason; the mount goes on")
-            return
-        self._counters.count("fastfuse_hints", len(inodes), "taken")
-        _log.info("the order that the last worker left goes on: %d files", len(inodes))
-
-    async def _note_often(self) -> None:
-        while True:
-            self._note()
-            await trio.sleep(_NOTE_EVERY_S)
-
-    def _note(self) -> None:
-        self._standing.note(() if self._whole is None else self._whole.unbegun)
 
     async def _next_trusted(self, accepting: trio.socket.SocketType) -> trio.socket.SocketType:
         while True:
@@ -187,7 +132,6 @@ class HintTaker:
                 self._whole = order
             else:
                 order.withdraw()
-            self._note()
 
     def _stand_down(self) -> None:
         if self._whole is not None:
@@ -209,7 +153,6 @@ class HintTaker:
                         unknown, wrong = unknown + len(not_files), wrong or os.fsdecode(not_files[0])
             if rest:
                 return False
-            self._standing.note(order.unbegun)  # first: the worker may die as soon as its sender is told
             await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)

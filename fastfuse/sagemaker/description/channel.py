@@ -88,7 +88,7 @@ class Channel:
         """Return whether the channel gets every key that begins with the prefix, not only one folder or object.
 
         That is the rule of File and Pipe mode. FastFile mode takes the prefix as a folder. The two agree on a prefix
-        that is empty or ends in ``/``, so one kept listing of it serves all modes.
+        that is empty or ends in ``/``, so one saved index of it serves all modes.
         """
         if isinstance(self.source, LocalDirectory):
             return False

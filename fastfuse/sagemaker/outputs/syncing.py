@@ -17,17 +17,15 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import AccessError, FastfuseError, RefusedError, SourceError, about
+from fastfuse.errors import FastfuseError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.upload import ObjectWriter, md5_of
+from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, read_stamp, version_of
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
@@ -41,8 +39,6 @@ _log = logging.getLogger(__name__)
 _RESTORE_MEMORY_BYTES = 128 << 20
 # Another host that trains replaces a file of each kind once in an epoch, not while each file is fetched.
 _RESTORE_TRIES = 10
-# The metadata of an object that has the time of the last write of its file, in ns since 1970.
-_WRITTEN = "fastfuse-file-written"
 # The time after which a failure that lasts is logged once more.
 _TOLD_EVERY_S = 3600.0
 # Inode, size and time of the last write of a file.
@@ -134,8 +130,6 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
-        # Files that were here before, with what S3 has stored of their names since they were written.
-        self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = self._sends = 0
@@ -156,10 +150,12 @@ class _Directory:
             if found.is_file
         }
         if self._is_again or (kept and not is_unfinished):
-            missing = self._note_stored(kept, began_ns)
+            missing, newer = self._note_stored(kept, began_ns)
             lacks = f", where other files are: {missing:,}" if missing else ""
+            stays = f". Files that S3 has stored since, which are not replaced: {newer:,}" if newer else ""
             if not self._is_again:
-                self._tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
+                said = f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}{stays}"
+                self._tell(name, said=said)
             return
         done = self._download(part_size_bytes)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
@@ -195,8 +191,8 @@ class _Directory:
         """Return a descriptor of the index of what S3 has, which the caller closes."""
         return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)[0]
 
-    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
-        """Note what S3 has stored since the files were written that are here; return how many others it has.
+    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> tuple[int, int]:
+        """Note which files S3 need not get; return how many others it has, and how many that are newer than those here.
 
         A file that is older than its object must not replace it: another host may have gone on from there. One that was
         written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not tell
@@ -206,10 +202,10 @@ class _Directory:
             snapshot_fd = self._list()
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
-            return 0
+            return 0, 0
         table = open_snapshot(snapshot_fd).table
         os.close(snapshot_fd)
-        missing = 0
+        missing = newer = 0
         for ref in table.refs():
             path = ref.key.removeprefix(self.synced.place.path)
             if path not in kept:
@@ -218,12 +214,18 @@ class _Directory:
             status, stamp = kept[path]
             if status.st_ctime_ns >= began_ns:
                 continue
+            is_older = ref.modified_ns > status.st_mtime_ns
             is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-            if is_same and stamp == version_of(ref):
-                self._sent[path] = _version(status)  # it was brought back
-            elif ref.modified_ns > status.st_mtime_ns:
-                self._stored[path] = _version(status), ref
-        return missing
+            if is_older or (is_same and stamp == version_of(ref)):  # it was brought back
+                self._sent[path] = _version(status)
+            newer += is_older
+            if is_older and status.st_size != ref.size_bytes:
+                advice = "" if self._is_again else ". Run without --keep to begin with what is in S3"
+                self._warn(
+                    f"{str(self._directory / path)!r} does not replace {ref.key!r} in S3, which was stored after the "
+                    f"file was written: another host may have gone on from there{advice}"
+                )
+        return missing, newer
 
     async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
@@ -298,32 +300,12 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
-            made = writer.beside(key)
-            made.metadata = {_WRITTEN: str(version[2])}
-            if await self._is_older(made, file, version, found.path):
-                self._sent[found.path] = version
-                return
             content = _content(file, version, path, must_stay=self.synced.are_checkpoints)
-            await made.stream(content, is_checked=self._is_alone)
+            await writer.beside(key).stream(content, is_checked=self._is_alone)
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sends += 1
         self._sent[found.path] = version
-
-    async def _is_older(self, writer: ObjectWriter, file: BinaryIO, version: _Version, path: str) -> bool:
-        """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
-        noted, stored = self._stored.get(path, (None, None))
-        if stored is None or noted != version:
-            return False
-        place = self._directory / path
-        has_size = stored.size_bytes == version[1]
-        if not has_size or not (await _is_of(writer, version) or stored.etag == await _etag_of(file, version, place)):
-            advice = "" if self._is_again else ". Run without --keep to begin with what is in S3"
-            self._warn(
-                f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
-                f"another host may have gone on from there{advice}"
-            )
-        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -352,19 +334,6 @@ def _is_being_written(fd: int) -> bool:
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
-
-
-async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
-    """Return whether the object says that it was made of this version of the file."""
-    with suppress(AccessError, RefusedError):
-        state = await writer.state()
-        return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
-    return False
-
-
-async def _etag_of(file: BinaryIO, version: _Version, path: Path) -> str:
-    """Return the ETag that the file would have, if KMS does not encrypt it and others cut it as we do."""
-    return etag_of([await md5_of(piece) async for piece in content_of(file, version[1], path)])
 
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:

@@ -6,16 +6,14 @@ their order.
 A channel that is sharded and shuffled is dealt out to the hosts anew in each epoch: all hosts have the whole table and
 make the same permutation of it, and each takes its part of that.
 
-The encodings are gzip, taken away, and RecordIO as dmlc-core writes it. A RecordIO record is ``magic, cflag << 29 |
-length, data, zeros up to a multiple of four bytes``, numbers as little-endian uint32. Readers find the magic at
-multiples of four. A record whose data has the magic there is split: the magic is left out, and the pieces' ``cflag`` is
-1, 2 ... 2, 3 instead of 0 (https://github.com/dmlc/dmlc-core/blob/main/src/recordio.cc). A reader that refuses pieces
-(``sagemaker_tensorflow``) meets one in 16 GB of random data.
+The encodings are gzip, taken away, and RecordIO. A RecordIO record is ``magic, length, data, zeros up to a multiple of
+four bytes``, numbers as little-endian uint32. dmlc-core's writer splits data that holds the magic, for readers that
+begin in the middle of a file. A reader of a FIFO goes by length, and sagemaker_tensorflow joins such pieces without
+the magic, so data stays whole here.
 """
 
 import struct
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -274,78 +272,16 @@ def _meaning(error: zlib.error, *, is_first: bool) -> str:
 
 
 _MAGIC = 0xCED7230A
-_MAGIC_BYTES = struct.pack("<I", _MAGIC)
 _HEADER = struct.Struct("<II")
-_FLAG_SHIFT = 29
-_WORD_BYTES = 4
-# Exclusive: dmlc-core takes no longer one, in however many pieces.
-MAX_RECORD_BYTES = 1 << _FLAG_SHIFT
+# Exclusive: the upper three bits of a length say which piece of a record it is of.
+MAX_RECORD_BYTES = 1 << 29
 
 
-class Scan:
-    """Find how long the data of one record is, and where it must be split, from chunks."""
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
-        # The offsets of the magic, multiples of four.
-        self.magics: list[int] = []
-        # The beginning of a word whose end comes with the next chunk.
-        self._rest = b""
-
-    def feed(self, chunk: Buffer) -> None:
-        data = memoryview(chunk)
-        if self._rest:
-            head = self._rest + data[: _WORD_BYTES - len(self._rest)]
-            at = self.size_bytes - len(self._rest)
-            self.size_bytes += len(head) - len(self._rest)
-            data = data[len(head) - len(self._rest) :]
-            self._rest = b"" if len(head) == _WORD_BYTES else head
-            if head == _MAGIC_BYTES:
-                self.magics.append(at)
-        whole = len(data) - len(data) % _WORD_BYTES
-        if whole:
-            words = np.frombuffer(data[:whole], "<u4")
-            self.magics += (np.flatnonzero(words == _MAGIC) * _WORD_BYTES + self.size_bytes).tolist()
-        if whole < len(data):
-            self._rest = bytes(data[whole:])
-        self.size_bytes += len(data)
+def record_header(size_bytes: int) -> bytes:
+    """Return what stands before the data of a record."""
+    return _HEADER.pack(_MAGIC, size_bytes)
 
 
-class Framer:
-    """Put the data of one record, which `scan` has seen, into its frame, in any chunks."""
-
-    def __init__(self, scan: Scan) -> None:
-        self._size_bytes = scan.size_bytes
-        # Start and end of the pieces that are not complete; the magic between two of them is left out.
-        starts = [0, *(at + _WORD_BYTES for at in scan.magics)]
-        self._pieces = deque(zip(starts, [*scan.magics, scan.size_bytes], strict=True))
-        self._at = 0
-
-    def feed(self, chunk: Buffer) -> Iterator[Buffer]:
-        """Yield what to write for `chunk`; the header of a last piece without data comes with `finish`."""
-        data, at = memoryview(chunk), self._at
-        self._at += len(data)
-        while self._pieces and self._pieces[0][0] < self._at:
-            start, end = self._pieces[0]
-            if start >= at:
-                yield self._header()
-            yield data[max(start - at, 0) : end - at]
-            if end > self._at:
-                return
-            self._pieces.popleft()
-
-    def finish(self) -> bytes:
-        """Return what follows the data: zeros, or nothing.
-
-        Raises:
-            ValueError: there was less data, or more, than the scan has seen.
-        """
-        if self._at != self._size_bytes:
-            raise ValueError(f"a record of {self._size_bytes} bytes became one of {self._at}")
-        return (self._header() if self._pieces else b"") + bytes(-self._size_bytes % _WORD_BYTES)
-
-    def _header(self) -> bytes:
-        start, end = self._pieces[0]
-        is_last = len(self._pieces) == 1
-        flag = (3 if is_last else 2) if start else (0 if is_last else 1)
-        return _HEADER.pack(_MAGIC, flag << _FLAG_SHIFT | end - start)
+def record_padding(size_bytes: int) -> bytes:
+    """Return what stands behind the data of a record."""
+    return bytes(-size_bytes % 4)

@@ -14,7 +14,7 @@ import trio
 from fastfuse.errors import SourceError
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, part_ranges
-from fastfuse.sagemaker.pipe.content import MAX_RECORD_BYTES, File, Framer, Gunzip, Item, Scan
+from fastfuse.sagemaker.pipe.content import MAX_RECORD_BYTES, File, Gunzip, Item, record_header, record_padding
 
 # Takes bytes, one piece after the other.
 Sink = Callable[[Buffer], Awaitable[None]]
@@ -119,7 +119,7 @@ class Lookahead:
         return self._engine.fetch(file.inode, file.ref, start, end)
 
 
-# A record up to this size is kept in memory; a longer one is read twice, for its frame begins with its length.
+# A decompressed record up to this size is kept in memory; a longer one is read twice: its length comes first.
 _HELD_BYTES = 8 << 20
 # Decompressing less takes no longer than a hop to a thread and back.
 _THREAD_BYTES = 32 << 10
@@ -172,35 +172,33 @@ class EpochWriter:
             ) from error
 
     async def _write_record(self, item: Item) -> None:
-        scan = Scan()
+        size_bytes = 0
         held: list[Buffer] = []
 
-        async def look_through(piece: Buffer) -> None:
-            scan.feed(piece)
-            if scan.size_bytes >= MAX_RECORD_BYTES:
+        async def count(piece: Buffer) -> None:
+            nonlocal size_bytes
+            size_bytes += len(piece)
+            if size_bytes >= MAX_RECORD_BYTES:
                 raise SourceError(
                     f"{_shown(item)} is too long for a RecordIO record, which holds less than {MAX_RECORD_BYTES:,} "
                     "bytes",
                     hint="leave RecordWrapperType out, or split the object",
                 )
-            if scan.size_bytes <= _HELD_BYTES:
+            if size_bytes <= _HELD_BYTES:
                 held.append(piece)
             else:
                 held.clear()
 
-        await self._pour(item, look_through)
-        framer = Framer(scan)
-
-        async def write_framed(piece: Buffer) -> None:
-            for framed in framer.feed(piece):
-                await self.write(framed)
-
-        if scan.size_bytes <= _HELD_BYTES:
-            for piece in held:
-                await write_framed(piece)
+        if isinstance(item, File) and not self.is_gzip:
+            size_bytes = item.ref.size_bytes  # the engine reads just as many, or fails
         else:
-            await self._pour(item, write_framed)
-        await self.write(framer.finish())
+            await self._pour(item, count)
+        await self.write(record_header(size_bytes))
+        for piece in held:
+            await self.write(piece)
+        if not held:
+            await self._pour(item, self.write)
+        await self.write(record_padding(size_bytes))
 
 
 async def _next(pieces: Iterator[bytes], *, in_thread: bool) -> bytes:

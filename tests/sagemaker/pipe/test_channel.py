@@ -13,7 +13,7 @@ import pytest
 from bench.s3server import FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from fastfuse.index.sources.shuffle import shuffled
 from tests.sagemaker.pipe.readers import Reader, Streamer, digest, streaming
-from tests.sagemaker.pipe.test_encodings import MAGIC, model_read
+from tests.sagemaker.pipe.test_encodings import MAGIC, records_of
 
 Stream = Callable[..., AbstractContextManager[Streamer]]
 
@@ -130,12 +130,14 @@ def test_gzip_is_decompressed_over_all_members(stream: Stream, place: Path) -> N
 
 def _read_records(streamer: Streamer) -> list[bytes]:
     with open(streamer.directory / "train_0", "rb") as fifo:
-        return model_read(fifo.read())
+        return records_of(fifo.read())
 
 
 def test_each_object_is_a_record(stream: Stream) -> None:
     with stream("records/", wraps_records=True) as streamer:
         assert _read_records(streamer) == [MAGIC + b"x" * (9 * MIB) + MAGIC, b"odd", b""]
+    with stream("gzip/", wraps_records=True, is_gzip=True) as streamer:
+        assert _read_records(streamer) == [DATA["data/a/001"] + DATA["data/large"], DATA["data/a/002"]]
 
 
 @pytest.mark.parametrize("seed", [None, 3])
