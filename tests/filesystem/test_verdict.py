@@ -244,6 +244,7 @@ def test_the_lines_have_the_figures() -> None:
         "a GET's first byte 20 ms (p99 100 ms)"
     )
     assert lines[2].startswith("network limit: readers waited, 8 at a time, for what S3")
+    assert "raise --max-connections" in lines[2]
     lines = summary_lines(as_json(replace(SLOW, first_byte_p99_s=2.351)))
     assert lines[1].endswith("a GET's first byte 20 ms (p99 2,351 ms)")
     # What the local tier served is no little reading.

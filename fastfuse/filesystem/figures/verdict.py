@@ -396,7 +396,7 @@ RULES: Final = (
             f"for what S3 and the network deliver, "
             f"{three_digits(it.fetched_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
         ),
-        "compare with fastfuse advise; a larger instance has a faster network",
+        "compare with fastfuse advise; raise --max-connections, or use an instance with a faster network",
     ),
 )
 
