@@ -142,7 +142,7 @@ def network(measured: Network, note: str) -> list[Finding]:
     ]
     if math.isfinite(files):
         found.append(Finding("small files", Level.OK, f"up to {files:,.0f} files/s"))
-    rates = f"one connection {one}, many {many}: expect up to that of large files"
+    rates = f"one connection {one}, up to 24 at once {many}"
     if note:
         found.append(
             Finding("throughput", Level.WARN, note.rstrip("."), "name a prefix of larger objects, or look at the cause")
