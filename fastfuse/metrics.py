@@ -147,6 +147,7 @@ METRICS = (
     Counter("fastfuse_kernel_readahead_bytes", "How far the kernel reads ahead in a file; 0: unknown.", is_gauge=True),
     Counter("fastfuse_cpu_seconds", "Seconds of CPU that workers have used.", unit=1e-6),
     Counter("fastfuse_loop_cpu_seconds", "Seconds of CPU that workers' event loops have used.", unit=1e-6),
+    Counter("fastfuse_loop_cpu_wait_seconds", "Seconds that event loops waited for a CPU while asked.", unit=1e-6),
     Counter("fastfuse_cpu_limit", "CPUs that the mount may use at the same time.", is_gauge=True, unit=1e-3),
     Counter(
         "fastfuse_memory_limit_bytes",

@@ -92,6 +92,7 @@ class Job:
     readers: int = 16
     access: Access = Access.SHUFFLED
     memory_bytes: int = 16 * GIB
+    cores: float = 4
     disk_bytes_per_s: float = 250e6
     host_dollars_per_hour: float = 0.0
     region_factor: float = 1.0
@@ -123,12 +124,18 @@ class _Rates:
     files_per_s: float
     bytes_per_s: float
 
+    def on(self, cores: float) -> "_Rates":
+        """Return the rates of so many cores, these being those of four."""
+        factor = min(cores, 16) / 4
+        return _Rates(factor * self.files_per_s, factor * self.bytes_per_s)
+
     def seconds(self, shape: Shape) -> float:
         small_s = max(shape.small_objects / self.files_per_s, shape.small_bytes / self.bytes_per_s)
         return small_s + shape.large_bytes / self.bytes_per_s
 
 
 # Measured for docs/MEASUREMENTS.md on four cores: files a second and bytes a second that the CPU of the host serves.
+# Sixteen cores serve four times as much; more were not measured.
 _CPU: Final[Mapping[Mode, _Rates]] = {
     Mode.FILE: _Rates(1_900, 1.8e9),
     Mode.FAST_FILE: _Rates(3_300, 2.2e9),
@@ -162,7 +169,7 @@ def estimates(shape: Shape, network: Network, job: Job) -> list[Estimate]:
     """Return an estimate for every mode that can serve the job, in the order of `Mode`."""
     found = [_downloaded(shape, network, job)]
     found += [_streamed(mode, shape, network, job) for mode in (Mode.FAST_FILE, Mode.HINTED, *_KEPT, Mode.PIPE)]
-    found += [_in_file_system(mode, shape, job) for mode in (Mode.EFS, Mode.FSX)]
+    found += [_in_file_system(mode, shape, network, job) for mode in (Mode.EFS, Mode.FSX)]
     return [estimate for estimate in found if _can_serve(estimate.mode, shape, job)]
 
 
@@ -186,9 +193,9 @@ def _list_s(shape: Shape) -> float:
     return _LIST_PAGE_S * min(max(pages, 1), 4) + shape.objects / _LISTED_PER_S
 
 
-def _s3_rates(mode: Mode, network: Network, shape: Shape, in_flight: int) -> _Rates:
+def _s3_rates(mode: Mode, network: Network, shape: Shape, job: Job, in_flight: int) -> _Rates:
     get_s = network.latency_s + shape.small_bytes / max(shape.small_objects, 1) / network.connection_bytes_per_s
-    cpu = _CPU[mode]
+    cpu = _CPU[mode].on(job.cores)
     return _Rates(
         min(in_flight / get_s, network.requests_per_s, cpu.files_per_s), min(network.total_bytes_per_s, cpu.bytes_per_s)
     )
@@ -206,7 +213,7 @@ def _epoch_s(mode: Mode, shape: Shape, network: Network, job: Job) -> float:
     elif job.access is Access.SHUFFLED and shape.small_bytes > _AHEAD_BYTES:
         # In an order that nobody announced, small files come ahead of their readers only if all of them fit.
         in_flight = job.readers
-    return _s3_rates(mode, network, shape, in_flight).seconds(shape)
+    return _s3_rates(mode, network, shape, job, in_flight).seconds(shape)
 
 
 def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
@@ -235,13 +242,13 @@ def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
 
 def _tier_s(shape: Shape, job: Job) -> float:
     """Return the seconds of an epoch that reads the local tier: as fast as FUSE serves, and the disk reads."""
-    cpu = _CPU[Mode.FAST_FILE]
+    cpu = _CPU[Mode.FAST_FILE].on(job.cores)
     rates = _Rates(min(cpu.files_per_s, _DISK_FILES_PER_S), min(cpu.bytes_per_s, job.disk_bytes_per_s))
     return rates.seconds(shape)
 
 
 def _downloaded(shape: Shape, network: Network, job: Job) -> Estimate:
-    rates = _s3_rates(Mode.FILE, network, shape, _CONNECTIONS_AHEAD[Mode.FILE])
+    rates = _s3_rates(Mode.FILE, network, shape, job, _CONNECTIONS_AHEAD[Mode.FILE])
     download_s = max(rates.seconds(shape), shape.total_bytes / job.disk_bytes_per_s)
     # What was just written is in the page cache if it fits.
     disk = _WARM if _fits_memory(shape, job) else _Rates(_DISK_FILES_PER_S, job.disk_bytes_per_s)
@@ -257,16 +264,19 @@ def _downloaded(shape: Shape, network: Network, job: Job) -> Estimate:
     )
 
 
-def _in_file_system(mode: Mode, shape: Shape, job: Job) -> Estimate:
+def _in_file_system(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
     """Estimate EFS or FSx for Lustre, filled before the job and deleted after it."""
     size_gb = shape.total_bytes / 1e9
+    # The probe cannot see all that a fast network carries, for S3 as for a file system.
+    most_bytes_per_s = max(network.total_bytes_per_s, Network().total_bytes_per_s)
     if mode is Mode.EFS:
         shared = max(_EFS_BURST, _EFS_PER_TB * size_gb / 1000)
         rates = _Rates(job.readers / _EFS_FILE_S, min(shared / job.hosts, _EFS_CLIENT))
         prepare_s = shape.total_bytes / _EFS_WRITE + shape.objects * _EFS_FILE_S
     else:
         size_gb = FSX_LEAST_GB if size_gb <= FSX_LEAST_GB else math.ceil(size_gb / _FSX_STEP_GB) * _FSX_STEP_GB
-        rates = _Rates(job.readers / _FSX_FILE_S, _FSX_PER_TB * size_gb / 1000 / job.hosts)
+        shared = _FSX_PER_TB * size_gb / 1000
+        rates = _Rates(job.readers / _FSX_FILE_S, min(shared / job.hosts, most_bytes_per_s))
         prepare_s = shape.objects / _FSX_IMPORT
     epoch_s = rates.seconds(shape)
     return _estimate(

@@ -15,7 +15,7 @@ import typer
 from fastfuse import log
 from fastfuse.advise.model import Access, Job
 from fastfuse.cache.settings import CacheSettings
-from fastfuse.cgroup import available_memory_bytes
+from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.cli import index_options, options
 from fastfuse.cli.messages import INTERRUPTED, say, tell
 from fastfuse.cli.options import option
@@ -90,6 +90,7 @@ def advise(
         readers=readers,
         access=access,
         memory_bytes=available_memory_bytes() if host_memory is None else parse_size(host_memory, "--host-memory"),
+        cores=usable_cpus(),
         disk_bytes_per_s=max(parse_size(disk_rate, "--disk-rate"), 1),
         host_dollars_per_hour=host_price,
         region_factor=region_factor,

@@ -38,7 +38,17 @@ def look(root: Path = Path("/")) -> Facts:
         # Version 1 writes "unlimited" as a number beyond any RAM.
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,
         cpu_limit=cpu_limit(root / "proc/self/cgroup", root / "sys/fs/cgroup"),
+        updatedb_reads_mounts=_updatedb_reads_mounts(root / "etc/updatedb.conf"),
     )
+
+
+def _updatedb_reads_mounts(settings: Path) -> bool:
+    """Return True if updatedb is there, and its `settings` do not leave mounts out."""
+    try:
+        pruned = re.search(r'^\s*PRUNEFS\s*=\s*"(.*)"', settings.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return False
+    return pruned is None or "fuse.fastfuse" not in pruned[1].lower().split()
 
 
 def _libfuse() -> str:

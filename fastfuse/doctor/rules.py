@@ -52,6 +52,7 @@ class Facts:
     memory_limit_bytes: int | None
     # What the control group lets this process use of the CPUs, in CPUs; None if all.
     cpu_limit: float | None
+    updatedb_reads_mounts: bool
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -99,6 +100,12 @@ def findings(facts: Facts) -> list[Finding]:
             f"{cpus or 0:g} CPUs in this control group: reads wait for the rest of each period",
             "allow one CPU or more, or set no limit",
         ),
+        _warn_unless(
+            not facts.updatedb_reads_mounts,
+            Finding("updatedb", Level.OK, "no mount is read at night"),
+            "updatedb reads every directory of each mount, each night",
+            "add fuse.fastfuse to PRUNEFS in /etc/updatedb.conf",
+        ),
     ]
 
 
@@ -135,7 +142,7 @@ def network(measured: Network, note: str) -> list[Finding]:
     ]
     if math.isfinite(files):
         found.append(Finding("small files", Level.OK, f"up to {files:,.0f} files/s"))
-    rates = f"one connection {one}, many {many}: expect up to that of large files"
+    rates = f"one connection {one}, up to 24 at once {many}"
     if note:
         found.append(
             Finding("throughput", Level.WARN, note.rstrip("."), "name a prefix of larger objects, or look at the cause")

@@ -101,6 +101,12 @@ def test_the_tier_asks_s3_once_and_then_is_as_fast_as_the_disk() -> None:
     assert tier.job_dollars > found[Mode.FILE].job_dollars / 2
 
 
+def test_more_cores_serve_more_up_to_sixteen() -> None:
+    network, large = Network(total_bytes_per_s=1e12), many(1_000, 110_000_000)
+    rates = [by_mode(large, network, Job(cores=cores))[Mode.FAST_FILE].mb_per_s for cores in (0.5, 4, 16, 192)]
+    assert rates == pytest.approx([275, 2_200, 8_800, 8_800])
+
+
 def test_the_host_is_paid_while_it_downloads() -> None:
     shape = many(1_500_000, 39_000)
     free, paid = (by_mode(shape, Network(), Job(host_dollars_per_hour=price))[Mode.FILE] for price in (0.0, 3.825))

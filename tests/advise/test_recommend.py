@@ -39,6 +39,12 @@ def test_a_slow_network_and_many_epochs_are_for_a_disk() -> None:
     assert advice(FEW_LARGE, replace(job, access=Access.RANDOM), Network(total_bytes_per_s=50e6)).mode is Mode.FILE
 
 
+def test_a_network_that_the_probe_cannot_fill_is_as_fast_for_s3_as_for_a_file_system() -> None:
+    large = many(100_000, 1_000_000_000)
+    assert advice(large, Job(), Network(total_bytes_per_s=1.8e9)).mode is Mode.FAST_FILE
+    assert advice(large, Job(), Network(total_bytes_per_s=100e6)).mode is Mode.FSX
+
+
 @pytest.mark.parametrize(
     ("shape", "job", "words"),
     [

@@ -25,6 +25,7 @@ WELL = Facts(
     open_files=1024,
     memory_limit_bytes=None,
     cpu_limit=None,
+    updatedb_reads_mounts=False,
 )
 
 
@@ -44,6 +45,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"open_files": 256}, "open files", Level.WARN, "ulimit -n"),
         ({"memory_limit_bytes": 256 << 20}, "memory limit", Level.WARN, "512 MiB"),
         ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),
+        ({"updatedb_reads_mounts": True}, "updatedb", Level.WARN, "PRUNEFS"),
     ],
 )
 def test_a_condition_is_found_with_its_remedy(change: dict[str, object], check: str, level: Level, remedy: str) -> None:
@@ -57,6 +59,21 @@ def test_a_machine_without_the_device_is_found(tmp_path: Path) -> None:
     assert facts.device_obstacle is not None
     assert facts.device_obstacle[0].endswith("fuse is missing")
     assert not facts.may_raise_readahead
+    assert not facts.updatedb_reads_mounts
+
+
+@pytest.mark.parametrize(
+    ("settings", "reads"),
+    [
+        ('PRUNEPATHS="/tmp"\nPRUNEFS="nfs fuse.rclone"\n', True),
+        ('PRUNEPATHS="/tmp"\n# PRUNEFS="fuse.fastfuse"\n', True),
+        ('PRUNE_BIND_MOUNTS="yes"\n PRUNEFS = "NFS Fuse.fastfuse fuse.rclone"\n', False),
+    ],
+)
+def test_a_machine_that_indexes_mounts_is_found(tmp_path: Path, settings: str, reads: bool) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/updatedb.conf").write_text(settings)
+    assert look(tmp_path).updatedb_reads_mounts == reads
 
 
 def test_the_limits_of_a_control_group_are_found(tmp_path: Path) -> None:
@@ -79,7 +96,8 @@ def prepared(script: str) -> dict[str, str]:
     done = subprocess.run(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=False)
     checks = json.loads(done.stdout)["checks"]
     assert done.returncode == any(one["level"] == "fail" for one in checks)
-    return {one["check"]: one["level"] for one in checks if one["level"] != "ok"}
+    # Whether updatedb is there is the machine's affair.
+    return {one["check"]: one["level"] for one in checks if one["level"] != "ok" and one["check"] != "updatedb"}
 
 
 @pytest.mark.fuse

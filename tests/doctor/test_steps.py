@@ -70,7 +70,7 @@ def test_a_service_that_is_well(server: LoopbackServer) -> None:
     assert [*found] == NAMES + MEASURED
     assert {name: one["level"] for name, one in found.items() if name in NAMES} == dict.fromkeys(NAMES, "ok")
     assert "2 objects" in found["list"]["found"]
-    assert "MB/s" in found["throughput"]["found"]
+    assert "MB/s, up to 24 at once" in found["throughput"]["found"]
 
 
 def test_it_tells_whose_keys_and_no_secret(server: LoopbackServer) -> None:

@@ -15,7 +15,7 @@ WELL = Figures(
     served_bytes=80 * GB, fetched_bytes=80 * GB, wasted_bytes=0, gets=10_000, refused=0, whole_gets=0,
     reads=2_000_000,
     stalled_s=20, blocked_s=160, unserved_s=0,
-    throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, cpus=8,
+    throttled=0, retried=0, failed_reads=0, cpu_s=300, loop_cpu_s=200, loop_wait_s=20, cpus=8,
     demanded=200, ahead=9_800, prefetched=0, hits=1_940_000, misses=60_000, hints=0, unknown_hints=0,
     files=100, total_bytes=100 * GB, readahead_kib=4096, memory_target_bytes=4 * GB, memory_bytes=64 * GB,
     cache_size_bytes=0, kept_bytes=0,
@@ -144,6 +144,11 @@ FITTING = replace(
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),
         (replace(SLOW, cpu_s=1400, cpus=0), "network limit"),
+        # Others have the CPUs, or the rest of each period.
+        (replace(SLOW, loop_wait_s=751), "CPU limit"),
+        (replace(SLOW, loop_wait_s=750), "network limit"),
+        # Two mounts with as many small requests are no better than one.
+        (replace(FAULTS["CPU limit"], readahead_kib=128), "readahead not permitted"),
         # What is fetched and not read yet is no waste.
         (replace(SLOW, fetched_bytes=120 * GB), "network limit"),
         # A source that fits into the memory is not short of it.
@@ -239,6 +244,7 @@ def test_the_lines_have_the_figures() -> None:
         "a GET's first byte 20 ms (p99 100 ms)"
     )
     assert lines[2].startswith("network limit: readers waited, 8 at a time, for what S3")
+    assert "raise --max-connections" in lines[2]
     lines = summary_lines(as_json(replace(SLOW, first_byte_p99_s=2.351)))
     assert lines[1].endswith("a GET's first byte 20 ms (p99 2,351 ms)")
     # What the local tier served is no little reading.

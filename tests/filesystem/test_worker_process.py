@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -185,12 +186,31 @@ async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_
     assert nursery.cancel_scope.cancelled_caught
 
 
-def test_answers_that_the_kernel_does_not_take_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def report(counters: Counters) -> worker._Report:
+    """Return the report of a worker that never read."""
     pool = SimpleNamespace(parts_in_flight=0, unread_dropped_bytes=0)
     engine = SimpleNamespace(
         statistics=lambda: SimpleNamespace(**IDLE, pool=pool), memory=lambda: {"in flight": 0, "unread": 0, "read": 0}
     )
-    reads, counters = SimpleNamespace(table=SimpleNamespace(metadata=SimpleNamespace(total_bytes=0))), Counters()
+    reads = SimpleNamespace(table=SimpleNamespace(metadata=SimpleNamespace(total_bytes=0)))
+    return worker._Report(counters, cast(Any, engine), cast(Any, reads))
+
+
+def test_answers_that_the_kernel_does_not_take_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = Counters()
     monkeypatch.setattr("fastfuse.filesystem.serving.worker.replies.not_taken", lambda: (2, errno.EFAULT))
-    worker._Report(counters, cast(Any, engine), cast(Any, reads))._write()
+    report(counters)._write()
     assert counters.get("fastfuse_errors", "EIO") == 2
+
+
+@pytest.mark.parametrize(("requests", "waited_us"), [(0, 0), (1, 300)])
+def test_waiting_for_a_cpu_is_counted_while_the_worker_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requests: int, waited_us: int
+) -> None:
+    file, counters = tmp_path / "schedstat", Counters()
+    monkeypatch.setattr("fastfuse.filesystem.serving.worker.Path", lambda _: file)
+    one = report(counters)  # where the kernel does not count
+    file.write_text("700000 300000 2\n")
+    counters.count("fastfuse_requests", requests)
+    one._write()
+    assert counters.get("fastfuse_loop_cpu_wait_seconds") == waited_us

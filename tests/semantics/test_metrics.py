@@ -75,7 +75,7 @@ def test_a_read_that_the_service_does_not_answer_is_counted_as_waiting(here: Pla
 # These depend on time, on the machine, or on how often the kernel asks for names.
 NOT_EXACT = {
     *("blocked_seconds", "stalled_seconds", "unserved_seconds", "in_use_seconds", "asked_seconds"),
-    *("cpu_seconds", "loop_cpu_seconds"),
+    *("cpu_seconds", "loop_cpu_seconds", "loop_cpu_wait_seconds"),
     *("cpu_limit", "memory_limit_bytes", "requests", "streams", "pool_bytes", "memory_bytes", "worker_beats"),
     *("worker_memory_bytes", "table_memory_bytes", "kernel_readahead_bytes", "listed_timestamp_seconds"),
 }

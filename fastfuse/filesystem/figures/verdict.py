@@ -18,21 +18,20 @@ _HARDLY = 0.05
 _OFTEN = 0.02
 # The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
+# The share of the time in which the loop is ready to run and has no core, above which that is why readers wait.
+_STARVED = 0.25
 # The share of parts that were fetched ahead, up to which little was foreseen.
 _LITTLE_FORESEEN = 0.5
-# The share of what was read that was fetched when it was asked for: at most 0.03 in the order of the listing or of
-# hints, at least 0.125 in a shuffled epoch with --training (MEASUREMENTS.md, "verdicts").
+# The share of what was read that was fetched when it was asked for (MEASUREMENTS.md, "verdicts").
 _MUCH_DEMANDED = 0.1
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
-# At 20 ms and 90 MB/s a GET of so much takes seven times as long to begin as to deliver, and 4,600 a second, which two
-# cores can take (ADVICE.md), fill 10 Gbit/s.
+# At 20 ms and 90 MB/s a GET of so much takes seven times as long to begin as to deliver; two cores take 10 Gbit/s.
 _TINY_BYTES = 256 << 10
 _KERNEL_READAHEAD_KIB = 128
 # The kernel asks for less than this at a time only where a program does.
 _READAHEAD_REQUEST_BYTES = 256 << 10
-# Bytes dropped unread for each byte that was read: so many where files are read only here and there, but not where
-# memory is short, as the mount then fetches less ahead (MEASUREMENTS.md, "verdicts").
+# Bytes dropped unread for each byte that was read, where files are read here and there (MEASUREMENTS.md, "verdicts").
 _MUCH_WASTE = 0.5
 # What a reader needs: one part.
 _PART_BYTES = 8 * MIB
@@ -67,11 +66,8 @@ class Figures:
     # GETs that were answered, and those of them that S3 refused with 5xx, for which it does not charge.
     gets: int = _counted("fastfuse_answered_gets")
     refused: int = _counted("fastfuse_refused_gets")
-    # GETs that fetched all of a file.
     whole_gets: int = _counted("fastfuse_whole_gets")
-    # Bytes that came from the local tier.
     kept_bytes: int = _counted("fastfuse_cache_bytes", "served")
-    # Requests of the kernel to read.
     reads: int
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float = _counted("fastfuse_stalled_seconds")
@@ -82,9 +78,10 @@ class Figures:
     # Other requests that were tried again.
     retried: int = _counted("fastfuse_retries", *(cause for cause in RETRY_CAUSES if cause != "throttled"))
     failed_reads: int = _counted("fastfuse_errors", *READ_ERRNOS)
-    # The CPU time of the worker, and of its event loop, which has one core at most; a core is 1 s a second.
+    # The CPU time of the worker, and of its event loop, which has one core at most, and the time it waited for one.
     cpu_s: float = _counted("fastfuse_cpu_seconds")
     loop_cpu_s: float = _counted("fastfuse_loop_cpu_seconds")
+    loop_wait_s: float = _counted("fastfuse_loop_cpu_wait_seconds")
     # The CPUs that the mount may use; 0 if unknown.
     cpus: float = _counted("fastfuse_cpu_limit")
     # Parts by asker.
@@ -304,6 +301,18 @@ RULES: Final = (
     ),
     Rule(
         "CPU limit",
+        lambda it: it.loop_wait_s > _STARVED * _asked_s(it),
+        lambda it: f"the mount waited for a CPU in {min(1, it.loop_wait_s / _asked_s(it)):.0%} of the time",
+        "use fewer workers of the script, a larger host, or a higher limit of its container or service",
+    ),
+    Rule(
+        "readahead not permitted",
+        lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
+        lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
+        "mount as root or where /sys is writable, or see docs/TUNING.md",
+    ),
+    Rule(
+        "CPU limit",
         lambda it: it.loop_cpu_s >= _BUSY * _asked_s(it),
         lambda it: f"the loop that takes requests was at work in {it.loop_cpu_s / _asked_s(it):.0%} of the time",
         "mount each half of the data by itself",
@@ -313,12 +322,6 @@ RULES: Final = (
         _is_short_of_memory,
         lambda it: f"{it.readers:.0f} readers waited at a time, within {format_size(it.memory_target_bytes)}",
         "raise --memory-target, or read fewer files at a time",
-    ),
-    Rule(
-        "readahead not permitted",
-        lambda it: 0 < it.readahead_kib <= _KERNEL_READAHEAD_KIB and it.mean_file_bytes >= 8 * _SMALL_BYTES,
-        lambda it: f"the kernel reads only {it.readahead_kib} KiB ahead of readers of large files",
-        "mount as root or where /sys is writable, or see docs/TUNING.md",
     ),
     Rule(
         "local tier limit",
@@ -393,7 +396,7 @@ RULES: Final = (
             f"for what S3 and the network deliver, "
             f"{three_digits(it.fetched_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
         ),
-        "compare with fastfuse advise; a larger instance has a faster network",
+        "compare with fastfuse advise; raise --max-connections, or use an instance with a faster network",
     ),
 )
 

@@ -5,10 +5,11 @@ after its last file was read: whatever fails before aborts the upload.
 
 An archive is a gzipped tar as a stream, which takes little memory and no disk: a model may be larger than what is free.
 It is one gzip member (RFC 1952), for not every reader takes several. Its deflate blocks are made side by side, one
-thread for each processor, and joined at byte boundaries as pigz does: one thread compresses 30 MB/s of weights.
+thread for each usable CPU, and joined at byte boundaries as pigz does: one thread compresses 30 MB/s of weights.
 """
 
 import logging
+import math
 import os
 import struct
 import tarfile
@@ -25,6 +26,7 @@ from typing import Any
 
 import trio
 
+from fastfuse.cgroup import usable_cpus
 from fastfuse.errors import (
     FastfuseError,
     ForbiddenObjectError,
@@ -46,6 +48,8 @@ from fastfuse.sizes import format_size
 _log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 1 << 20
+# These compress 1 GB/s of weights; each holds blocks of its own.
+_MOST_THREADS = 32
 # Weights hardly get smaller at any level; see docs/MEASUREMENTS.md, "Model archive".
 _LEVEL = 1
 # ID, deflate, no flags, no time (the same files make the same archive), fastest method, Unix.
@@ -97,7 +101,7 @@ class _Gzip:
         self._piece_bytes = piece_bytes
         self._write = write
         self._report = report
-        threads = len(os.sched_getaffinity(0))
+        threads = min(math.ceil(usable_cpus()), _MOST_THREADS)
         self._pool = ThreadPoolExecutor(threads)
         # This many keep every thread busy while the oldest block is passed on.
         self._most_ahead = 2 * threads

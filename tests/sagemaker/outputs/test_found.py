@@ -1,11 +1,14 @@
 """What changes while it is found and read is an error, never less than was there."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fastfuse.errors import FastfuseError, OutputError
+from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.found import content_of, open_found, walk
 from tests.sagemaker.outputs.closed import refuse_to_open
 
@@ -46,3 +49,14 @@ def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monk
     assert str(failed["closed"]).endswith("/closed' cannot be read: Permission denied")
     with pytest.raises(OutputError, match="closed' cannot be read"):
         list(walk(tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (2.5, 3), (192, 32)])
+def test_an_archive_takes_a_thread_for_each_usable_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpus: float, threads: int
+) -> None:
+    pool = Mock(wraps=ThreadPoolExecutor)
+    monkeypatch.setattr(sending, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(sending, "ThreadPoolExecutor", pool)
+    sending.write_archive(tmp_path, [], 1 << 20, lambda _: None, lambda _: None)
+    pool.assert_called_once_with(threads)
