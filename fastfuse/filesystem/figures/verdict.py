@@ -19,7 +19,7 @@ _OFTEN = 0.02
 # The share of the one core that an event loop can use, and of those that the mount may use.
 _BUSY = 0.9
 # The share of the time in which the loop is ready to run and has no core, above which that is why readers wait.
-_STARVED = 0.25
+_STARVED = 0.5
 # The share of parts that were fetched ahead, up to which little was foreseen.
 _LITTLE_FORESEEN = 0.5
 # The share of what was read that was fetched when it was asked for (MEASUREMENTS.md, "verdicts").
