@@ -3,6 +3,9 @@
 import errno
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,6 +110,36 @@ def test_a_stalled_object_delays_no_other() -> None:
         assert not any(future.done() for future in stalled)
         here.server.faults.clear()
         assert [future.result() for future in stalled] == [bytes(4096)] * readers
+
+
+# Reads the first page of a file, past the page cache or in a map.
+_READER = """
+import mmap, os, sys
+if sys.argv[2] == "map":
+    mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    mapped[0]
+else:
+    os.preadv(os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)
+"""
+
+
+def test_a_reader_that_is_killed_ends_although_the_service_does_not_answer() -> None:
+    """D5"""
+    cases = {"small": (4096, "direct"), "large": (8 * MIB, "direct"), "mapped": (8 * MIB, "map")}
+    data = {name: block_bytes(number, size) for number, (name, (size, _)) in enumerate(cases.items())}
+    with place(data) as here:
+        here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        readers = [
+            subprocess.Popen([sys.executable, "-c", _READER, here.path / name, how]) for name, (_, how) in cases.items()
+        ]
+        here.wait_for_gets(len(readers))
+        for reader in readers:
+            reader.kill()
+        assert [reader.wait(30) for reader in readers] == [-signal.SIGKILL] * len(readers)
+        here.server.faults.clear()
+        assert {name: (here.path / name).read_bytes() for name in data} == data
+        assert here.mount.stop() == 0
 
 
 def test_a_log_that_nobody_reads_stops_no_read(tmp_path: Path) -> None:
