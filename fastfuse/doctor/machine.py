@@ -9,6 +9,7 @@ from pathlib import Path
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
+from fastfuse.filesystem.mounting.mount_settings import request_timeout_s
 from fastfuse.filesystem.mounting.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
 
@@ -34,6 +35,7 @@ def look(root: Path = Path("/")) -> Facts:
         fusermount=fusermount(),
         may_allow_other=may_allow_other(),
         may_raise_readahead=any(os.access(setting, os.W_OK) for setting in settings),
+        request_timeout_s=request_timeout_s(root / "proc/sys/fs/fuse"),
         open_files=2**20 if limit == resource.RLIM_INFINITY else limit,
         # Version 1 writes "unlimited" as a number beyond any RAM.
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,

@@ -9,6 +9,8 @@ from fastfuse.sizes import MIB, format_size
 
 # A descriptor for each connection of the client and of threads, by default 768 at most, and some for the mount itself.
 _LEAST_FILES = 1024
+# The default of --read-deadline-s, and the least that `mount_settings.within_request_timeout` leaves behind it.
+_LEAST_TIMEOUT_S = 75.0
 # A quarter of it is the least memory target, 128 MiB.
 _LEAST_MEMORY_BYTES = 512 * MIB
 # S3 refuses requests that were signed 15 minutes away from its own time (RequestTimeTooSkewed).
@@ -48,6 +50,8 @@ class Facts:
     fusermount: str | None
     may_allow_other: bool
     may_raise_readahead: bool
+    # For how long the kernel lets a request wait; `inf` if for ever.
+    request_timeout_s: float
     open_files: int
     memory_limit_bytes: int | None
     # What the control group lets this process use of the CPUs, in CPUs; None if all.
@@ -81,6 +85,12 @@ def findings(facts: Facts) -> list[Finding]:
             Finding("readahead", Level.OK, "the kernel's readahead can be raised"),
             "the kernel's readahead stays at 128 KiB: /sys/class/bdi cannot be written",
             "mount as root where sysfs is writable",
+        ),
+        _warn_unless(
+            facts.request_timeout_s >= _LEAST_TIMEOUT_S,
+            Finding("request timeout", Level.OK, f"{facts.request_timeout_s:g} s".replace("inf s", "none")),
+            f"{facts.request_timeout_s:g} s: the kernel ends a mount in longer outages, so reads fail before",
+            f"sysctl fs.fuse.default_request_timeout and max_request_timeout: 0, or from {_LEAST_TIMEOUT_S:g} on",
         ),
         _warn_unless(
             facts.open_files >= _LEAST_FILES,

@@ -32,7 +32,7 @@ from fastfuse.filesystem.figures.status import Board, Recent
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import place_for
-from fastfuse.filesystem.mounting.mount_settings import MountSettings
+from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_request_timeout
 from fastfuse.filesystem.processes.children import STOPPING, NoRoomError, error_message, fork_child, ignore_unheeded
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import KeyFinder
@@ -78,7 +78,7 @@ def run(
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(settings, counters, begin_fd).run(ready or (lambda _: None))
+    return Supervisor(within_request_timeout(settings), counters, begin_fd).run(ready or (lambda _: None))
 
 
 class Supervisor:

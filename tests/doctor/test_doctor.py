@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ WELL = Facts(
     fusermount="/usr/bin/fusermount3",
     may_allow_other=True,
     may_raise_readahead=True,
+    request_timeout_s=inf,
     open_files=1024,
     memory_limit_bytes=None,
     cpu_limit=None,
@@ -41,6 +43,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"rights_obstacle": ("not set-uid", "chmod u+s")}, "rights", Level.FAIL, "chmod u+s"),
         ({"fusermount": None}, "fusermount3", Level.WARN, "fuse3"),
         ({"may_allow_other": False}, "allow_other", Level.WARN, "user_allow_other"),
+        ({"request_timeout_s": 60.0}, "request timeout", Level.WARN, "0, or from 75 on"),
         ({"may_raise_readahead": False}, "readahead", Level.WARN, "where sysfs is writable"),
         ({"open_files": 256}, "open files", Level.WARN, "ulimit -n"),
         ({"memory_limit_bytes": 256 << 20}, "memory limit", Level.WARN, "512 MiB"),
@@ -76,16 +79,19 @@ def test_a_machine_that_indexes_mounts_is_found(tmp_path: Path, settings: str, r
     assert look(tmp_path).updatedb_reads_mounts == reads
 
 
-def test_the_limits_of_a_control_group_are_found(tmp_path: Path) -> None:
+def test_the_limits_of_a_control_group_and_of_requests_are_found(tmp_path: Path) -> None:
     for name, text in {
         "proc/self/cgroup": "0::/job\n",
         "sys/fs/cgroup/job/memory.max": f"{256 << 20}\n",
         "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+        "proc/sys/fs/fuse/default_request_timeout": "60\n",
+        "proc/sys/fs/fuse/max_request_timeout": "0\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     found = {one.check: one for one in findings(look(tmp_path))}
     assert "256 MiB in this control group" in found["memory limit"].found
+    assert found["request timeout"].found.startswith("60 s: the kernel ends a mount")
     assert "0.5 CPUs in this control group" in found["CPU limit"].found
 
 

@@ -412,7 +412,7 @@ def test_where_a_mount_is_bound_to_is_told_when_it_is_unmounted(place: Path) -> 
 
 
 @pytest.mark.fuse
-def test_an_overlay_that_still_uses_an_unmounted_mount_is_named(tmp_path: Path) -> None:
+def test_an_overlay_of_a_refreshed_or_an_unmounted_mount_is_named(tmp_path: Path) -> None:
     overlay, place, other = tmp_path / "overlay", tmp_path / "a,b:c", tmp_path / "other"
     for directory in (overlay, place, other):
         directory.mkdir()
@@ -422,6 +422,8 @@ def test_an_overlay_that_still_uses_an_unmounted_mount_is_named(tmp_path: Path) 
         mounted("s3://bucket", server.endpoint_url, path=place) as mount,
     ):
         with kernel_mount(overlay, "overlay", f"lowerdir={other}:{layers}"):
+            warning = f"the overlay at {overlay} keeps old names, which cannot be opened: mount it again\n"
+            assert run_fastfuse("refresh", str(place)).stderr == warning
             done = run_fastfuse("unmount", str(place))
             assert (done.returncode, done.stdout) == (0, f"unmounted {place}; it is still used at {overlay}\n")
             assert (overlay / "a").read_bytes() == b"a"

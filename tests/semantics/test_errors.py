@@ -3,6 +3,9 @@
 import errno
 import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,16 +18,19 @@ from bench.s3server import (
     SERVICE_UNAVAILABLE,
     SLOW_DOWN,
     FaultRule,
+    LoopbackServer,
     MemoryObjects,
     Reset,
     Stall,
     Truncate,
 )
 from bench.s3server.faults import Action
-from tests.semantics.places import Place, block_bytes, direct_read, errno_of, place
+from tests.mounting import mounted
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, errno_of, place
 
 MIB = 1 << 20
 SIZE = 300_000
+_REQUEST_TIMEOUT = Path("/proc/sys/fs/fuse/default_request_timeout")
 DEADLINE_S = 3.0
 # Each comes to nothing until the deadline.
 MISFORTUNES: dict[str, Action] = {
@@ -107,6 +113,48 @@ def test_a_stalled_object_delays_no_other() -> None:
         assert not any(future.done() for future in stalled)
         here.server.faults.clear()
         assert [future.result() for future in stalled] == [bytes(4096)] * readers
+
+
+# Reads the first page of a file, past the page cache or in a map.
+_READER = """
+import mmap, os, sys
+if sys.argv[2] == "map":
+    mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)
+    mapped.madvise(mmap.MADV_RANDOM)
+    mapped[0]
+else:
+    os.preadv(os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT), [mmap.mmap(-1, 4096)], 0)
+"""
+
+
+def test_a_reader_that_is_killed_ends_although_the_service_does_not_answer() -> None:
+    """D5"""
+    cases = {"small": (4096, "direct"), "large": (8 * MIB, "direct"), "mapped": (8 * MIB, "map")}
+    data = {name: block_bytes(number, size) for number, (name, (size, _)) in enumerate(cases.items())}
+    with place(data) as here:
+        here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        readers = [
+            subprocess.Popen([sys.executable, "-c", _READER, here.path / name, how]) for name, (_, how) in cases.items()
+        ]
+        here.wait_for_gets(len(readers))
+        for reader in readers:
+            reader.kill()
+        assert [reader.wait(30) for reader in readers] == [-signal.SIGKILL] * len(readers)
+        here.server.faults.clear()
+        assert {name: (here.path / name).read_bytes() for name in data} == data
+        assert here.mount.stop() == 0
+
+
+@pytest.mark.skipif(not _REQUEST_TIMEOUT.exists(), reason="Linux before 6.14 has no such limit")
+def test_reads_fail_before_the_kernel_ends_a_mount_that_does_not_answer(tmp_path: Path) -> None:
+    """D5"""
+    (tmp_path / "limit").write_text("20\n")  # only this mount sees it, and the kernel does not
+    script = f'mount --bind {tmp_path}/limit {_REQUEST_TIMEOUT}; exec "$@"'
+    with LoopbackServer({BUCKET: MemoryObjects({"file": b"1"})}) as server:
+        run_by = ["unshare", "--mount", "sh", "-ec", script, "sh"]
+        with mounted(f"s3://{BUCKET}", server.endpoint_url, run_by=run_by) as mount:
+            assert "reads fail after 10 s, not after the 60 s of --read-deadline-s: the kernel ends" in mount.log
+            assert mount.stop() == 0
 
 
 def test_a_log_that_nobody_reads_stops_no_read(tmp_path: Path) -> None:

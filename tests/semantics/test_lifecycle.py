@@ -18,7 +18,7 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.children import UNHEEDED
 from tests.forked import Forked
-from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse, tmpfs
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place
 
@@ -136,6 +136,28 @@ def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> N
             assert read.result(60) == DATA["file"][:4096]
         assert here.mount.wait() == 0
         assert find_mount(here.path) is None
+
+
+@pytest.mark.parametrize("how", ["parent", "mount"])
+def test_a_mount_that_somebody_has_moved_is_unmounted_where_it_is(
+    server: LoopbackServer, directory: Path, how: str
+) -> None:
+    """L2"""
+    base, old, new = directory / "base", directory / "base" / "old", directory / "base" / "new"
+    with tmpfs(base):
+        subprocess.run(["mount", "--make-private", base], check=True)  # no mount can be moved away from a shared one
+        (old / "at").mkdir(parents=True)
+        with mounted(f"s3://{BUCKET}", server.endpoint_url, path=old / "at") as mount:
+            if how == "parent":
+                old.rename(new)
+            else:
+                (new / "at").mkdir(parents=True)
+                subprocess.run(["mount", "--move", old / "at", new / "at"], check=True)
+            assert (new / "at" / "other").read_bytes() == DATA["other"]
+            assert mount.stop() == 0
+            assert f"the mount was moved from {old / 'at'} to {new / 'at'}" in mount.log
+            assert find_mount(new / "at") is None
+            assert not any((new / "at").iterdir())
 
 
 def test_an_open_file_that_nobody_reads_does_not_delay_the_end() -> None:

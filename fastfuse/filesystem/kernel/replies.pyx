@@ -7,12 +7,13 @@ writes one itself.
 
 A request that nobody answers would leave its caller waiting for ever, also if the worker that has read it dies. So every
 request is read into memory that outlives the worker, and a READ stays there until it is answered: the next worker begins
-with what is left (`keep`). A second answer does no harm, as the kernel refuses it. What would lose an answer ends the
-process. A worker that ends in order writes what waits first (`finish`).
+with what is left (`keep`). A second answer does no harm, as the kernel refuses it. So a READ whose reader was killed is
+answered at once (`refuse_killed`), for the reader cannot end before that. What would lose an answer ends the process. A worker that ends in order writes what waits first (`finish`).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EIO, ENODEV, ENOENT, ENOTCONN, errno
+from libc.signal cimport SIGKILL
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
@@ -41,10 +42,16 @@ cdef extern from *:
     #define LOADED(number) __atomic_load_n(&(number), __ATOMIC_ACQUIRE)
     #define STORE(number, value) __atomic_store_n(&(number), value, __ATOMIC_RELEASE)
     #define ADD(number, value) __atomic_add_fetch(&(number), value, __ATOMIC_ACQ_REL)
+    /* Two threads may answer one READ: the place may have another one when the second is done. */
+    static void CLEAR(uint64_t *number, uint64_t value)
+    {
+        __atomic_compare_exchange_n(number, &value, 0, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    }
     """
     uint64_t LOADED(uint64_t) nogil
     void STORE(uint64_t, uint64_t) nogil
     void ADD(uint64_t, int) nogil
+    void CLEAR(uint64_t *, uint64_t) nogil
 
 cdef extern from "<linux/fuse.h>" nogil:
     int FUSE_READ
@@ -53,7 +60,7 @@ cdef extern from "<linux/fuse.h>" nogil:
         int error
         uint64_t unique
     struct fuse_in_header:
-        uint32_t len, opcode
+        uint32_t len, opcode, pid
         uint64_t unique, nodeid
     struct fuse_read_in:
         uint64_t offset
@@ -78,6 +85,8 @@ cdef struct Kept:
     fuse_read_in asked
     # Workers that crashed while it was under way, and whether it is in this one.
     uint32_t crashes, is_begun
+    # Whether `refuse_killed` has seen it.
+    uint32_t was_seen
 
 # Memory that outlives the worker.
 cdef struct Requests:
@@ -261,7 +270,7 @@ cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
         size_bytes[0] = head.len
     else:
         STORE(head.unique, 0)
-        (<Kept *> head).crashes = 0  # of the READ that may come
+        (<Kept *> head).crashes = (<Kept *> head).was_seen = 0  # of the READ that may come
         size_bytes[0] = read(device, requests.message, _MESSAGE_BYTES)
         if size_bytes[0] < 0:
             # ENOENT: the caller was killed. ENODEV: the mount is gone.
@@ -300,7 +309,7 @@ cdef void forget_read(uint64_t unique, bint is_taken) noexcept nogil:
         return
     one = place_of(unique, unique)
     if one != NULL:
-        STORE(one.head.unique, 0)
+        CLEAR(&one.head.unique, unique)
     elif is_taken and LOADED(requests.lost_count):
         ADD(requests.lost_count, -1)
 
@@ -387,6 +396,37 @@ def answer(uint64_t number, data):
 def refuse(uint64_t number, int error):
     """Answer the READ `number` with the errno `error`."""
     write_error(number, error)
+
+
+def refuse_killed():
+    """Answer the READs that were there at the last call, too, and whose reader was killed.
+
+    The kernel does not tell of every one: no signal interrupts a read past the page cache.
+    """
+    cdef Kept *one
+    cdef uint64_t unique
+    cdef int at
+    if requests == NULL or left_begun < left_count:
+        return
+    killed = {}
+    for at in range(_MOST_KEPT):
+        one = &requests.reads[at]
+        unique = LOADED(one.head.unique)
+        if unique and one.was_seen:
+            if one.head.pid not in killed:
+                killed[one.head.pid] = _is_killed(one.head.pid)
+            if killed[one.head.pid]:
+                write_error(unique, EINTR)
+        one.was_seen = unique != 0
+
+
+def _is_killed(pid):
+    """Return whether SIGKILL is pending, as it is in each thread of a process that any signal kills."""
+    try:
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+            return int(status.read().partition(b"\nSigPnd:\t")[2][:16], 16) >> SIGKILL - 1 & 1
+    except OSError:
+        return False  # of another PID namespace, or gone
 
 
 def are_moving():

@@ -146,6 +146,8 @@ class Session:
             BusyMountError: files below it are open.
             MountError: it may not be unmounted, or another mount covers it.
         """
+        if self.is_connected:
+            self.place.follow(self.device)
         if not self.is_mounted():
             return
         try:

@@ -16,7 +16,15 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
 from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead, readahead_kib
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
-from fastfuse.filesystem.mounting.mountpoint import abort, find_mount, is_dead, is_mounted, prepare_mountpoint, unmount
+from fastfuse.filesystem.mounting.mountpoint import (
+    abort,
+    fastfuse_file_systems,
+    find_mount,
+    is_dead,
+    is_mounted,
+    prepare_mountpoint,
+    unmount,
+)
 from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle
 from fastfuse.filesystem.processes.children import heard
 
@@ -89,6 +97,13 @@ class Place:
         """Return whether the mount is there, whose connection still lives or has ended."""
         # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
         return is_mounted(self.mountpoint, device) and (is_connected or is_dead(self.mountpoint))
+
+    def follow(self, device: str) -> None:
+        """Take the place to which somebody has moved the mount, if there is one. Its connection must still live."""
+        if not is_mounted(self.mountpoint, device):
+            for path in [entry.path for entry in fastfuse_file_systems() if entry.device == device]:
+                _log.warning("the mount was moved from %s to %s", self.mountpoint, path)
+                self.mountpoint = path
 
     def unmount(self, device: str, *, lazy: bool) -> None:
         unmount(self.mountpoint, lazy=lazy, device=device)

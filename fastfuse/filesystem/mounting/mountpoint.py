@@ -229,6 +229,12 @@ def _uses(other: MountEntry, entry: MountEntry) -> bool:
     return other.device == entry.device or any(layer.is_relative_to(entry.path) for layer in other.layers)
 
 
+def overlays_of(path: Path) -> list[Path]:
+    """Return where overlays show the mount at `path`, or something of it."""
+    entry = find_mount(path)
+    return [other.path for other in _entries() if entry is not None and other.layers and _uses(other, entry)]
+
+
 def bdi_number(device: str) -> int:
     """Return the number of what sysfs shows of a file system, which no later one has; 0 if there is nothing."""
     try:

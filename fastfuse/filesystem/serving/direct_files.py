@@ -22,7 +22,7 @@ import trio
 
 from fastfuse.cache.reader import CachedReader, Place
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.kernel.fuse import direct_reads, interposed
+from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
@@ -397,6 +397,7 @@ class DirectFiles:
     async def _look(self) -> None:
         while True:
             direct_reads.end_stalled()
+            replies.refuse_killed()
             self._use_tier()
             self.tell()
             if error := direct_reads.refused():
