@@ -145,8 +145,8 @@ FITTING = replace(
         (replace(SLOW, cpu_s=1400, cpus=2), "network limit"),
         (replace(SLOW, cpu_s=1400, cpus=0), "network limit"),
         # Others have the CPUs, or the rest of each period.
-        (replace(SLOW, loop_wait_s=751), "CPU limit"),
-        (replace(SLOW, loop_wait_s=750), "network limit"),
+        (replace(SLOW, loop_wait_s=1501), "CPU limit"),
+        (replace(SLOW, loop_wait_s=1500), "network limit"),
         # Two mounts with as many small requests are no better than one.
         (replace(FAULTS["CPU limit"], readahead_kib=128), "readahead not permitted"),
         # What is fetched and not read yet is no waste.
