@@ -23,6 +23,8 @@ _WRITER_WAITS_S = 5.0
 # A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
 _READER_WAITS_S = 0.01
 NEVER = (1 << 63) - 1
+# Victims listed at a time, and again after a 2,048th of the tier was asked for: of 10 TB, that is as many segments.
+_LISTED, _LISTED_FOR_SHIFT = 64, 11
 
 _SCHEMA = """
 CREATE TABLE segments (
@@ -309,3 +311,34 @@ class Index:
             " FROM segments)"
         ).fetchone()
         return dict(zip(names, row, strict=True))
+
+
+class Victims:
+    """The segments that may go. A list of them serves many evictions: it takes a look at every segment."""
+
+    def __init__(self, index: Index, size_bytes: int) -> None:
+        """List those of `index`, of a tier of `size_bytes`."""
+        self._index = index
+        self._holds_for_bytes = size_bytes >> _LISTED_FOR_SHIFT
+        # The return of each, the longest last, as listed at this time.
+        self._listed: list[tuple[int, int]] = []
+        self._listed_bytes = 0
+
+    def least(self, now_bytes: int, unasked_since: int) -> int | None:
+        """Return the return of the segment that is worth least; None if none may go."""
+        if now_bytes - self._listed_bytes > self._holds_for_bytes:
+            self._listed.clear()
+        while self._listed:
+            number, listed_bytes = self._listed[-1]
+            # It is shorter after a hit, and -1 of a segment that others have pinned or evicted.
+            if self._index.return_bytes(number, unasked_since) >= listed_bytes:
+                break
+            self._listed.pop()
+        else:
+            self._listed = self._index.victims(_LISTED, unasked_since)[::-1]
+            self._listed_bytes = now_bytes
+        return self._listed[-1][1] if self._listed else None
+
+    def take(self) -> int:
+        """Return the segment that `least` told of."""
+        return self._listed.pop()[0]

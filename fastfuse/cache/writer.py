@@ -17,7 +17,7 @@ from functools import partial
 from math import inf
 from typing import NamedTuple
 
-from fastfuse.cache.catalog import NEVER, Extent, Index, Segment, is_full
+from fastfuse.cache.catalog import NEVER, Extent, Index, Segment, Victims, is_full
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.policy import Returns, is_worth_it
@@ -41,8 +41,6 @@ _TRIES = 8
 _ANY_PLACE = 1 << 62
 # Segments that others fill are passed over.
 _VICTIMS = 16
-# So many are listed at a time, and again after a 2,048th of the tier was asked for: of 10 TB, that is as many segments.
-_LISTED, _LISTED_FOR_SHIFT = 64, 11
 
 
 class Range(NamedTuple):
@@ -89,6 +87,7 @@ class Writer:
         """
         self._cache = cache
         self._index = Index(cache.writing, waits=True)
+        self._victims = Victims(self._index, cache.settings.size_bytes)
         self._segments = segments
         self._segment_bytes = segment_bytes(cache.settings.size_bytes)
         self._claims = claims
@@ -114,9 +113,6 @@ class Writer:
         self._victim_bytes: int | None = None
         # The tier is smaller than it may be, because the disk has no more room.
         self._is_short = False
-        # Segments that may go, and the return of each, the longest last, as listed at this time.
-        self._victims: list[tuple[int, int]] = []
-        self._listed_bytes = 0
         self._pause = threading.Event()  # never set
         self._paused_until_s = 0.0
         self._ticked_s = 0.0
@@ -385,7 +381,7 @@ class Writer:
         for _ in range(_VICTIMS):
             if self._return_of_victim() is None:
                 break
-            number, _ = self._victims.pop()
+            number = self._victims.take()
             with self._segments.locked(number) as is_ours:
                 evicted_bytes = evict(self._index, self._segments, number, also_pinned=False) if is_ours else None
                 if evicted_bytes is not None:
@@ -406,20 +402,8 @@ class Writer:
     def _return_of_victim(self) -> int | None:
         """Return the return of the segment that is worth least, the last one listed; None if none may go."""
         unasked_since = NEVER if self._began_bytes is None else self._began_bytes
-        if self._now_bytes - self._listed_bytes > self._cache.settings.size_bytes >> _LISTED_FOR_SHIFT:
-            self._victims.clear()
-        while self._victims:
-            number, listed_bytes = self._victims[-1]
-            # It is shorter after a hit, and -1 of a segment that others have pinned or evicted.
-            if self._index.return_bytes(number, unasked_since) >= listed_bytes:
-                break
-            self._victims.pop()
-        else:
-            self._victims = self._index.victims(_LISTED, unasked_since)[::-1]
-            self._listed_bytes = self._now_bytes
-        if not self._victims:
-            return None
-        return self._victims[-1][1] if self._began_bytes is None else _ANY_PLACE
+        return_bytes = self._victims.least(self._now_bytes, unasked_since)
+        return return_bytes if return_bytes is None or self._began_bytes is None else _ANY_PLACE
 
     def _begin(self) -> None:
         """Remove what processes left that were killed: segments without a row, and rows of segments that are gone."""
