@@ -81,6 +81,18 @@ def find_mount(path: Path) -> MountEntry | None:
     return next((entry for entry in reversed(_entries()) if entry.path == place), None)
 
 
+def new_mount(place: Path) -> MountEntry:
+    """Return the topmost mount at `place`, which was just made there; follow no link that has come since.
+
+    Raises:
+        MountError: none of fastfuse is there.
+    """
+    entry = next((entry for entry in reversed(_entries()) if entry.path == place), None)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"{place} was moved or unmounted by somebody else right away")
+    return entry
+
+
 def mount_holding(path: Path) -> MountEntry:
     """Return the mount that `path`, which is absolute and has no link in it, lies in."""
     holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
