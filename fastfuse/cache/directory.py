@@ -4,6 +4,7 @@ Whoever can write into the directory decides which bytes readers get: digests ar
 attackers. A directory that others own, or can write to, is therefore refused.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -32,6 +33,7 @@ _ADDED_AT_ONCE = 4096
 # Another mount makes the files in less; a worker that waited for its lock any longer would be killed as hung.
 _MADE_WITHIN_S, _OPENED_WITHIN_S = 10.0, 1.0
 _LOCK_RETRY_S = 0.02
+_MAX_LINKS = 40  # as the kernel (path_resolution(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +151,14 @@ def open_or_none(settings: CacheSettings | None, owner_uid: int) -> OpenCache | 
 
 
 def _open(path: Path) -> int:
-    """Open the directory, through a link only if that is root's or this user's: others decide where theirs lead."""
-    if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+    """Open the directory, through links only that are root's or this user's: others decide where theirs lead."""
+    for _ in range(_MAX_LINKS):
+        if not path.is_symlink():
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if (uid := path.lstat().st_uid) not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"the link {path} belongs to the user {uid}")
         path = path.parent / path.readlink()
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def _lock(fd: int, how: int, within_s: float) -> None:

@@ -62,8 +62,9 @@ def other_database(path: Path) -> None:
 
 def link_of_another_user(path: Path) -> None:
     (path.parent / "elsewhere").mkdir()
-    path.symlink_to("elsewhere")
-    os.lchown(path, 12345, 12345)
+    (path.parent / "current").symlink_to("elsewhere")
+    os.lchown(path.parent / "current", 12345, 12345)
+    path.symlink_to("current")
 
 
 def link_to_a_file_of_root(path: Path) -> None:
@@ -82,7 +83,8 @@ def link_to_a_file_of_root(path: Path) -> None:
         (other_database, r"holds an 'index.db' that is not of a cache"),
         (Path.touch, "Not a directory"),
         (lambda path: path.symlink_to("/nonexistent/x"), "cannot be used"),
-        (link_of_another_user, "cannot be used"),
+        (lambda path: path.symlink_to("cache"), "Too many levels of symbolic links"),
+        (link_of_another_user, "cannot be used: the link .*/current belongs to the user 12345"),
     ],
 )
 def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], None], why: str, tmp_path: Path) -> None:
@@ -202,7 +204,8 @@ def test_an_empty_directory_of_another_user_stays_theirs(tmp_path: Path) -> None
 
 def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir(0o700)
-    (tmp_path / "cache").symlink_to("made")
+    (tmp_path / "current").symlink_to("made")
+    (tmp_path / "cache").symlink_to("current")
     prepare(settings_of(tmp_path / "cache"), NOBODY)
     assert {path.stat().st_uid for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir())} == {NOBODY}
     prepare(settings_of(tmp_path / "cache"), NOBODY)
