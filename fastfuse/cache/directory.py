@@ -4,6 +4,7 @@ Whoever can write into the directory decides which bytes readers get: digests ar
 attackers. A directory that others own, or can write to, is therefore refused.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -32,6 +33,7 @@ _ADDED_AT_ONCE = 4096
 # Another mount makes the files in less; a worker that waited for its lock any longer would be killed as hung.
 _MADE_WITHIN_S, _OPENED_WITHIN_S = 10.0, 1.0
 _LOCK_RETRY_S = 0.02
+_MAX_LINKS = 40  # as the kernel (path_resolution(7))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +105,9 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         if owner_uid != os.fstat(directory_fd).st_uid == os.geteuid() and not os.listdir(directory_fd):
             os.fchown(directory_fd, owner_uid, -1)
         _check(path, directory_fd, owner_uid)
-        _lock(directory_fd, fcntl.LOCK_EX, _MADE_WITHIN_S)  # another mount may be making the same files
-        _make_index(path, directory_fd)
-        _make_filter(directory_fd, settings.size_bytes)
+        _make_files(path, directory_fd, settings.size_bytes)
+    except TimeoutError as error:
+        _log.warning("the cache %s was not checked: %s", path, error)
     except (OSError, sqlite3.Error) as error:
         _log.warning("the cache %s cannot be used; reads come from S3: %s", path, error)
     finally:
@@ -149,10 +151,14 @@ def open_or_none(settings: CacheSettings | None, owner_uid: int) -> OpenCache | 
 
 
 def _open(path: Path) -> int:
-    """Open the directory, through a link only if that is root's or this user's: others decide where theirs lead."""
-    if path.is_symlink() and path.lstat().st_uid in (0, os.geteuid()):
+    """Open the directory, through links only that are root's or this user's: others decide where theirs lead."""
+    for _ in range(_MAX_LINKS):
+        if not path.is_symlink():
+            return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if (uid := path.lstat().st_uid) not in (0, os.geteuid()):
+            raise PermissionError(errno.EPERM, f"the link {path} belongs to the user {uid}")
         path = path.parent / path.readlink()
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def _lock(fd: int, how: int, within_s: float) -> None:
@@ -196,7 +202,7 @@ def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
         )
 
 
-def _make_index(path: Path, directory_fd: int) -> None:
+def _make_index(path: Path, directory_fd: int, filter_fd: int) -> None:
     for name in (_CLAIMS, _INDEX):
         os.close(_make(name, directory_fd))
     try:
@@ -204,7 +210,7 @@ def _make_index(path: Path, directory_fd: int) -> None:
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
-        _clear(path, directory_fd, error)
+        _clear(path, directory_fd, filter_fd, error)
         is_ours = create(_index_path(directory_fd))
     if not is_ours:
         raise ConfigurationError(
@@ -223,15 +229,23 @@ def _make(name: str, directory_fd: int) -> int:
     return fd
 
 
-def _make_filter(directory_fd: int, limit_bytes: int) -> None:
-    """Make the filter if it is not there, with room at once, so that no disk that is full takes its bits."""
-    wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
-    wanted_bytes = 1 << wanted_bytes.bit_length() - 1
+def _make_files(path: Path, directory_fd: int, limit_bytes: int) -> None:
+    """Make the files that are not there. The filter has room at once, so that no disk that is full takes its bits."""
     fd = _make(_FILTER, directory_fd)
     try:
-        if os.fstat(fd).st_size:
-            return
-        os.posix_fallocate(fd, 0, wanted_bytes)
+        # Another mount may be making the same files. Anybody could lock the directory.
+        _lock(fd, fcntl.LOCK_EX, _MADE_WITHIN_S)
+        _make_index(path, directory_fd, fd)
+        if not os.fstat(fd).st_size:
+            _fill_filter(fd, directory_fd, limit_bytes)
+    finally:
+        os.close(fd)
+
+
+def _fill_filter(fd: int, directory_fd: int, limit_bytes: int) -> None:
+    wanted_bytes = min(max(limit_bytes // _FILTERED_BYTES, _MIN_FILTER_BYTES), _MAX_FILTER_BYTES)
+    try:
+        os.posix_fallocate(fd, 0, 1 << wanted_bytes.bit_length() - 1)
         with closing(connect(_index_path(directory_fd))) as connection:
             objects = Index(connection).objects()
             while some := list(islice(objects, _ADDED_AT_ONCE)):
@@ -239,12 +253,10 @@ def _make_filter(directory_fd: int, limit_bytes: int) -> None:
     except BaseException:
         os.ftruncate(fd, 0)  # the next mount begins anew
         raise
-    finally:
-        os.close(fd)
 
 
-def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
-    """Begin the index anew; raise `why` if another process uses the directory."""
+def _clear(path: Path, directory_fd: int, filter_fd: int, why: sqlite3.Error) -> None:
+    """Begin the index and the filter anew; raise `why` if another process uses the directory."""
     fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     try:
         try:
@@ -252,9 +264,10 @@ def _clear(path: Path, directory_fd: int, why: sqlite3.Error) -> None:
         except BlockingIOError:
             raise why from None
         _log.warning("the index of the cache %s cannot be used (%s); the cache begins anew", path, why)
-        for name in sorted(_OURS - {_CLAIMS}):  # the index first
+        for name in sorted(_OURS - {_CLAIMS, _FILTER}):  # the index first
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=directory_fd)
         os.close(os.open(_INDEX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory_fd))
+        os.ftruncate(filter_fd, 0)
     finally:
         os.close(fd)

@@ -62,8 +62,9 @@ def other_database(path: Path) -> None:
 
 def link_of_another_user(path: Path) -> None:
     (path.parent / "elsewhere").mkdir()
-    path.symlink_to("elsewhere")
-    os.lchown(path, 12345, 12345)
+    (path.parent / "current").symlink_to("elsewhere")
+    os.lchown(path.parent / "current", 12345, 12345)
+    path.symlink_to("current")
 
 
 def link_to_a_file_of_root(path: Path) -> None:
@@ -82,7 +83,8 @@ def link_to_a_file_of_root(path: Path) -> None:
         (other_database, r"holds an 'index.db' that is not of a cache"),
         (Path.touch, "Not a directory"),
         (lambda path: path.symlink_to("/nonexistent/x"), "cannot be used"),
-        (link_of_another_user, "cannot be used"),
+        (lambda path: path.symlink_to("cache"), "Too many levels of symbolic links"),
+        (link_of_another_user, "cannot be used: the link .*/current belongs to the user 12345"),
     ],
 )
 def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], None], why: str, tmp_path: Path) -> None:
@@ -94,7 +96,9 @@ def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], No
 
 def test_a_directory_of_another_version_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other_format(tmp_path / "cache")
+    (tmp_path / "cache" / "filter").write_bytes(b"\xff" * (4 << 10))
     prepare(settings_of(tmp_path / "cache"), os.geteuid())
+    assert (tmp_path / "cache" / "filter").read_bytes() == bytes(4 << 10)
     assert "another version of fastfuse made it, in format 99 and not" in caplog.text
     with closing(open_cache(settings_of(tmp_path / "cache"), os.geteuid())):
         assert "begins anew" in caplog.text
@@ -175,19 +179,25 @@ def test_mounts_that_make_one_directory_at_once_do_so_one_after_the_other(
 def test_a_lock_that_others_hold_costs_the_cache_and_not_the_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, said = settings_of(tmp_path / "cache"), "reads come from S3: another process has held its lock"
+    """The directory is one that anybody may lock."""
+    settings, held = settings_of(tmp_path / "cache"), "another process has held its lock for 0.1 s"
     prepare(settings, os.geteuid())
-    for limit, path in (("_OPENED_WITHIN_S", settings.directory / "claims"), ("_MADE_WITHIN_S", settings.directory)):
+    for limit in ("_OPENED_WITHIN_S", "_MADE_WITHIN_S"):
         monkeypatch.setattr(directory, limit, 0.1)
-        fd = os.open(path, os.O_RDONLY)
+    for name, said in (
+        ("", []),
+        ("filter", [f"the cache {settings.directory} was not checked: {held}"]),
+        ("claims", [f"the cache {settings.directory} cannot be used; reads come from S3: {held}"]),
+    ):
+        fd = os.open(settings.directory / name, os.O_RDONLY)
         fcntl.flock(fd, fcntl.LOCK_EX)
         prepare(settings, os.geteuid())
         opened = open_or_none(settings, os.geteuid())
         os.close(fd)
         if opened is not None:
             opened.close()
-        assert (opened is not None) == path.is_dir()
-    assert caplog.text.count(said) == 2
+        assert (opened is None, caplog.messages) == (name == "claims", said)
+        caplog.clear()
 
 
 def test_an_empty_directory_of_another_user_stays_theirs(tmp_path: Path) -> None:
@@ -202,7 +212,8 @@ def test_an_empty_directory_of_another_user_stays_theirs(tmp_path: Path) -> None
 
 def test_an_empty_directory_of_root_becomes_that_of_its_workers(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir(0o700)
-    (tmp_path / "cache").symlink_to("made")
+    (tmp_path / "current").symlink_to("made")
+    (tmp_path / "cache").symlink_to("current")
     prepare(settings_of(tmp_path / "cache"), NOBODY)
     assert {path.stat().st_uid for path in (tmp_path / "cache", *(tmp_path / "cache").iterdir())} == {NOBODY}
     prepare(settings_of(tmp_path / "cache"), NOBODY)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def test_a_line_of_mountinfo_is_taken_apart(path: bytes, source: bytes, tags: st
     )
     assert mountpoint._entry(line) == MountEntry(
         path=Path(os.fsdecode(b"/" + path)), device="0:42", file_system_type="fuse.fastfuse",
-        source=os.fsdecode(source), owner_uid=uid,
+        source=os.fsdecode(source), owner_uid=uid, id=36,
     )  # fmt: skip
 
 
@@ -149,12 +150,26 @@ def test_what_takes_the_place_of_the_directory_that_was_prepared_is_not_mounted_
 
 
 @pytest.mark.fuse
-def test_a_link_that_takes_the_place_of_a_mount_is_not_followed_to_another(place: Path) -> None:
-    (place.parent / "link").symlink_to(place)
-    with kernel_mount(place, "tmpfs"):
-        with pytest.raises(MountError, match="cannot be unmounted"):
-            mountpoint._unmount_as_root(place.parent / "link", lazy=True)
-        assert find_mount(place) is not None
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_what_takes_the_place_of_a_directory_with_a_mount_does_not_lead_to_another(
+    tmp_path: Path, is_renamed: bool
+) -> None:
+    eve, other = tmp_path / "eve", tmp_path / "other"
+    for parent in (eve, other):
+        (parent / "mnt").mkdir(parents=True)
+    with kernel_mount(eve / "mnt", "tmpfs"), kernel_mount(other / "mnt", "tmpfs"):
+        entry = find_mount(eve / "mnt")
+        assert entry is not None
+        eve.rename(tmp_path / "aside")
+        if is_renamed:
+            other.rename(eve)
+        else:
+            eve.symlink_to(other)
+        with pytest.raises(MountError, match="cannot be unmounted: another directory has taken its place"):
+            mountpoint._unmount_as_root(entry, lazy=True)
+        assert find_mount(eve / "mnt") is not None
+        mountpoint._unmount_as_root(replace(entry, path=tmp_path / "aside" / "mnt"), lazy=False)
+        _libc.umount2(os.fsencode(eve / "mnt"), _MNT_DETACH)
 
 
 def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:

@@ -201,10 +201,10 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     change = """
     from fastfuse.filesystem.mounting import mountpoint
     permitted = mountpoint._unmount_as_root
-    def unmount(path, *, lazy):
-        if path.with_name("refused").exists():
-            raise mountpoint._unmount_error(path, "Operation not permitted", is_busy=False)
-        permitted(path, lazy=lazy)
+    def unmount(entry, *, lazy):
+        if entry.path.with_name("refused").exists():
+            raise mountpoint._unmount_error(entry.path, "Operation not permitted", is_busy=False)
+        permitted(entry, lazy=lazy)
     mountpoint._unmount_as_root = unmount
     """
     with_change(monkeypatch, change)

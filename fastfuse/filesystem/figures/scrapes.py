@@ -73,18 +73,19 @@ class _Server(ThreadingMixIn, wsgiref.simple_server.WSGIServer):
     _until_s: ClassVar[dict[socket.socket, float]] = {}
 
     def verify_request(self, request: socket.socket, client_address: object) -> bool:  # type: ignore[override]
-        """Return whether one more client is served, and note until when."""
-        if len(self._until_s) >= _MAX_CLIENTS:
-            return False
+        """Note until when the client is served. The oldest make room for it: strangers may hold their connections."""
         self._until_s[request] = time.monotonic() + _REQUEST_WITHIN_S
+        self._hang_up([*self._until_s][:-_MAX_CLIENTS])
         return True
 
     def service_actions(self) -> None:
         """Hang up on clients whose time is over; called twice a second."""
-        for request, until_s in list(self._until_s.items()):
-            if time.monotonic() >= until_s:
-                with suppress(OSError):  # it has just been closed
-                    request.shutdown(socket.SHUT_RDWR)
+        self._hang_up(request for request, until_s in [*self._until_s.items()] if time.monotonic() >= until_s)
+
+    def _hang_up(self, requests: Iterable[socket.socket]) -> None:
+        for request in requests:
+            with suppress(OSError):  # it has just been closed
+                request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
         self._until_s.pop(request, None)

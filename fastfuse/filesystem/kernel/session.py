@@ -25,7 +25,7 @@ from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
 from fastfuse.filesystem.kernel.notices import OUT_HEADER
 from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, find_mount, unmount
+from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, new_mount, unmount
 from fastfuse.filesystem.mounting.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.
@@ -116,16 +116,19 @@ class Session:
                 pyfuse3.init(operations, target, arguments)
             except RuntimeError as error:
                 raise _mount_error(place.mountpoint, captured()) from error
+        device = ready.device if ready is not None else ""
         try:
+            if ready is None:
+                device = new_mount(place.mountpoint).device
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
             _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)
-            return cls(place, _device_at(place.mountpoint) if ready is None else ready.device, fd)
+            return cls(place, device, fd)
         except BaseException:
             pyfuse3.close(unmount=False)
-            if ready is None:
+            if ready is None and device:
                 with suppress(MountError):
-                    unmount(place.mountpoint, lazy=True)
+                    unmount(place.mountpoint, lazy=True, device=device)
             raise
 
     @property
@@ -283,13 +286,6 @@ async def _serve_tried(operations: InitialisedOperations) -> list[int]:
         del operations.readdir
         interposed.take_reads(None)
     return found
-
-
-def _device_at(mountpoint: Path) -> str:
-    entry = find_mount(mountpoint)
-    if entry is None or not entry.is_ours:
-        raise MountError(f"{mountpoint} was unmounted by somebody else right away")
-    return entry.device
 
 
 def _fuse_fds() -> set[int]:

@@ -36,6 +36,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     find_mount,
     is_dead,
     is_mounted,
+    new_mount,
     prepare_mountpoint,
     unmount,
 )
@@ -193,9 +194,7 @@ class Helper:
             raise MountError(f"{_DEVICE} cannot be opened by the helper: {error.strerror}") from error
         try:
             self._attach(fd, source)
-            entry = find_mount(self.mountpoint)
-            if entry is None or not entry.is_ours:
-                raise MountError(f"{self.mountpoint} was moved or unmounted by somebody else right away")
+            entry = new_mount(self.mountpoint)
         except BaseException:
             os.close(fd)
             raise

@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,7 @@ class MountEntry:
     root: Path = Path("/")
     # The directories that an overlay shows.
     layers: tuple[Path, ...] = ()
+    id: int = 0  # as /proc/self/fdinfo names it
 
     @property
     def is_ours(self) -> bool:
@@ -79,6 +81,18 @@ def find_mount(path: Path) -> MountEntry | None:
     """Return the topmost mount at exactly `path`, or None."""
     place = _resolved(path)
     return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+
+
+def new_mount(place: Path) -> MountEntry:
+    """Return the topmost mount at `place`, which was just made there; follow no link that has come since.
+
+    Raises:
+        MountError: none of fastfuse is there.
+    """
+    entry = next((entry for entry in reversed(_entries()) if entry.path == place), None)
+    if entry is None or not entry.is_ours:
+        raise MountError(f"{place} was moved or unmounted by somebody else right away")
+    return entry
 
 
 def mount_holding(path: Path) -> MountEntry:
@@ -113,24 +127,13 @@ def abort(path: Path, device: str) -> None:
     entry = find_mount(path)
     if os.geteuid() == 0 and entry is not None and entry.device == device:
         try:
-            _abort_by_force(path)
+            _umount2(entry, _MNT_FORCE)  # ends the connection even if the mount is busy
             return
         except OSError as error:
             if not is_mounted(path, device):
                 return
             reason = error
     _log.warning("programs that still read from %s may hang: its connection cannot be ended (%s)", path, reason)
-
-
-def _abort_by_force(path: Path) -> None:
-    """End the connection of the mount at `path` by a forced umount, which does so even if the mount is busy."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    place_fd = os.open(path, os.O_PATH | os.O_NOFOLLOW)  # so it is busy, and only its connection ends
-    try:
-        if libc.umount2(os.fsencode(path), _MNT_FORCE | _UMOUNT_NOFOLLOW) != 0 and ctypes.get_errno() != errno.EBUSY:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    finally:
-        os.close(place_fd)
 
 
 def _is_served(entry: MountEntry) -> bool:
@@ -214,7 +217,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
             return []
     users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], bdi_number(entry.device)
     if os.geteuid() == 0:
-        _unmount_as_root(entry.path, lazy=lazy)
+        _unmount_as_root(entry, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
@@ -314,10 +317,33 @@ def _errno_of_statvfs(path: Path) -> int | None:
     return None
 
 
-def _unmount_as_root(path: Path, *, lazy: bool) -> None:
+def _unmount_as_root(entry: MountEntry, *, lazy: bool) -> None:
+    try:
+        _umount2(entry, _MNT_DETACH if lazy else 0)
+    except OSError as error:
+        raise _unmount_error(entry.path, str(error.strerror), is_busy=error.errno == errno.EBUSY) from error
+
+
+def _umount2(entry: MountEntry, flags: int) -> None:
+    """Unmount this mount, and no other one that renamed directories and links have brought to its path since.
+
+    With `_MNT_FORCE` only its connection ends, for it is held.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.umount2(os.fsencode(path), _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0)) != 0:
-        raise _unmount_error(path, os.strerror(ctypes.get_errno()), is_busy=ctypes.get_errno() == errno.EBUSY)
+    parent_fd = os.open(entry.path.parent, os.O_PATH | os.O_DIRECTORY)
+    with ExitStack() as parent, ExitStack() as root:
+        parent.callback(os.close, parent_fd)
+        place = f"/proc/self/fd/{parent_fd}/{entry.path.name}"
+        root_fd = os.open(place, os.O_PATH | os.O_NOFOLLOW)  # O_PATH: a daemon that hangs is not asked
+        root.callback(os.close, root_fd)
+        if f"\nmnt_id:\t{entry.id}\n" not in Path(f"/proc/self/fdinfo/{root_fd}").read_text():
+            raise OSError(errno.EINVAL, "another directory has taken its place")
+        if not flags & _MNT_FORCE:
+            root.close()
+        if libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) != 0:
+            number = ctypes.get_errno()
+            if not (flags & _MNT_FORCE and number == errno.EBUSY):
+                raise OSError(number, os.strerror(number))
 
 
 def _unmount_as_user(path: Path, *, lazy: bool) -> None:
@@ -373,7 +399,7 @@ def _entries() -> list[MountEntry]:
 
 def _entry(line: bytes) -> MountEntry:
     mount, _, file_system = line.partition(b" - ")
-    _, _, device, root, path, *_ = mount.split(b" ")
+    number, _, device, root, path, *_ = mount.split(b" ")
     kind, source, options = file_system.split(b" ", 2)
     owner = next((o[8:] for o in options.split(b",") if o.startswith(b"user_id=")), None)
     return MountEntry(
@@ -384,6 +410,7 @@ def _entry(line: bytes) -> MountEntry:
         owner_uid=int(owner) if owner else None,
         root=Path(os.fsdecode(_unescaped(root))),
         layers=_layers(options) if kind == b"overlay" else (),
+        id=int(number),
     )
 
 
