@@ -131,7 +131,7 @@ METRICS = (
     Counter("fastfuse_handler_failures", "Requests that failed for an unforeseen reason (logged with a traceback)."),
     Counter("fastfuse_blocked_seconds", "Seconds that readers waited for the mount, summed over readers.", unit=1e-6),
     Counter("fastfuse_stalled_seconds", "Seconds in which at least one reader waited for the mount.", unit=1e-6),
-    Counter("fastfuse_unserved_seconds", "Seconds in which readers waited for a dead or silent worker.", unit=1e-6),
+    Counter("fastfuse_unserved_seconds", "Seconds in which readers waited for a dead or hung worker.", unit=1e-6),
     Counter("fastfuse_in_use_seconds", "Seconds in which files were read, pauses of up to 30 s included.", unit=1e-6),
     Counter("fastfuse_asked_seconds", "Seconds in which the kernel asked for anything.", unit=1e-6),
     Counter("fastfuse_waiting_reads", "Requests to read that wait for their bytes now.", is_gauge=True),

@@ -24,7 +24,7 @@ from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import FLUSH_S, queue_bytes
 from fastfuse.cache.writer import Range, Writer
 from fastfuse.errors import DeadlineError, IntegrityError
-from fastfuse.metrics import Counters
+from fastfuse.metrics import CACHE_FAILURES, Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.aws import S3Session
@@ -443,6 +443,7 @@ class CachedReader:
         self._tell(kind, f"{self._where} is not used for {OFF_S:g} s: {why}")
 
     def _tell(self, kind: str, line: str) -> None:
-        """Count a failure, and log one of each kind every 30 s."""
-        self._counters.count("fastfuse_cache_failures", value=kind)
+        """Log one line of each kind every 30 s, and count it if it is a failure."""
+        if kind in CACHE_FAILURES:
+            self._counters.count("fastfuse_cache_failures", value=kind)
         self._repeats.tell(kind, str(self._cache.settings.directory), line)

@@ -81,7 +81,7 @@ class Writer:
         tell: Callable[[str, str], None],
         takes_places: bool = False,
     ) -> None:
-        """Start the thread. `tell` logs a failure by its kind, once in a while; the thread calls it, too.
+        """Start the thread. `tell` logs what happens by its kind, once in a while; the thread calls it, too.
 
         With `takes_places` a range takes the place of whatever nobody has asked for since this process began.
         """
@@ -270,7 +270,7 @@ class Writer:
             written.clear()
         kept_bytes = sum(extent.end - extent.start for _, extent in written)
         self._count("written", kept_bytes)
-        # What it had no room for, or what a failure cost.
+        # The writer declines what has no room, and drops what a failure costs.
         self._count("declined" if takes else "dropped", size_bytes - kept_bytes)
         self._release_taken()
         self._done_bytes += size_bytes
@@ -373,8 +373,8 @@ class Writer:
         self._is_short = used_bytes + more_bytes <= settings.size_bytes and self._lacks_disk(more_bytes)
         if self._is_short and not was_short:
             kept = f"{format_size(used_bytes)} of {format_size(settings.size_bytes)}"
-            left = f"less than --cache-min-free ({format_size(settings.min_free_bytes)}) left"
-            self._tell("disk", f"the cache {settings.directory} keeps {kept}: its disk has {left}")
+            limit = f"no room beyond --cache-min-free ({format_size(settings.min_free_bytes)})"
+            self._tell("disk without room", f"the cache {settings.directory} keeps {kept}: its disk has {limit}")
 
     def _evict(self) -> bool:
         """Let the segment go that is worth least, of those that no process fills; False if there is none."""

@@ -18,7 +18,7 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import WarmState, warm
 from fastfuse.cli.config import job_memory_bytes
 from fastfuse.cli.messages import say
-from fastfuse.cli.status_command import of_this_version
+from fastfuse.cli.status_command import well_formed
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
 from fastfuse.filesystem.processes.children import ask_child
@@ -78,7 +78,7 @@ def plan_of_mount(mountpoint: Path, cache: CacheSettings | None) -> Plan:
     kept = status.get("cache")
     if not kept:
         raise ConfigurationError(f"the mount at {mountpoint} has no cache", hint="mount it with --cache DIR")
-    with of_this_version(mountpoint, status):
+    with well_formed(mountpoint):
         settings = CacheSettings(**kept | {"directory": Path(kept["directory"])})
         connection = ConnectionConfig(**status["connection"])
     if cache is not None and cache.directory != settings.directory:

@@ -168,12 +168,14 @@ def log_level(
     ] = None,
 ) -> int:
     """Change how much a mount logs while it runs, until it ends."""
+    from fastfuse.cli import status_command as command
     from fastfuse.filesystem.talking import control
 
     if level is not None and level not in log.LEVELS:
         raise ConfigurationError(f"there is no log level {level!r}", hint=f"one of {', '.join(log.LEVELS)}")
     entry = control.entry_of(mountpoint)
-    say(control.ask(entry, control.LOG_LEVEL, level=level)["level"])
+    with command.well_formed(mountpoint):
+        say(command.plain(control.ask(entry, control.LOG_LEVEL, level=level)["level"]))
     return 0
 
 

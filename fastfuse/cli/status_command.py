@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,16 @@ from fastfuse.filesystem.mounting.mountpoint import (
     fastfuse_file_systems,
     is_mounted,
 )
-from fastfuse.filesystem.talking.control import STACK, TASKS, TRACE, ask, ask_status, entry_of, watching
+from fastfuse.filesystem.talking.control import (
+    MOST_LINE_BYTES,
+    STACK,
+    TASKS,
+    TRACE,
+    ask,
+    ask_status,
+    entry_of,
+    watching,
+)
 from fastfuse.sizes import MIB, format_duration, format_size
 from fastfuse.version import VERSION
 
@@ -69,13 +79,14 @@ def stack(mountpoint: Path, *, as_json: bool) -> int:
     entry = entry_of(mountpoint)
     found = ask(entry, STACK)
     try:
-        found |= {"tasks": ask(entry, TASKS, within_s=_TASKS_WITHIN_S)["tasks"]}
+        found |= ask(entry, TASKS, within_s=_TASKS_WITHIN_S)
     except MountError:
         found |= {"tasks": ["(the worker's loop does not answer)"]}
     if as_json:
         say(json.dumps(found))
     else:
-        lines = (f"worker, process {found['worker_pid']}", *found["threads"], "", "tasks", *found["tasks"])
+        with well_formed(mountpoint):
+            lines = (f"worker, process {found['worker_pid']}", *found["threads"], "", "tasks", *found["tasks"])
         say("\n".join(map(plain, lines)))
     return 0
 
@@ -87,14 +98,15 @@ def stats(mountpoint: Path, *, every_s: float, count: int | None) -> int:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer, or no longer.
     """
     entry = entry_of(mountpoint)
-    before_s, before = time.monotonic(), ask_status(entry)["counters"]
-    for number in range(count or sys.maxsize):
-        if number % _HEAD_EVERY == 0:
-            say("  ".join(("time    ", *_HEADINGS)))
-        time.sleep(max(0.0, before_s + every_s - time.monotonic()))
-        now_s, now = time.monotonic(), ask_status(entry)["counters"]
-        say(_row(before, now, now_s - before_s))
-        before_s, before = now_s, now
+    with well_formed(mountpoint):
+        before_s, before = time.monotonic(), ask_status(entry)["counters"]
+        for number in range(count or sys.maxsize):
+            if number % _HEAD_EVERY == 0:
+                say("  ".join(("time    ", *_HEADINGS)))
+            time.sleep(max(0.0, before_s + every_s - time.monotonic()))
+            now_s, now = time.monotonic(), ask_status(entry)["counters"]
+            say(_row(before, now, now_s - before_s))
+            before_s, before = now_s, now
     return 0
 
 
@@ -105,23 +117,21 @@ def summary(mountpoint: Path, *, as_json: bool) -> int:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
     """
     found = ask_status(entry_of(mountpoint))
-    with of_this_version(mountpoint, found):
-        text = json.dumps(found["summary"]) if as_json else "\n".join(summary_lines(found["summary"]))
+    with well_formed(mountpoint):
+        text = json.dumps(found["summary"]) if as_json else "\n".join(map(plain, summary_lines(found["summary"])))
     say(text)
     return 0
 
 
 @contextmanager
-def of_this_version(mountpoint: Path, found: Mapping[str, Any]) -> Iterator[None]:
-    """Raise `MountError` if the status `found` of a mount lacks what is read from it: it is of another version."""
+def well_formed(mountpoint: Path) -> Iterator[None]:
+    """Raise `MountError` if an answer of the mount lacks what is read from it, or has it of another type."""
     try:
         yield
-    except (KeyError, TypeError) as error:
-        if found.get("version") == VERSION:
-            raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise MountError(
-            f"the mount at {mountpoint} is of version {found.get('version')}, and this program is {VERSION}",
-            hint="mount again",
+            f"the mount at {mountpoint} answered what version {VERSION} of fastfuse does not understand",
+            hint="ask with the fastfuse that mounted it, or mount again",
         ) from error
 
 
@@ -130,13 +140,12 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
     try:
         # The mount tells where it was made: it may have been moved since, or the place is that of a container.
         found = ask_status(entry) | {"mountpoint": str(entry.path)}
-        list(_lines(found, time.time()))
+        with well_formed(entry.path):
+            list(_lines(found, time.time()))
         return found
     except raises:
         raise
-    except (FastfuseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as caught:
-        unknown = MountError("the mount answered what is no status", hint="ask with the fastfuse that mounted it")
-        error = caught if isinstance(caught, FastfuseError) else unknown
+    except FastfuseError as error:
         states: dict[type[FastfuseError], str] = {DeadMountError: _DEAD, ForeignMountError: _NOT_YOURS}
         told = {"state": states.get(type(error), "no answer"), "reason": str(error), "hint": error.hint}
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
@@ -266,9 +275,10 @@ def trace(mountpoint: Path, choice: Choice, *, count: int | None, as_json: bool)
     entry = entry_of(mountpoint)
     if not as_json:
         say(_HEADING)
-    told = (read for read in _reads(entry, choice.sample) if choice.has(read))
-    for read in islice(told, count or sys.maxsize):
-        say(json.dumps(read) if as_json else line_of(read))
+    with well_formed(mountpoint):
+        told = (read for read in _reads(entry, choice.sample) if choice.has(read))
+        for read in islice(told, count or sys.maxsize):
+            say(json.dumps(read) if as_json else line_of(read))
     return 0
 
 
@@ -291,7 +301,7 @@ def _told(entry: MountEntry, sample: int, *, is_next: bool = False) -> Iterator[
         if is_next:
             yield {"replaced": True}
         # It ends in the middle of a line if the worker is killed.
-        yield from map(json.loads, told)
+        yield from map(json.loads, iter(partial(told.readline, MOST_LINE_BYTES), b""))
 
 
 def line_of(read: Mapping[str, Any]) -> str:
@@ -301,9 +311,9 @@ def line_of(read: Mapping[str, Any]) -> str:
     if "replaced" in read:
         return "(the worker of the mount was replaced)"
     at = datetime.fromtimestamp(read["at"]).astimezone()
-    process = f"{plain(read['process'])}[{read['pid']}]"
+    process = f"{read['process']}[{read['pid']}]"
     failed = f" {read['errno']}" if "errno" in read else ""
-    return (
+    return plain(
         f"{at:%H:%M:%S}.{at.microsecond:06}  {process:22}  {read['found']:6}  {read['offset']:13}  {read['size']:8}  "
-        f"{read['us']:9}  {plain(read['path'])}{failed}"
+        f"{read['us']:9}  {read['path']}{failed}"
     )

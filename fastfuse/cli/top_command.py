@@ -24,10 +24,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.cli.status_command import failures_in, grown, percent, plain
+from fastfuse.cli.status_command import failures_in, grown, percent, plain, well_formed
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
-from fastfuse.filesystem.talking.control import TOP, ask_status, entry_of, watching
+from fastfuse.filesystem.talking.control import MOST_LINE_BYTES, TOP, ask_status, entry_of, watching
 from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
@@ -199,7 +199,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
     """
     entry = entry_of(the_only_mount("top shows") if mountpoint is None else mountpoint)
     console = Console(highlight=False)
-    with ExitStack() as stack:
+    with well_formed(entry.path), ExitStack() as stack:
         watch = _Watch(entry, every_s, stack)
         if not can_redraw(console):
             while not watch.has_news([], every_s):
@@ -259,6 +259,8 @@ class _Watch:
         with suppress(ConnectionError):
             received = self._told.read1()
         *lines, self._rest = (self._rest + received).split(b"\n")
+        if len(self._rest) > MOST_LINE_BYTES:
+            raise ValueError("a line without an end")
         if not received:
             self._told, self._work, self._rest = None, {}, b""
             self._connection.close()

@@ -10,7 +10,7 @@ import time
 from fastfuse.cgroup import oom_kills
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
-from fastfuse.filesystem.processes.health import DeathRecord, MemoryRecord
+from fastfuse.filesystem.processes.health import LONGEST_LOOK_S, DeathRecord, MemoryRecord
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
@@ -92,8 +92,10 @@ class Silence:
         self._worker = worker
         self._counters = counters
         self._beats = 0
-        # The last look, the requests that readers waited for then, and the seconds of waiting that nobody has counted.
-        self._looked_s, self._waiting, self._silent_s = 0.0, 0, 0.0
+        # The last look, and the requests that readers waited for then.
+        self._looked_s, self._waiting = 0.0, 0
+        # How long they have waited since the last beat, and how much of that is counted as stalled.
+        self._silent_s = self._counted_s = 0.0
 
     def look(self, session: Session | None) -> None:
         """Look whether somebody waits for the worker; call it every second."""
@@ -101,14 +103,17 @@ class Silence:
         before, self._beats = self._beats, counters.get("fastfuse_worker_beats")
         is_gone = not (worker.pid and worker.has_served)
         if self._beats != before and not is_gone:
-            self._silent_s = 0.0  # it counts the reads that it had
+            self._silent_s = self._counted_s = 0.0  # it counts the reads that it had
         elif self._waiting and self._beats:
-            self._silent_s += now_s - self._looked_s
+            self._silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
         # A worker that goes on will count the reads that it has taken, and no others.
-        if is_gone or (self._silent_s >= _SILENT_S and not counters.get("fastfuse_waiting_reads")):
-            silent_us, self._silent_s = int(self._silent_s * 1e6), 0.0
-            counters.count("fastfuse_unserved_seconds", silent_us)
-            counters.count("fastfuse_stalled_seconds", silent_us)
-            counters.count("fastfuse_blocked_seconds", silent_us * self._waiting)
+        new_us = int((self._silent_s - self._counted_s) * 1e6)
+        if is_gone or (new_us >= _SILENT_S * 1e6 and not counters.get("fastfuse_waiting_reads")):
+            self._counted_s = self._silent_s
+            counters.count("fastfuse_stalled_seconds", new_us)
+            counters.count("fastfuse_blocked_seconds", new_us * self._waiting)
+        if is_gone:  # one that goes on was stopped, or starved of CPU
+            counters.count("fastfuse_unserved_seconds", int(self._silent_s * 1e6))
+            self._silent_s = self._counted_s = 0.0
         self._looked_s = now_s
         self._waiting = max(1, len(session.owed)) if session is not None and session.is_waited_for else 0

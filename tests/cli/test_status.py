@@ -4,9 +4,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +17,12 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN
-from fastfuse.cli import cache_work, status_command
+from fastfuse.cli import cache_work, status_command, top_command
+from fastfuse.cli import mounted as mounted_command
+from fastfuse.cli.status_command import Choice
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import ForeignMountError, MountEntry
+from fastfuse.filesystem.talking import control
 from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of, take_index
 from fastfuse.version import VERSION
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
@@ -101,7 +107,7 @@ def test_of_an_answer_that_is_no_status_only_that_is_told(
     assert "\n  state     ['\\x1b[2J'], mounted for " in capsys.readouterr().out
     found |= wrong
     assert status_command.status(idle.path, as_json=False) == 1
-    told = "  state     no answer\n  hint      ask with the fastfuse that mounted it\n"
+    told = "  state     no answer\n  hint      ask with the fastfuse that mounted it, or mount again\n"
     assert capsys.readouterr().out == f"{idle.path}  s3://bucket/data\n{told}"
 
 
@@ -138,22 +144,52 @@ def test_a_counter_that_a_mount_of_another_version_lacks_is_0(idle: Mount) -> No
     assert "  0%  " in status_command._row({}, {}, 1.0)
 
 
-def test_a_mount_of_another_version_whose_answer_lacks_a_value_is_told(
-    idle: Mount, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_lacks_a_value_or_has_another_type_is_told(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"cache": {"directory": "/cache"}, "summary": {}, "counters": {"fastfuse_errors": ""}, "level": 1}
+    answer = {"fastfuse": 1, "mounted_at": "now", "trouble": None, "errors": [], "threads": 1, **wrong}
+    for module in (status_command, cache_work, top_command):
+        monkeypatch.setattr(module, "ask_status", lambda _, **__: answer)
+    monkeypatch.setattr(status_command, "ask", lambda *_, **__: answer)
+    monkeypatch.setattr(status_command, "_reads", lambda *_: iter([wrong]))
+    for command in (
+        partial(status_command.summary, as_json=False),
+        partial(status_command.stats, every_s=0.01, count=1),
+        partial(status_command.stack, as_json=False),
+        partial(status_command.trace, choice=Choice(), count=1, as_json=False),
+        partial(top_command.top, every_s=0.1),
+        partial(cache_work.plan_of_mount, cache=None),
+    ):
+        with pytest.raises(MountError, match=f"answered what version {VERSION} of fastfuse does not understand"):
+            command(idle.path)
+
+
+def test_nothing_that_a_mount_answers_commands_the_terminal(
+    idle: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = status_of(idle) | {"version": "0.0", "cache": {"directory": "/cache"}, "summary": {}}
-    for module in (status_command, cache_work):
-        monkeypatch.setattr(module, "ask_status", lambda _: found)
-    said = f"the mount at {idle.path} is of version 0.0, and this program is {VERSION}"
-    with pytest.raises(MountError, match=said) as raised:
-        status_command.summary(idle.path, as_json=False)
-    assert raised.value.hint == "mount again"
-    with pytest.raises(MountError, match=said):
-        cache_work.plan_of_mount(idle.path, None)
-    # In an answer of this version, it is a bug.
-    found["version"] = VERSION
-    with pytest.raises(TypeError):
-        cache_work.plan_of_mount(idle.path, None)
+    found = status_of(idle)
+    found["summary"]["verdict"]["text"] = "\x1b[2J"
+    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    monkeypatch.setattr(control, "ask", lambda *_, **__: {"level": "\x1b[2J"})
+    assert status_command.summary(idle.path, as_json=False) == mounted_command.log_level(idle.path) == 0
+    assert capsys.readouterr().out.count("\\x1b[2J") == 2
+
+
+def test_a_line_that_does_not_end_is_not_waited_for(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+
+    @contextmanager
+    def endless(*_: object, **__: object) -> Iterator[Any]:
+        theirs.sendall(bytes(100))
+        yield told
+
+    with ours, theirs, ours.makefile("rb") as told:
+        ours.settimeout(PATIENCE_S)
+        for module in (status_command, top_command):
+            monkeypatch.setattr(module, "watching", endless)
+            monkeypatch.setattr(module, "MOST_LINE_BYTES", 20)
+        assert [*status_command._told(entry_of(idle.path), 1)] == []
+        with pytest.raises(MountError, match="does not understand"):
+            top_command.top(idle.path, every_s=0.1)
 
 
 def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server: LoopbackServer) -> None:

@@ -20,14 +20,14 @@ from tests.mounting import ENVIRONMENT, Mount, mounted
 from tests.terminals import terminal
 
 READ = {"at": 0.25, "pid": 4711, "process": "py\x1bthon", "path": "shards/a\n.tar"}
-READ |= {"offset": 1 << 20, "size": 131072, "us": 1234, "found": "waited"}
+READ |= {"offset": 1 << 20, "size": 131072, "us": 1234, "found": "wait\x9bd"}
 
 
 def test_a_line_for_people_says_all_and_nothing_that_a_terminal_obeys() -> None:
     line = line_of(READ)
-    assert line.split()[1:] == ["py\\x1bthon[4711]", "waited", "1048576", "131072", "1234", "shards/a\\n.tar"]
+    assert line.split()[1:] == ["py\\x1bthon[4711]", "wait\\x9bd", "1048576", "131072", "1234", "shards/a\\n.tar"]
     assert line.partition(" ")[0].endswith(".250000")
-    assert line_of({**READ, "errno": "EIO"}) == f"{line} EIO"
+    assert line_of({**READ, "errno": "EIO\x07"}) == f"{line} EIO\\x07"
     assert line_of({"lost": 1234}).startswith("(1,234 reads are not shown")
     assert line_of({"replaced": True}) == "(the worker of the mount was replaced)"
 

@@ -74,7 +74,7 @@ def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_ot
     assert pauses == [0.0, 0.05] * 10
 
 
-def test_readers_wait_for_a_worker_that_counts_nothing_and_no_second_counts_twice(
+def test_readers_wait_for_a_silent_worker_and_go_unserved_only_if_it_never_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker, counters = SimpleNamespace(pid=1, has_served=True), Counters()
@@ -82,34 +82,35 @@ def test_readers_wait_for_a_worker_that_counts_nothing_and_no_second_counts_twic
     silence = Silence(cast(WorkerProcess, worker), counters)
     now_s = 100.0
 
-    def unserved_s(*, beats: int = 0, **session_now: object) -> float:
+    def stalled_s(*, beats: int = 0, look_s: float = 1.0, **session_now: object) -> float:
         nonlocal now_s
         session.__dict__.update(session_now)
-        now_s += 1.0
+        now_s += look_s
         counters.count("fastfuse_worker_beats", beats)
         silence.look(cast(Session, session))
-        us = counters.get("fastfuse_unserved_seconds")
-        assert counters.get("fastfuse_stalled_seconds") == us
+        us = counters.get("fastfuse_stalled_seconds")
         assert counters.get("fastfuse_blocked_seconds") == 2 * us
         return us / 1e6
 
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    assert [unserved_s() for _ in range(2)] == [0.0] * 2  # no worker has served yet
-    assert [unserved_s(beats=1) for _ in range(3)] == [0.0] * 3
-    # It is stopped while requests wait in the kernel, and goes on.
-    assert [unserved_s() for _ in range(4)] == [0.0, 2.0, 2.0, 4.0]
-    assert [unserved_s(beats=1) for _ in range(2)] == [4.0] * 2
+    assert [stalled_s() for _ in range(2)] == [0.0] * 2  # no worker has served yet
+    assert [stalled_s(beats=1) for _ in range(3)] == [0.0] * 3
+    # It is stopped or starved while requests wait in the kernel, for an hour with the machine, and goes on.
+    assert [stalled_s() for _ in range(2)] + [stalled_s(look_s=3600.0)] == [0.0, 2.0, 4.0]
+    assert [stalled_s(beats=1) for _ in range(2)] == [4.0] * 2
+    assert counters.get("fastfuse_unserved_seconds") == 0
     # It is stopped with reads in hand, which it counts itself when it goes on.
     counters.set("fastfuse_waiting_reads", 2)
-    assert [unserved_s() for _ in range(4)] + [unserved_s(beats=1)] == [4.0] * 5
+    assert [stalled_s() for _ in range(4)] + [stalled_s(beats=1)] == [4.0] * 5
     # It never goes on; the next worker is late, and serves.
-    assert [unserved_s() for _ in range(3)] == [4.0] * 3
+    assert [stalled_s() for _ in range(3)] == [4.0] * 3
     worker.pid = 0
-    assert [unserved_s() for _ in range(2)] == [8.0, 9.0]
+    assert [stalled_s() for _ in range(2)] == [8.0, 9.0]
     worker.pid, worker.has_served = 2, False
-    assert unserved_s(beats=1) == 10.0
+    assert stalled_s(beats=1) == 10.0
     worker.has_served = True
-    assert [unserved_s(beats=1), unserved_s(beats=1, is_waited_for=False)] == [10.0] * 2
+    assert [stalled_s(beats=1), stalled_s(beats=1, is_waited_for=False)] == [10.0] * 2
     # Nobody waits.
     worker.pid = 0
-    assert unserved_s() == 10.0
+    assert stalled_s() == 10.0
+    assert counters.get("fastfuse_unserved_seconds") == 6e6

@@ -205,15 +205,16 @@ async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None
         assert not worker.orders[0].withdrawn.is_set()
 
 
-async def test_paths_that_are_no_files_are_told_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+async def test_paths_that_are_no_files_are_told_at_the_first_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    told = "announced paths are no files of the mount, such as 'mnt/a'. "
     async with working("a") as worker:
+        async with await worker.served() as client:
+            await client.send_all(b"a\0mnt/a\0")
+            await until(lambda: told in caplog.text)
         for _ in range(2):
             await hand_over(worker, b"a\0mnt/a\0mnt/b\0" * hints._BATCH_PATHS)
-    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert record.getMessage() == (
-        "128 of 192 announced paths are no files of the mount, such as 'mnt/a'. "
-        "Announce paths below the mountpoint, or relative to it."
-    )
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == [f"{of}{told}Announce paths below the mountpoint, or relative to it." for of in ("", "1 of 2 ")]
 
 
 async def test_paths_of_an_order_that_ends_early_are_told_too(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ import trio
 import trio.testing
 
 from fastfuse.errors import StaleInodeError, UnavailableError
+from fastfuse.filesystem.figures import recorder
 from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving import reads as module
@@ -123,7 +124,10 @@ async def test_what_is_put_off_is_refused_but_never_a_read_past_the_page_cache(c
         assert asked == [16]
 
 
-async def test_what_has_to_be_fetched_is_answered_when_it_is_there(connection: socket.socket) -> None:
+async def test_what_has_to_be_fetched_is_answered_when_it_is_there(
+    connection: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_BOOTED_AT", 0.0)
     async with place_at(connection) as place:
         place.reads.take(7, FETCHED, 8, 3, 4711, False)
         place.reads.take(8, FAILING, 0, 3, 4711, False)
@@ -137,6 +141,7 @@ async def test_what_has_to_be_fetched_is_answered_when_it_is_there(connection: s
         assert (place.count("fastfuse_requests"), place.count("fastfuse_errors", "EIO")) == (2, 1)
         (told,) = place.reads.last_errors
         assert "failed with EIO" in told[1]
+        assert told[0] <= recorder.moment()  # on the clock of the samples
 
 
 async def test_reads_begin_in_the_order_in_which_the_kernel_asks(connection: socket.socket) -> None:

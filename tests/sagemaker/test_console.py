@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from fastfuse.filesystem.figures import recorder
 from fastfuse.filesystem.processes.children import NoRoomError
 from fastfuse.sagemaker.running import job_processes
 from fastfuse.sagemaker.running import phases as module
@@ -85,9 +86,13 @@ def test_lines_of_channels_are_passed_on_as_they_are(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "[bold] träge\n\\xff\n"
 
 
-def test_without_a_terminal_a_download_is_told_seldom(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_download_is_told_seldom(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_BOOTED_AT", 0.0)
     phases = Phases(is_json=False)
     phases.enter(Phase.DOWNLOADING, "x")
+    assert phases.begins[0][1] <= recorder.moment()  # on the clock of the samples
     capsys.readouterr()
     for done_bytes in range(100):
         phases.progress("train", done_bytes, 100)

@@ -72,7 +72,7 @@ class Figures:
     # Readers waited at all in `stalled_s`; `blocked_s` is summed over readers.
     stalled_s: float = _counted("fastfuse_stalled_seconds")
     blocked_s: float = _counted("fastfuse_blocked_seconds")
-    # Readers waited for a worker that was dead or silent.
+    # Readers waited for a worker that had died or hung.
     unserved_s: float = _counted("fastfuse_unserved_seconds")
     throttled: int = _counted("fastfuse_retries", "throttled")
     # Other requests that were tried again.
@@ -266,8 +266,8 @@ RULES: Final = (
     Rule(
         "workers died",
         lambda it: it.unserved_s > _HARDLY * it.in_use_s,
-        lambda it: f"readers waited {it.unserved_s:.0f} s for a worker that was dead or silent",
-        "the log tells why: memory ran out, most likely, or workers hung",
+        lambda it: f"readers waited {it.unserved_s:.0f} s for workers that had died or hung",
+        "the log tells how each ended, and what a hung one was doing",
     ),
     Rule(
         "not waiting",

@@ -11,7 +11,7 @@ BEAT_EVERY_S = 1.0
 # seen to stand still is the swap of a table of a million files: 0.1 s.
 HANGS_AFTER_S = 6.0
 # A longer time between two looks was not the worker's: the machine slept, or this process did not run.
-_LONGEST_LOOK_S = 2.0
+LONGEST_LOOK_S = 2.0
 
 # Crash loop: this many deaths within this time, and no request answered between the first and the last. Kills from
 # outside count only once nothing was answered for as long: on a busy machine, a worker may be killed before it serves.
@@ -49,7 +49,7 @@ class Heartbeat:
         if beats != self._beats:
             self._beats, self._cpu_s, self._looked_s, self.silent_s = beats, cpu_s, now_s, 0.0
             return False
-        self.silent_s += min(now_s - self._looked_s, _LONGEST_LOOK_S)
+        self.silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
         self._looked_s = now_s
         is_starved = wants_cpu and cpu_s - self._cpu_s < self.silent_s / 4
         return self.silent_s >= HANGS_AFTER_S and not is_starved

@@ -10,12 +10,13 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from math import inf
-from time import perf_counter, time
+from time import perf_counter
 from typing import NamedTuple
 
 import trio
 
 from fastfuse.errors import ObjectChangedError, ReadError
+from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving.late_reads import FailedReads
@@ -246,5 +247,5 @@ class Reads:
         line = f"a read at {offset} failed with {name} after {waited_s:.1f} s: {error}"
         hint = self._stale_hint if isinstance(error, ObjectChangedError) else error.hint
         line += f" {hint}" if hint else ""
-        self.last_errors.append((time(), line))
+        self.last_errors.append((moment(), line))
         self._failures.tell(f"reads that failed with {name} ({type(error).__name__})", str(inode), line)

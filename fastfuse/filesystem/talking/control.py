@@ -48,6 +48,8 @@ _MEMBERS = ("fastfuse", "request", "level", "sample", "every_s")
 _MOST_LETTERS = 64
 # A record of a week has 4 MB.
 _MOST_ANSWER_BYTES = 32 << 20
+# What `fastfuse top` gets in a line: 64 files with paths of 4 KiB, escaped, have less than 2 MB.
+MOST_LINE_BYTES: Final = 4 << 20
 # A client sends its line at once.
 _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
@@ -247,11 +249,13 @@ def watching(
     Raises:
         MountError: it is not yours, does not answer, is of another version, or has no worker now.
     """
+    until_s = time.monotonic() + within_s
     for connection in _connections(entry, asked, within_s=within_s):
         with connection.makefile("rb") as told:
             first = b""
             with suppress(OSError):
-                first = told.readline()
+                while not first.endswith(b"\n") and (received := connection.recv(1)) and time.monotonic() < until_s:
+                    first += received
             if first:
                 answer_of(first, asked["request"])
                 connection.settimeout(None)

@@ -163,7 +163,10 @@ class HintTaker:
                     batch = paths[at : at + _BATCH_PATHS]
                     count += len(batch)
                     if not_files := await self._announce(batch, order):
-                        unknown, wrong = unknown + len(not_files), wrong or os.fsdecode(not_files[0])
+                        unknown += len(not_files)
+                        if not wrong:  # an order may end an epoch later
+                            wrong = os.fsdecode(not_files[0])
+                            self._tell("announced paths", wrong, "announced paths are no files of the mount")
                     if count > unknown:
                         self._stand_down(uid)
             if rest:
@@ -174,9 +177,12 @@ class HintTaker:
             return False
         finally:
             if unknown:
-                told = f"{unknown} of {count} announced paths are no files of the mount, such as {wrong!r}."
-                self._failures.tell("announced paths that are no files of the mount", wrong, f"{told} {_PATHS_HINT}")
+                told = f"{unknown} of {count} announced paths are no files of the mount"
+                self._tell("orders of paths", wrong, told)
         return count > unknown
+
+    def _tell(self, whose: str, wrong: str, told: str) -> None:
+        self._failures.tell(f"{whose} that are no files", wrong, f"{told}, such as {wrong!r}. {_PATHS_HINT}")
 
     async def _announce(self, paths: Sequence[bytes], order: Announcer) -> list[bytes]:
         """Pass on the files among `paths`; return the others."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.log import UnblockedStderr
 from fastfuse.sizes import format_size
 from fastfuse.terminal import can_redraw
@@ -68,7 +69,7 @@ class Phases:
         if self._now is not None:
             self._took_s[self._now] = self._took_s.get(self._now, 0.0) + now_s - self._since_s
         if phase is not self._now:
-            self.begins.append((phase.value, time.time()))
+            self.begins.append((phase.value, moment()))
         self._now, self._since_s = phase, now_s
         self.say(text)
 
