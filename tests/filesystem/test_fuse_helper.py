@@ -484,6 +484,7 @@ def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(
             assert (f"no FUSE mount is seen at {elsewhere} from here" in mount.log) != is_told
             assert run_fastfuse("status", str(place)).returncode == (not is_told)
             assert mount.stop() == 0
+            assert "was moved" not in mount.log
 
 
 def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:

@@ -17,8 +17,18 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.children import UNHEEDED
+from tests.filesystem.test_supervisor import with_change
+from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
-from tests.mounting import ENVIRONMENT, mount_command, mounted, run_fastfuse, tmpfs
+from tests.mounting import (
+    ENVIRONMENT,
+    abort_connection,
+    fuse_connections,
+    mount_command,
+    mounted,
+    run_fastfuse,
+    tmpfs,
+)
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place
 
@@ -139,25 +149,49 @@ def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> N
 
 
 @pytest.mark.parametrize("how", ["parent", "mount"])
+@pytest.mark.parametrize("what", ["stops", "is held as it stops", "is held, and fusectl is there", "is aborted"])
 def test_a_mount_that_somebody_has_moved_is_unmounted_where_it_is(
-    server: LoopbackServer, directory: Path, how: str
+    server: LoopbackServer, directory: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L2"""
     base, old, new = directory / "base", directory / "base" / "old", directory / "base" / "new"
-    with tmpfs(base):
+    with tmpfs(base), fuse_connections() as connections:
         subprocess.run(["mount", "--make-private", base], check=True)  # no mount can be moved away from a shared one
         (old / "at").mkdir(parents=True)
+        with_change(
+            monkeypatch,
+            f"""
+            from fastfuse.filesystem.mounting import mountpoint
+            from fastfuse.filesystem.worker_process import WorkerProcess
+            WorkerProcess.may_survive = {"held" in what}
+            mountpoint._CONNECTIONS = mountpoint.Path("{connections}", {"" if "fusectl" in what else "nothing"!r})
+            """,
+        )
         with mounted(f"s3://{BUCKET}", server.endpoint_url, path=old / "at") as mount:
             if how == "parent":
                 old.rename(new)
             else:
                 (new / "at").mkdir(parents=True)
                 subprocess.run(["mount", "--move", old / "at", new / "at"], check=True)
+            if what == "is aborted":
+                abort_connection(new / "at")
+                wait_until(lambda: "starting another" in mount.log and os.path.exists(new / "at" / "other"))
             assert (new / "at" / "other").read_bytes() == DATA["other"]
             assert mount.stop() == 0
             assert f"the mount was moved from {old / 'at'} to {new / 'at'}" in mount.log
+            assert "cannot be ended" not in mount.log
             assert find_mount(new / "at") is None
             assert not any((new / "at").iterdir())
+
+
+def test_a_bind_mount_of_one_that_somebody_has_unmounted_stays(server: LoopbackServer, directory: Path) -> None:
+    with mounted(URI, server.endpoint_url) as mount:
+        subprocess.run(["mount", "--bind", mount.path, directory], check=True)
+        subprocess.run(["umount", mount.path], check=True)
+        assert mount.stop() == 0
+        assert find_mount(directory) is not None
+        subprocess.run(["umount", directory], check=True)
+        assert "was moved" not in mount.log
 
 
 def test_an_open_file_that_nobody_reads_does_not_delay_the_end() -> None:

@@ -119,7 +119,8 @@ class Session:
         device = ready.device if ready is not None else ""
         try:
             if ready is None:
-                device = new_mount(place.mountpoint).device
+                entry = new_mount(place.mountpoint)
+                device, place.mount_id = entry.device, entry.id
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
             _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)
@@ -139,7 +140,7 @@ class Session:
         return not poll.poll(0)  # fuse_dev_poll: EPOLLERR
 
     def is_mounted(self) -> bool:
-        """Return whether this mount is at its place, even if another one covers it."""
+        """Return whether this mount is at its place, or where somebody has moved it, even if another one covers it."""
         return self.place.is_mounted(self.device, is_connected=self.is_connected)
 
     def unmount(self, *, lazy: bool = False) -> None:
@@ -149,8 +150,6 @@ class Session:
             BusyMountError: files below it are open.
             MountError: it may not be unmounted, or another mount covers it.
         """
-        if self.is_connected:
-            self.place.follow(self.device)
         if not self.is_mounted():
             return
         try:
@@ -194,6 +193,7 @@ class Session:
     def abort(self) -> None:
         """End the connection for every process that holds it; every request of the mount fails from now on."""
         if self.is_connected:
+            self.is_mounted()  # learns where it is now
             self.place.abort(self.device)
 
     def close(self) -> None:

@@ -18,10 +18,9 @@ from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead, reada
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import (
     abort,
-    fastfuse_file_systems,
     find_mount,
     is_dead,
-    is_mounted,
+    place_of,
     prepare_mountpoint,
     unmount,
 )
@@ -56,6 +55,7 @@ class Place:
     def __init__(self, mountpoint: Path, created: Sequence[Path] = ()) -> None:
         """Take a directory; `created` was made for it, the innermost directory first."""
         self.mountpoint = mountpoint
+        self.mount_id = 0  # once libfuse has mounted
         self._created = created
 
     def abandon(self) -> None:
@@ -94,16 +94,18 @@ class Place:
             os.close(fd)
 
     def is_mounted(self, device: str, *, is_connected: bool) -> bool:
-        """Return whether the mount is there, whose connection still lives or has ended."""
-        # A later mount may have our number. If our connection has ended, the mount there is ours only if it is dead.
-        return is_mounted(self.mountpoint, device) and (is_connected or is_dead(self.mountpoint))
+        """Return whether the mount is there, whose connection still lives or has ended.
 
-    def follow(self, device: str) -> None:
-        """Take the place to which somebody has moved the mount, if there is one. Its connection must still live."""
-        if not is_mounted(self.mountpoint, device):
-            for path in [entry.path for entry in fastfuse_file_systems() if entry.device == device]:
-                _log.warning("the mount was moved from %s to %s", self.mountpoint, path)
-                self.mountpoint = path
+        If somebody has moved it, its new place becomes this one.
+        """
+        path = place_of(self.mount_id, device)
+        # A later mount may have our numbers. If our connection has ended, the mount there is ours only if it is dead.
+        if path is None or not (is_connected or is_dead(path)):
+            return False
+        if path != self.mountpoint:
+            _log.warning("the mount was moved from %s to %s", self.mountpoint, path)
+            self.mountpoint = path
+        return True
 
     def unmount(self, device: str, *, lazy: bool) -> None:
         unmount(self.mountpoint, lazy=lazy, device=device)

@@ -95,6 +95,11 @@ def new_mount(place: Path) -> MountEntry:
     return entry
 
 
+def place_of(mount_id: int, device: str) -> Path | None:
+    """Return where the mount with this id is, which it keeps as it is moved, or None."""
+    return next((entry.path for entry in _entries() if (entry.id, entry.device) == (mount_id, device)), None)
+
+
 def mount_holding(path: Path) -> MountEntry:
     """Return the mount that `path`, which is absolute and has no link in it, lies in."""
     holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
