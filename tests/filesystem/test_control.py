@@ -105,6 +105,15 @@ def test_room_among_those_who_wait_is_waited_for(mountpoint: Path, monkeypatch: 
         assert told == [{"fastfuse": 1}]
 
 
+def test_an_impostor_without_room_is_not_waited_for(mountpoint: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as impostor, socket.socket(socket.AF_UNIX) as held:
+        impostor.bind(f"\0{control_prefix(DEVICE)}-0")  # which sorts first
+        impostor.listen(0)
+        held.connect(impostor.getsockname())
+        with answering(b'{"fastfuse": 1}'):
+            assert ask_status(entry_of(mountpoint), within_s=3600) == {"fastfuse": 1}
+
+
 def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
     with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
         listener.setblocking(True)
