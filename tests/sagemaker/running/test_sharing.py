@@ -276,25 +276,22 @@ def test_a_run_of_another_user_is_refused(
     os.close(claimed)
 
 
-def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate")
-    with ranks(run, tmp_path, gate) as jobs:
-        up(jobs)
-        other = [channel("data", "FastFile", "data/0")]
-        code = ConfigurationError.exit_code
-        with run(other, "--share", command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
-            assert "has another job" in second.log
-        gate.close()
-        assert jobs[0].wait() == 0
-
-
-@pytest.mark.parametrize("options", [("--strict",), ("--index", f"s3://{BUCKET}/other.index")])
-def test_a_run_of_another_index_is_refused(run: Run, options: Sequence[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("channels", "options"),
+    [
+        ([channel("data", "FastFile", "data/0")], ()),
+        (CHANNELS, ("--strict",)),
+        (CHANNELS, ("--index", f"s3://{BUCKET}/other.index")),
+    ],
+)
+def test_a_run_of_another_job_or_index_is_refused(
+    run: Run, channels: Sequence[Mapping[str, Any]], options: Sequence[str], tmp_path: Path
+) -> None:
     gate = Gate(tmp_path / "gate")
     with ranks(run, tmp_path, gate) as jobs:
         up(jobs)
         code = ConfigurationError.exit_code
-        with run(CHANNELS, "--share", *options, command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
+        with run(channels, "--share", *options, command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
             assert "has another job, index or endpoint" in second.log
         gate.close()
         assert jobs[0].wait() == 0
