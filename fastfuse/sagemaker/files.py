@@ -197,6 +197,12 @@ def _cannot_make(path: str | Path, error: OSError) -> FastfuseError:
     return _refusal(error, f"{str(path)!r} cannot be made: {error.strerror}", hint)
 
 
+def of_another_user() -> ConfigurationError:
+    """Return what to raise where the lock of the base directory, or the socket there, is another user's."""
+    hint = "share them among runs of one user, or of root, or name another directory with --base-dir"
+    return ConfigurationError("the channels are those of another user", hint=hint)
+
+
 def _refusal(error: OSError, message: str, hint: str) -> FastfuseError:
     """Return what to raise for `error`; `hint` is for one that is not of a full disk."""
     return DiskError(message, hint=_FREE_SPACE) if is_full(error) else ConfigurationError(message, hint=hint)
@@ -225,13 +231,15 @@ def claim_base_dir(paths: JobPaths) -> int:
 
     Raises:
         BaseDirInUseError: another run is there.
-        ConfigurationError: the base directory cannot be made.
+        ConfigurationError: the base directory is another user's, or cannot be made.
         DiskError: the disk is full.
     """
     try:
         with directory_at(paths.input, paths.base) as input_fd:
             fd = _open_lock(input_fd)
     except OSError as error:
+        if error.errno == errno.EACCES and os.path.lexists(paths.input / _LOCK):
+            raise of_another_user() from error
         raise _cannot_make(paths.input / (error.filename or ""), error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

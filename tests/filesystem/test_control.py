@@ -8,7 +8,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -47,21 +47,25 @@ def mountpoint(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextlib.contextmanager
-def answering(told: bytes) -> Iterator[None]:
-    """Somebody who says `told` to whoever connects first."""
-    with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
+def serving(answer: Callable[[socket.socket], None]) -> Iterator[None]:
+    """A mount whose listener is handed to `answer`."""
+    with sockets.listen(control_prefix(DEVICE), backlog=16) as listener:
         listener.setblocking(True)
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection, contextlib.suppress(ConnectionError):  # hung up on
-                connection.recv(4096)
-                connection.sendall(told)
-
-        server = threading.Thread(target=answer)
+        server = threading.Thread(target=answer, args=(listener,))
         server.start()
         yield
         server.join()
+
+
+def answering(told: bytes) -> contextlib.AbstractContextManager[None]:
+    """Somebody who says `told` to whoever connects first."""
+
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):  # hung up on
+            connection.recv(4096)
+            connection.sendall(told)
+
+    return serving(answer)
 
 
 def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
@@ -105,45 +109,43 @@ def test_room_among_those_who_wait_is_waited_for(mountpoint: Path, monkeypatch: 
         assert told == [{"fastfuse": 1}]
 
 
+def test_an_impostor_without_room_is_not_waited_for(mountpoint: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as impostor, socket.socket(socket.AF_UNIX) as held:
+        impostor.bind(f"\0{control_prefix(DEVICE)}-0")  # which sorts first
+        impostor.listen(0)
+        held.connect(impostor.getsockname())
+        with answering(b'{"fastfuse": 1}'):
+            assert ask_status(entry_of(mountpoint), within_s=3600) == {"fastfuse": 1}
+
+
 def test_a_mount_that_answers_a_byte_at_a_time_for_ever_does_not_answer(mountpoint: Path) -> None:
-    with sockets.listen(control_prefix(DEVICE), backlog=1) as listener:
-        listener.setblocking(True)
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):  # hung up on
+            connection.settimeout(0.01)
+            while connection.send(b" "):
+                with contextlib.suppress(TimeoutError):
+                    connection.recv(4096, socket.MSG_WAITALL)
 
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection, contextlib.suppress(ConnectionError):  # hung up on
-                connection.settimeout(0.01)
-                while connection.send(b" "):
-                    with contextlib.suppress(TimeoutError):
-                        connection.recv(4096, socket.MSG_WAITALL)
-
-        watched = control.watching(entry_of(mountpoint), {"request": "trace"}, within_s=0.2)
-        for asking in (lambda: ask_status(entry_of(mountpoint), within_s=0.2), watched.__enter__):
-            server = threading.Thread(target=answer)
-            server.start()
-            with pytest.raises(MountError, match=r"the mount (at /mnt does not answer|answered what is no trace)"):
-                asking()
-            server.join()
+    watched = control.watching(entry_of(mountpoint), {"request": "trace"}, within_s=0.2)
+    for asking in (lambda: ask_status(entry_of(mountpoint), within_s=0.2), watched.__enter__):
+        told = r"the mount (at /mnt does not answer|answered what is no trace)"
+        with serving(answer), pytest.raises(MountError, match=told):
+            asking()
 
 
 def test_a_refresh_may_take_longer_than_any_answer(mountpoint: Path) -> None:
     told = {"fastfuse": 1, "added": 1, "removed": 0, "replaced": 0, "files": 1, "elapsed_s": 0.1}
-    with sockets.listen(control_prefix(DEVICE), backlog=16) as listener:
-        listener.setblocking(True)
 
-        def answer() -> None:
-            refreshing, _ = listener.accept()
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as refreshing:
             for _ in range(3):
                 with listener.accept()[0] as asking:
                     assert json.loads(asking.recv(4096))["request"] == "status"
                     asking.sendall(b'{"fastfuse": 1}')
-            with refreshing:
-                refreshing.sendall(json.dumps(told).encode())
+            refreshing.sendall(json.dumps(told).encode())
 
-        server = threading.Thread(target=answer)
-        server.start()
+    with serving(answer):
         assert request_refresh(mountpoint, within_s=1.0).files == 1
-        server.join()
 
 
 @contextlib.contextmanager

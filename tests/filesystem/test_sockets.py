@@ -1,12 +1,21 @@
 """Sockets that are found by a name and trusted by who listens, and paths that come through them in pieces."""
 
 import os
+import signal
+import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, PathTooLongError, addresses, listen, split_paths
+from fastfuse.filesystem.processes.sockets import (
+    MAX_PATH_BYTES,
+    PathTooLongError,
+    addresses,
+    connect_in_turn,
+    listen,
+    split_paths,
+)
 
 PREFIX = f"fastfuse-sockets-test:{os.getpid()}"
 
@@ -17,6 +26,19 @@ def test_a_socket_is_found_by_its_prefix_as_long_as_it_is_open() -> None:
         assert addresses(PREFIX[:-1]) == []
         assert addresses(f"{PREFIX}-{os.getpid()}") == addresses(PREFIX)
     assert addresses(PREFIX) == []
+
+
+def test_a_signal_while_there_is_no_room_makes_no_connection() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    with listen(PREFIX, backlog=0) as listener, socket.socket(socket.AF_UNIX) as held:
+        held.connect(listener.getsockname())
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        try:
+            with socket.socket(socket.AF_UNIX) as connection, pytest.raises(BlockingIOError, match="Interrupted"):
+                connect_in_turn(connection, addresses(PREFIX)[0], 60.0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 names = st.binary(max_size=20).map(lambda name: name.replace(b"\0", b"/"))

@@ -8,6 +8,7 @@ mountpoint, each ended by a NUL, as fast as they are taken. If it shuts down its
 whole, and the worker sends `TAKEN` once it has announced the last path. If it hangs up, the order is withdrawn.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -73,11 +74,13 @@ def connect_in_turn(connection: socket.socket, address: str, within_s: float) ->
     """Connect; where others wait for room, wait behind them in the kernel, as no timeout of Python's lets us.
 
     Raises:
-        BlockingIOError: there was no room.
+        BlockingIOError: there was no room, or a signal came: Python takes a connect that it ended for a success.
     """
     timeval = struct.pack("ll", *divmod(int(within_s * 1_000_000), 1_000_000))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
     connection.connect(address)
+    if peer_uid(connection) == -1:
+        raise BlockingIOError(errno.EINTR, os.strerror(errno.EINTR))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bytes(len(timeval)))
 
 

@@ -55,6 +55,8 @@ _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
 _STATUS_WITHIN_S = 20.0
 _LEAST_WAIT_S = 0.01
+# One try of each socket.
+_ROUND_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +310,22 @@ def _no_answer(entry: MountEntry) -> MountError:
 
 
 def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float) -> Iterator[socket.socket]:
-    """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent."""
+    """Yield a connection to each socket of the mount at which its user or root listens, once `asked` is sent.
+
+    Before it is known whose they are, all of them together are waited for a moment only, and those without room again.
+    """
     until_s = time.monotonic() + within_s
-    for address in addresses(control_prefix(entry.device)):
-        # A mount that hangs has no room for another connection once some were made.
-        no_answer = ConnectionError, TimeoutError, BlockingIOError
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(*no_answer):
-            left_s = max(until_s - time.monotonic(), _LEAST_WAIT_S)  # one user may have many sockets
-            connect_in_turn(connection, address, left_s)
+    found = addresses(control_prefix(entry.device))
+    while found:
+        address = found.pop(0)
+        left_s = max(until_s - time.monotonic(), _LEAST_WAIT_S)  # one user may have many sockets
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, suppress(ConnectionError, TimeoutError):
+            try:
+                connect_in_turn(connection, address, min(left_s, _ROUND_S / (len(found) + 1)))
+            except BlockingIOError:  # also a mount that hangs has no room, once some connections were made
+                if time.monotonic() < until_s:
+                    found.append(address)
+                continue
             connection.settimeout(left_s)
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")

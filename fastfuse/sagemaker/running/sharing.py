@@ -20,7 +20,7 @@ from contextlib import suppress
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.sockets import bind_privately, raise_sigio
 from fastfuse.s3.aws import S3Session
-from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, path_of
+from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, of_another_user, path_of
 from fastfuse.sagemaker.running.endings import Outcome
 from fastfuse.sagemaker.running.phases import Phase
 from fastfuse.sagemaker.running.serving import RunSettings
@@ -157,9 +157,7 @@ def _greeted(connection: socket.socket, path: str) -> bytes | None:
     except (FileNotFoundError, ConnectionError):
         return None
     except PermissionError as error:
-        raise ConfigurationError(
-            "the channels are those of another user", hint="share them among runs of one user, or of root"
-        ) from error
+        raise of_another_user() from error
 
 
 def _digest(settings: RunSettings) -> bytes:

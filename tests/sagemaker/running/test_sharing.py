@@ -19,6 +19,7 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfi
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.sagemaker.files import LIBC, JobPaths, claim_base_dir
 from fastfuse.sagemaker.running import sharing
 from fastfuse.sagemaker.running.endings import Outcome, worst
 from fastfuse.sagemaker.running.phases import Phase
@@ -29,6 +30,8 @@ from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, runn
 from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
+
+NOBODY = 65534
 
 OBJECTS = {f"data/{number:02}": b"%d" % number * 1000 for number in range(24)}
 CHANNELS = [channel("data", "FastFile", "data/")]
@@ -250,25 +253,45 @@ def test_members_learn_of_the_end_though_a_process_of_the_owner_holds_copies(
         wait_child(copying)
 
 
-def test_a_run_of_another_job_is_refused(run: Run, tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
+@pytest.mark.parametrize("uid", [0, NOBODY], ids=["root made the lock", "root runs where another user did"])
+def test_a_run_of_another_user_is_refused(
+    tmp_path: Path, members: sharing.Members, monkeypatch: pytest.MonkeyPatch, uid: int
+) -> None:
+    def join() -> None:
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+        LIBC.prctl(4, 1)  # PR_SET_DUMPABLE: /proc/self is this user's again
+        with pytest.raises(ConfigurationError, match="the channels are those of another user"):
+            sharing.claim_or_join(MagicMock(paths=paths))
+
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)  # whatever lies above is root's alone
+    paths = JobPaths(Path())
+    paths.input = paths.base
+    claimed = claim_base_dir(paths)
+    os.chown(".fastfuse-lock", uid, -1)
+    members.welcome()
+    assert wait_child(fork_child(join)) == 0
+    members.close()
+    os.close(claimed)
+
+
+@pytest.mark.parametrize(
+    ("channels", "options"),
+    [
+        ([channel("data", "FastFile", "data/0")], ()),
+        (CHANNELS, ("--strict",)),
+        (CHANNELS, ("--index", f"s3://{BUCKET}/other.index")),
+    ],
+)
+def test_a_run_of_another_job_or_index_is_refused(
+    run: Run, channels: Sequence[Mapping[str, Any]], options: Sequence[str], tmp_path: Path
+) -> None:
     gate = Gate(tmp_path / "gate")
     with ranks(run, tmp_path, gate) as jobs:
         up(jobs)
-        other = [channel("data", "FastFile", "data/0")]
         code = ConfigurationError.exit_code
-        with run(other, "--share", command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
-            assert "has another job" in second.log
-        gate.close()
-        assert jobs[0].wait() == 0
-
-
-@pytest.mark.parametrize("options", [("--strict",), ("--index", f"s3://{BUCKET}/other.index")])
-def test_a_run_of_another_index_is_refused(run: Run, options: Sequence[str], tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate")
-    with ranks(run, tmp_path, gate) as jobs:
-        up(jobs)
-        code = ConfigurationError.exit_code
-        with run(CHANNELS, "--share", *options, command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
+        with run(channels, "--share", *options, command=("true",), base=tmp_path / "ml0", ends_with=code) as second:
             assert "has another job, index or endpoint" in second.log
         gate.close()
         assert jobs[0].wait() == 0
