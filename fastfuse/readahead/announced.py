@@ -6,19 +6,21 @@ again as it saves. A right one soon has as many files ahead as readers of any sp
 
 Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun tell
 how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files before it
-that are not fetched are skipped, and fetched ones a spread behind it are dropped.
+that are not fetched are skipped, and fetched ones some way behind it are dropped.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
-# Places of the files begun last: 8 of each of 128 workers. They are looked at once for so many files.
-_RECENT_FILES = 1024
+# Places of the files begun last: 2 of each of 128 workers. They are looked at once for so many files.
+_RECENT_FILES = 256
 _LOOK_EVERY = 16
 # 16 workers, each in a batch of 32 files, are so far apart.
 _LEAST_SPREAD_FILES = 512
 # Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
 _MAX_QUEUED_FILES = 65_536
+# A worker that is slower than the last files begun tell still finds what is this part of the spread behind.
+_SLOW_DIVISOR = 8
 # The most files that an order costs that nobody follows, and those ahead of one that has readers. The pool has bounds.
 _FIRST_CREDIT_FILES = 256
 _AHEAD_SPREADS = 2
@@ -110,7 +112,7 @@ class AnnouncedOrder:
         while queued and next(iter(queued.values())) < front:
             queued.popitem(last=False)
         late = []
-        while ahead and next(iter(ahead.values()))[0] < front - self._spread_files:
+        while ahead and next(iter(ahead.values()))[0] < front - self._spread_files // _SLOW_DIVISOR:
             inode = next(iter(ahead))
             self._remove_ahead(inode)
             late.append(inode)

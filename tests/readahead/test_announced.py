@@ -17,8 +17,11 @@ MB = 1_000_000
 class Carried:
     """Announces `inodes` as there is room, and carries out at once what the order commands."""
 
-    def __init__(self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB) -> None:
+    def __init__(
+        self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB, room_files: int = 1 << 30
+    ) -> None:
         self.order = AnnouncedOrder(first_bytes)
+        self.room_files = room_files
         self.size_bytes = size_bytes
         self.coming = iter(inodes)
         self.fetched: set[int] = set()
@@ -29,7 +32,7 @@ class Carried:
     def go_on(self) -> None:
         while not self.order.is_full and (inode := next(self.coming, None)) is not None:
             self.order.announce([inode])
-        while (wanted := self.order.next()) is not None:
+        while len(self.order.ahead) < self.room_files and (wanted := self.order.next()) is not None:
             self.order.advance(self.size_bytes)
             self.fetched.add(wanted)
 
@@ -102,6 +105,16 @@ def test_a_partly_wrong_order_costs_in_proportion_to_what_it_saves(right: float)
     assert wasted <= 256 + 1024 + 2 * len(opened)
     if right >= 0.5:
         assert carried.early > 0.9 * carried.opens
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+def test_files_that_nobody_opens_do_not_fill_the_memory(workers: int) -> None:
+    chance = random.Random(2)
+    announced = range(1, 9001)
+    opened = as_workers_open([inode for inode in announced if chance.random() < 0.5], files=32, workers=workers)
+    carried = Carried(announced, room_files=1200)
+    carried.open_all(opened)
+    assert carried.early > 0.8 * carried.opens
 
 
 def test_readers_who_begin_in_the_middle_are_caught_up_with() -> None:
