@@ -8,7 +8,8 @@ writes one itself.
 A request that nobody answers would leave its caller waiting for ever, also if the worker that has read it dies. So every
 request is read into memory that outlives the worker, and a READ stays there until it is answered: the next worker begins
 with what is left (`keep`). A second answer does no harm, as the kernel refuses it. So a READ whose reader was killed is
-answered at once (`refuse_killed`), for the reader cannot end before that. What would lose an answer ends the process. A worker that ends in order writes what waits first (`finish`).
+answered soon (`refuse_killed`), for the reader cannot end before that. What would lose an answer ends the process. A
+worker that ends in order writes what waits first (`finish`).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, Py_buffer, PyBuffer_Release, PyObject_GetBuffer
@@ -415,8 +416,9 @@ def refuse_killed():
         if unique and one.was_seen:
             if one.head.pid not in killed:
                 killed[one.head.pid] = _is_killed(one.head.pid)
-            if killed[one.head.pid]:
-                write_error(unique, EINTR)
+            # One that the kernel does not take is of a READ that somebody answers now, who then forgets it.
+            if killed[one.head.pid] and put_reply(device, unique, EINTR, NULL, 0):
+                forget_read(unique, True)
         one.was_seen = unique != 0
 
 
@@ -503,14 +505,19 @@ cdef void *write_answers(void *unused) noexcept nogil:
     return NULL
 
 
-cdef int write_reply(int device, uint64_t unique, int error, const void *data, size_t size_bytes) noexcept nogil:
-    """Write a reply; return 0, or an errno if the kernel does not take it, and still waits for one."""
+cdef bint put_reply(int device, uint64_t unique, int error, const void *data, size_t size_bytes) noexcept nogil:
+    """Write a reply; return whether the kernel took it, or else set `errno`."""
     cdef fuse_out_header head
     cdef iovec parts[2]
     head.len, head.error, head.unique = sizeof(head) + size_bytes, -error, unique
     parts[0].iov_base, parts[0].iov_len = &head, sizeof(head)
     parts[1].iov_base, parts[1].iov_len = <void *> data, size_bytes
-    cdef bint is_taken = writev(device, parts, 2) >= 0
+    return writev(device, parts, 2) >= 0
+
+
+cdef int write_reply(int device, uint64_t unique, int error, const void *data, size_t size_bytes) noexcept nogil:
+    """Write a reply; return 0, or an errno if the kernel does not take it, and still waits for one."""
+    cdef bint is_taken = put_reply(device, unique, error, data, size_bytes)
     # ENOENT: it was answered before, or the reader was killed. The others: the mount is gone.
     if is_taken or errno in (ENOENT, ENODEV, ENOTCONN, ECONNABORTED):
         forget_read(unique, is_taken)
