@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
@@ -268,7 +267,11 @@ class _Report:
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
         # Each number goes by the name of its metric and the value of its label.
         self._before: dict[tuple[str, str], int] = {}
-        self._waited_us, self._requests = _waited_for_cpu_us(), counters.get("fastfuse_requests")
+        # Of the first thread, which runs the loop; None where the kernel does not count it.
+        self._schedule_fd: int | None = None
+        with suppress(OSError):
+            self._schedule_fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._waited_us, self._requests = self._waited_for_cpu_us(), counters.get("fastfuse_requests")
 
     async def beat(self) -> None:
         """Report every second, and show that requests are taken and answered."""
@@ -308,7 +311,7 @@ class _Report:
             ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),
         }
         counters.count("fastfuse_stalled_seconds", direct_reads.stalled_ns() // 1000)
-        waited_us, requests = _waited_for_cpu_us(), counters.get("fastfuse_requests")
+        waited_us, requests = self._waited_for_cpu_us(), counters.get("fastfuse_requests")
         # The loop also wakes while nobody asks.
         if requests != self._requests or counters.get("fastfuse_waiting_reads"):
             counters.count("fastfuse_loop_cpu_wait_seconds", waited_us - self._waited_us)
@@ -321,13 +324,9 @@ class _Report:
             counters.count("fastfuse_errors", not_taken, "EIO")
             _log.error("the kernel did not take %d answers, so these reads failed: %s", not_taken, os.strerror(error))
 
-
-def _waited_for_cpu_us() -> int:
-    """Return for how long this thread was ready to run and had no CPU; 0 where the kernel does not count it."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) // 1000
-    except OSError:
-        return 0
+    def _waited_for_cpu_us(self) -> int:
+        """Return for how long the loop was ready to run and had no CPU; 0 where the kernel does not count it."""
+        return 0 if self._schedule_fd is None else int(os.pread(self._schedule_fd, 100, 0).split()[1]) // 1000
 
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
