@@ -298,6 +298,20 @@ async def test_a_stranger_has_few_places(uids: list[int]) -> None:
             await client.aclose()
 
 
+async def test_strangers_leave_places_to_the_user_who_mounted(uids: list[int]) -> None:
+    async with working("a", trusted_uids=None) as worker:
+        clients = []
+        for uid in range(12345, 12349):
+            for _ in range(hints._MAX_OF_STRANGER):
+                uids.append(uid)
+                clients.append(client := await worker.connect())
+                is_served = len(clients) <= hints._MAX_OF_STRANGERS
+                assert await client.receive_some(1) == (SERVED if is_served else REFUSED)
+        await hand_over(worker, b"a\0")
+        for client in clients:
+            await client.aclose()
+
+
 async def test_a_client_that_is_gone_before_it_is_greeted_takes_no_place() -> None:
     async with working("a") as worker:
         for _ in range(2 * hints._MAX_CONNECTIONS):

@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 # A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
 _MAX_CONNECTIONS = 64
-# Of each user but root and the one who mounted: nobody can take all places, nor keep others waiting.
-_MAX_OF_STRANGER = 16
+# Of each user but root and the one who mounted, and of all of these: root and that one always find a place.
+_MAX_OF_STRANGER, _MAX_OF_STRANGERS = 16, 48
 
 # Further connections wait in the kernel, as do those that come while no worker lives.
 _BACKLOG = 128
@@ -119,7 +119,9 @@ class HintTaker:
                 await trio.sleep(_ACCEPT_PAUSE_S)
                 continue
             uid = peer_uid(connection)
-            if uid in self._trusted_uids or (self._takes_all and self._connected[uid] < _MAX_OF_STRANGER):
+            strangers = self._connected.total() - sum(self._connected[one] for one in self._trusted_uids)
+            has_room = self._connected[uid] < _MAX_OF_STRANGER and strangers < _MAX_OF_STRANGERS
+            if uid in self._trusted_uids or (self._takes_all and has_room):
                 self._connected[uid] += 1
                 return connection, uid
             with connection, suppress(OSError):
