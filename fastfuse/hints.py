@@ -62,7 +62,7 @@ _ATTEMPTS = 10
 _RETRY_PAUSE_S = 0.5
 
 # The paths that are sent again to the next worker: fewer than one takes before any is read (readahead/announced.py), so
-# that it comes to those that are not read yet.
+# that it comes to those that are not read yet. With 100 bytes each they take 10 MB.
 _SENT_AGAIN_PATHS = 64_000
 
 # The samples that are drawn and announced before a data loader asks for them: as many files as may be fetched ahead

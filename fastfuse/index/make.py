@@ -120,14 +120,13 @@ class _Making:
         origin = self.origin
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
             return self.shared(origin.saved, origin.max_age_s)
-        if isinstance(origin.saved, Path):
-            copy_index(origin.saved, self.fd, is_own=origin.is_own_file)
+        may_take = not isinstance(origin.saved, Path) or copy_index(origin.saved, self.fd, is_own=origin.is_own_file)
         named = read_keys(origin.keys_from, self.source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
         load_progress()
         save = self.before_network(self.save)
-        if (found := self.found()) is not None:
+        if (found := self.found(may_take=may_take)) is not None:
             self.accept(found)
             return found, 0
         listed = self.listed(named)
@@ -135,8 +134,11 @@ class _Making:
             save()
         return listed
 
-    def found(self) -> Snapshot | None:
-        """Return the saved index; None, and an empty `fd`, if there is none to be taken, or it is to be made anew."""
+    def found(self, *, may_take: bool) -> Snapshot | None:
+        """Return the saved index; None, and an empty `fd`, if there is none to be taken, or it is to be made anew.
+
+        What is no index of the source is never replaced.
+        """
         origin = self.origin
         if origin.saved is None or (origin.is_own_file and not os.fstat(self.fd).st_size):
             return None
@@ -147,9 +149,11 @@ class _Making:
             if origin.max_age_s is None:
                 raise
         else:
+            age_s = time.time() - found.listed_at_ns / 1e9
             # A clock may have been ahead.
-            if origin.max_age_s is None or abs(time.time() - found.listed_at_ns / 1e9) <= origin.max_age_s:
+            if may_take and (origin.max_age_s is None or abs(age_s) <= origin.max_age_s):
                 return found
+            _log.info("the index %s is made anew: it was listed %.0f s ago", origin.saved, age_s)
         os.ftruncate(self.fd, 0)
         return None
 

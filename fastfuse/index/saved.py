@@ -47,15 +47,16 @@ _STEP_BYTES = 64 << 20
 _MANIFESTS = (SourceKind.MANIFEST, SourceKind.AUGMENTED_MANIFEST)
 
 
-def copy_index(place: Path, fd: int, *, is_own: bool = False) -> None:
-    """Copy the index in `place` into the empty file `fd`.
+def copy_index(place: Path, fd: int, *, is_own: bool = False) -> bool:
+    """Copy the index in `place` into the empty file `fd`, and return whether to take it if it is sound.
 
-    If it `is_own`, a file that this user makes, nothing is copied of one that is not there or that only root can read.
+    If it `is_own`, a file that this user makes, that is not so where it is missing (nothing is copied), or where others
+    could have written it.
 
     Raises:
-        ConfigurationError: the file does not exist, cannot be read, or is too large; or others could have written it
-            although it `is_own`.
+        ConfigurationError: the file does not exist, cannot be read, or is too large.
     """
+    is_ours = True
     try:
         with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -63,17 +64,19 @@ def copy_index(place: Path, fd: int, *, is_own: bool = False) -> None:
                 raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
             check_size(f"the index {place}", status.st_size)
             if is_own and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022):
-                raise ConfigurationError(
-                    f"the index {place} belongs to another user, or others can write to it",
-                    hint="with --index-max-age, give a file that only you can write",
+                is_ours = False
+                _log.warning(
+                    "the index %s is made anew: it is of user %d with mode %03o, so others may have written it",
+                    *(place, status.st_uid, stat.S_IMODE(status.st_mode)),
                 )
             _copy_into(fd, file)
     except OSError as error:
-        if is_own and isinstance(error, FileNotFoundError | PermissionError):
-            return
+        if is_own and isinstance(error, FileNotFoundError):
+            return False
         raise ConfigurationError(
             f"the index {place} cannot be read: {error.strerror or error}", hint="fastfuse index makes one"
         ) from error
+    return is_ours
 
 
 def load_index(
@@ -89,15 +92,17 @@ def load_index(
     `counters` count the requests that were tried again.
 
     Raises:
-        ConfigurationError: it is damaged or no index, or is one of another source (`OldFormatError`: of whatever one).
+        ConfigurationError: it is damaged or no index, or is one of another source; an `OldFormatError` is of this one.
         SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
         trio.run(_download, place, session, fd, Retries(counters))
     try:
         return verify_index(fd, source, views)
+    except OldFormatError as error:
+        raise OldFormatError(f"{place}: {error}", hint=error.hint) from error
     except ConfigurationError as error:
-        raise type(error)(f"{place}: {error}", hint=error.hint) from error
+        raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
 
 
 def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> None:
@@ -135,9 +140,12 @@ def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snap
     Raises:
         ConfigurationError: it is damaged or no index, or not one of `source`.
     """
-    snapshot = verify_snapshot(fd)
-    if snapshot.source.rstrip("/") != str(source).rstrip("/"):
-        raise ConfigurationError(f"it is an index of {snapshot.source}, not of {source}")
+    try:
+        snapshot = verify_snapshot(fd)
+    except OldFormatError as error:
+        _check_source(error.source, source)
+        raise
+    _check_source(snapshot.source, source)
     if snapshot.view not in views:
         raise ConfigurationError(
             f"it is an index of {source} as {_described(snapshot.view)}, not as {_described(max(views, key=len))}",
@@ -158,6 +166,11 @@ def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snap
             hint="make it again with 'fastfuse index'",
         )
     return snapshot
+
+
+def _check_source(found: str, source: S3Uri) -> None:
+    if found.rstrip("/") != str(source).rstrip("/"):
+        raise ConfigurationError(f"it is an index of {found}, not of {source}")
 
 
 def _described(view: str) -> str:

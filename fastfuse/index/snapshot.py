@@ -55,10 +55,15 @@ _TYPES = {**COLUMN_TYPES, **OPTIONAL_COLUMN_TYPES}
 _MOST_BYTES = 64 << 30
 # Names are checked in blocks of this size.
 _STEP_BYTES = 1 << 20
+_MAKE_AGAIN = "make it again with 'fastfuse index'"
 
 
 class OldFormatError(ConfigurationError):
-    """An index was written by an earlier fastfuse."""
+    """An index was written by an earlier fastfuse; of which source, if it is undamaged."""
+
+    def __init__(self, message: str, *, hint: str = "", source: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.source = source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +135,16 @@ def open_snapshot(fd: int) -> Snapshot:
     magic, version, header_bytes, header_crc, _ = _HEAD.unpack_from(mapping)
     if magic != _MAGIC:
         raise _useless("it is not a fastfuse index")
-    if version != _VERSION:
-        message = f"the index has format {version}, this fastfuse reads {_VERSION}"
-        raise _useless(message, OldFormatError if version < _VERSION else ConfigurationError)
+    told = f"the index has format {version}, this fastfuse reads {_VERSION}"
+    if version > _VERSION:
+        raise _useless(told)
     text = bytes(mapping[_HEAD.size : _HEAD.size + header_bytes])
     if len(text) != header_bytes or (_HEAD.size + header_bytes) % _ALIGNMENT_BYTES or zlib.crc32(text) != header_crc:
         raise _useless()
     try:
         header = json.loads(text.rstrip(b"\0"))
+        if version < _VERSION:
+            raise OldFormatError(told, hint=_MAKE_AGAIN, source=str(header["source"]))
         body = mapping[_HEAD.size + header_bytes :]
         if header["columns_bytes"] != len(body):
             raise ValueError("columns of another length than the header says")
@@ -168,10 +175,8 @@ def verify_snapshot(fd: int) -> Snapshot:
     return snapshot
 
 
-def _useless(
-    message: str = "the index is damaged", error: type[ConfigurationError] = ConfigurationError
-) -> ConfigurationError:
-    return error(message, hint="make it again with 'fastfuse index'")
+def _useless(message: str = "the index is damaged") -> ConfigurationError:
+    return ConfigurationError(message, hint=_MAKE_AGAIN)
 
 
 def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_bytes: int) -> dict[str, Any]:
