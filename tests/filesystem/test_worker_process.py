@@ -204,12 +204,15 @@ def test_answers_that_the_kernel_does_not_take_are_errors(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("requests", "waited_us"), [(0, 0), (1, 300)])
-def test_waiting_for_a_cpu_is_counted_while_the_worker_is_asked(tmp_path: Path, requests: int, waited_us: int) -> None:
+def test_waiting_for_a_cpu_is_counted_while_the_worker_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, requests: int, waited_us: int
+) -> None:
     file, counters = tmp_path / "schedstat", Counters()
-    one = report(counters)
+    monkeypatch.setattr("fastfuse.filesystem.serving.worker.Path", lambda _: file)
+    one = report(counters)  # where the kernel does not count
     file.write_text("700000 300000 2\n")
-    with file.open() as opened:
-        one._schedule_fd, one._waited_us = opened.fileno(), 0
-        counters.count("fastfuse_requests", requests)
-        one._write()
+    counters.count("fastfuse_requests", requests)
+    one._write()
+    file.unlink()  # or has no descriptor
+    one._write()
     assert counters.get("fastfuse_loop_cpu_wait_seconds") == waited_us

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import trio
 
@@ -267,11 +268,8 @@ class _Report:
         self._served_before_bytes = counters.get("fastfuse_read_served_bytes")
         # Each number goes by the name of its metric and the value of its label.
         self._before: dict[tuple[str, str], int] = {}
-        # Of the first thread, which runs the loop; None where the kernel does not count it.
-        self._schedule_fd: int | None = None
-        with suppress(OSError):
-            self._schedule_fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        self._waited_us, self._requests = self._waited_for_cpu_us(), counters.get("fastfuse_requests")
+        self._waited_us, self._requests = 0, counters.get("fastfuse_requests")
+        self._waited_us = self._waited_for_cpu_us()
 
     async def beat(self) -> None:
         """Report every second, and show that requests are taken and answered."""
@@ -325,8 +323,11 @@ class _Report:
             _log.error("the kernel did not take %d answers, so these reads failed: %s", not_taken, os.strerror(error))
 
     def _waited_for_cpu_us(self) -> int:
-        """Return for how long the loop was ready to run and had no CPU; 0 where the kernel does not count it."""
-        return 0 if self._schedule_fd is None else int(os.pread(self._schedule_fd, 100, 0).split()[1]) // 1000
+        """Return for how long the loop, in the first thread, was ready to run and had no CPU, as far as it is known."""
+        try:
+            return int(Path("/proc/self/schedstat").read_text().split()[1]) // 1000
+        except OSError:  # the kernel does not count it, or there is no descriptor for it now
+            return self._waited_us
 
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
