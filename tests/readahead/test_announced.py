@@ -32,7 +32,7 @@ class Carried:
     def go_on(self) -> None:
         while not self.order.is_full and (inode := next(self.coming, None)) is not None:
             self.order.announce([inode])
-        while len(self.order.ahead) < self.room_files and (wanted := self.order.next()) is not None:
+        while len(self.order._ahead) < self.room_files and (wanted := self.order.next()) is not None:
             self.order.advance(self.size_bytes)
             self.fetched.add(wanted)
 
