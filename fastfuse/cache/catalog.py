@@ -39,7 +39,7 @@ CREATE INDEX extents_of_segment ON extents (segment);
 CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
 """
-# What an index of this format may lack. Triggers keep the sum true whichever version of fastfuse changes `segments`.
+# An index of this format may lack these. Triggers keep the sum true whichever fastfuse changes `segments`.
 _LATER = """
 CREATE INDEX IF NOT EXISTS segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
 CREATE TABLE IF NOT EXISTS room (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);

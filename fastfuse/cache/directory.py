@@ -100,8 +100,8 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
             hint="name a directory, or one to be made, and no link of another user",
         ) from error
     try:
-        # Here alone: later, what lies at the path may be of the owner's choice. One that another user has made keeps
-        # rights that this user chose.
+        # The owner changes here alone: later, the owner may have chosen what lies at the path. A directory that another
+        # user has made keeps the rights that its maker chose.
         if owner_uid != os.fstat(directory_fd).st_uid == os.geteuid() and not os.listdir(directory_fd):
             os.fchown(directory_fd, owner_uid, -1)
         _check(path, directory_fd, owner_uid)

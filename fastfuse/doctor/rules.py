@@ -50,7 +50,7 @@ class Facts:
     fusermount: str | None
     may_allow_other: bool
     may_raise_readahead: bool
-    # For how long the kernel lets a request wait; `inf` if for ever.
+    # The kernel lets a request wait for so long; `inf`: for ever.
     request_timeout_s: float
     open_files: int
     memory_limit_bytes: int | None

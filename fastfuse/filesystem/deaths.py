@@ -94,7 +94,7 @@ class Silence:
         self._beats = 0
         # The last look, and the requests that readers waited for then.
         self._looked_s, self._waiting = 0.0, 0
-        # How long they have waited since the last beat, and how much of that is counted as stalled.
+        # The time that they have waited since the last beat, and what of it is counted as stalled.
         self._silent_s = self._counted_s = 0.0
 
     def look(self, session: Session | None) -> None:

@@ -34,7 +34,7 @@ class IndexOrigin:
     inventory: S3Uri | None = None
     # A file with the keys of the source, one on each line.
     keys_from: Path | None = None
-    # Where `saved` is missing or older, it is made. None: it is taken whatever its age.
+    # `saved` is made where it is missing or older. None: it is taken whatever its age.
     max_age_s: float | None = None
     # Refuse keys that cannot be shown, instead of leaving them out (clauses N2-N4).
     strict: bool = False

@@ -99,10 +99,8 @@ def load_index(
         trio.run(_download, place, session, fd, Retries(counters))
     try:
         return verify_index(fd, source, views)
-    except OldFormatError as error:
-        raise OldFormatError(f"{place}: {error}", hint=error.hint) from error
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{place}: {error}", hint=error.hint) from error
+    except ConfigurationError as error:  # an `OldFormatError` stays one
+        raise type(error)(f"{place}: {error}", hint=error.hint) from error
 
 
 def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> None:

@@ -35,7 +35,7 @@ _FIRST_SAMPLES = 4
 _MARGIN = 1.25
 _WAITED_MARGIN = 2.0
 _MARGIN_WEIGHT = 1 / 64
-# How fast all bytes come is believed within a few GETs: an outage is soon over.
+# The rate of all bytes is believed within a few GETs: an outage is soon over.
 _DELIVERY_WEIGHT = 1 / 4
 # More than any window.
 _ENDLESS_BYTES = 1 << 40

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Patience(NamedTuple):
-    """How long a reply may be silent, and how long it may take in all."""
+    """The longest silence of a reply, and the longest time that it may take in all."""
 
     stall_s: float
     most_s: float

@@ -48,7 +48,7 @@ _MEMBERS = ("fastfuse", "request", "level", "sample", "every_s")
 _MOST_LETTERS = 64
 # A record of a week has 4 MB.
 _MOST_ANSWER_BYTES = 32 << 20
-# What `fastfuse top` gets in a line: 64 files with paths of 4 KiB, escaped, have less than 2 MB.
+# The most that `fastfuse top` gets in a line: 64 files with paths of 4 KiB, escaped, have less than 2 MB.
 MOST_LINE_BYTES: Final = 4 << 20
 # A client sends its line at once.
 _ASK_WITHIN_S = 5.0

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 # A process for each GPU of a large machine, and a few evaluations. Each costs a task, an epoll descriptor and a buffer.
 _MAX_CONNECTIONS = 64
-# Of each user but root and the one who mounted, and of all of these: root and that one always find a place.
+# The most of each user but root and the one who mounted, and of all of these: those two always find a place.
 _MAX_OF_STRANGER, _MAX_OF_STRANGERS = 16, 48
 
 # Further connections wait in the kernel, as do those that come while no worker lives.

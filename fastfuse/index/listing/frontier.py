@@ -48,7 +48,7 @@ _PAGES_PER_GUESS: Final = 4
 _MIN_PAGES_PER_PIECE: Final = 2.0
 _MAX_PAGES_PER_PIECE: Final = 6.0
 _PAGES_UNTIL_LARGER_PIECES: Final = 64
-# So many pages in one folder, and it is cut off from the others, which are no measure of it.
+# A folder of so many pages is cut off from the others, which are no measure of it.
 _PAGES_OF_LARGE_FOLDER: Final = 3
 
 
@@ -77,7 +77,7 @@ class Alphabets:
     def learn(self, keys: list[str]) -> None:
         """Learn from a page of keys, which all begin with the prefix."""
         step = max(len(keys) // _SAMPLES_PER_PAGE, 1)
-        # What all of them share with a key that was learned before is known.
+        # The letters that all of them share with a key that was learned before are known.
         shared = commonprefix([self._last_key, *keys[:1], *keys[-1:]])  # noqa: RUF071 - characters are compared
         start = max(len(self.prefix), len(shared))
         for key in [*keys[::step], *keys[-1:]]:
