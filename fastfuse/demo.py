@@ -25,7 +25,7 @@ from xxhash import xxh3_64
 
 from fastfuse import api
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.figures.verdict import summary_lines
+from fastfuse.filesystem.figures.summary import summary_lines
 from fastfuse.filesystem.processes.children import is_over_within
 from fastfuse.sizes import format_size
 

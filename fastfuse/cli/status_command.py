@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.figures.verdict import summary_lines
+from fastfuse.filesystem.figures.summary import summary_lines
 from fastfuse.filesystem.mounting.mountpoint import (
     DeadMountError,
     ForeignMountError,

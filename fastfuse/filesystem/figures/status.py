@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.filesystem.figures.recorder import Recorder, moment
-from fastfuse.filesystem.figures.verdict import as_json, figures_of, summary_lines
+from fastfuse.filesystem.figures.summary import as_json, summary_lines
+from fastfuse.filesystem.figures.verdict import figures_of
 from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
 from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import METRICS, Counters
