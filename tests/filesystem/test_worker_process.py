@@ -134,7 +134,7 @@ def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_tak
     """As one in a call to a disk that hangs. Here nobody sends the signal, so it stays until the end of the test."""
     place.start(serve_and_stop)
     with monkeypatch.context() as patched:
-        patched.setattr(worker_process, "_DIES_WITHIN_S", 0.01)
+        patched.setattr(worker_process, "DIES_WITHIN_S", 0.01)
         patched.setattr(os, "kill", lambda *_: None)
         place.worker.close()
     assert [record.getMessage() for record in caplog.records] == [
