@@ -399,6 +399,16 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         assert mount.stop() == 0
 
 
+def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        limits = Path(f"/proc/{mount.worker()}/limits").read_text()
+        assert limits.partition("Max open files")[2].split()[:2] == ["4096", "4096"]
+        assert mount.stop() == 0
+
+
 def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     change = """
     import os, signal

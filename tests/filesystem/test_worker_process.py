@@ -163,13 +163,19 @@ async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(
 async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_of_it_ends(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = SimpleNamespace(used=60, needed=60, trims=0)
+    memory = SimpleNamespace(used=60, needed=60, trims=0, looks=0)
 
     def trim() -> None:
         memory.trims += 1
         memory.used = min(memory.used, memory.needed)
 
-    monkeypatch.setattr(worker, "private_bytes", lambda: memory.used)
+    def used() -> int:
+        memory.looks += 1
+        if memory.looks == 2:
+            raise OSError(errno.EMFILE, "")
+        return memory.used
+
+    monkeypatch.setattr(worker, "private_bytes", used)
     monkeypatch.setattr(worker, "trim_malloc", trim)
     trims = []
     async with trio.open_nursery() as nursery:

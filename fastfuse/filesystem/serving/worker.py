@@ -15,6 +15,7 @@ import json
 import logging
 import mmap
 import os
+import resource
 import signal
 import socket
 import time
@@ -108,6 +109,9 @@ def run_worker(task: WorkerTask) -> None:
         signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
     tune_malloc()
+    # Shells give 1,024 descriptors, for programs that use select(), and allow more.
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
@@ -359,13 +363,15 @@ async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, s
 
     Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on.
     """
-    kept_bytes = private_bytes() + parts_bytes
+    used_bytes = private_bytes()
+    kept_bytes = used_bytes + parts_bytes
     while True:
-        used_bytes = private_bytes()
-        if used_bytes > kept_bytes:
-            trim_malloc()  # takes 2 to 20 ms
+        with suppress(OSError):  # no descriptor is left for now
             used_bytes = private_bytes()
-            kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
+            if used_bytes > kept_bytes:
+                trim_malloc()  # takes 2 to 20 ms
+                used_bytes = private_bytes()
+                kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
         counters.set("fastfuse_worker_memory_bytes", used_bytes)
         if used_bytes > most_bytes:
             break
