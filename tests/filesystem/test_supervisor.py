@@ -399,6 +399,31 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         assert mount.stop() == 0
 
 
+def test_a_read_has_one_deadline_though_its_worker_dies(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5. For the next worker the read came long ago."""
+    change = """
+    import time
+    from fastfuse.filesystem.serving import worker
+    keep = worker.replies.keep
+    def keeping(memory):
+        came_s, now_s = keep(memory), time.monotonic()
+        return {number: at_s - 60 for number, at_s in came_s.items() if now_s - at_s < 600}
+    worker.replies.keep = keeping
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
+        reader = threads.submit(direct_read, mount.path / "file", 4096)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        kill(mount.worker())
+        with pytest.raises(OSError, match="Input/output error"):
+            reader.result(30)
+        assert "'large/file' could not be read within 60 s: a worker died meanwhile." in mount.log
+        assert mount.stop() == 0
+
+
 def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

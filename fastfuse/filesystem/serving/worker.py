@@ -171,7 +171,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
-            replies.keep(task.requests)
+            reads.came_s = replies.keep(task.requests)
             await requests.serve()
         finally:
             replies.finish()
