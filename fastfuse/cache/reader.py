@@ -134,6 +134,7 @@ class CachedReader:
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
         self._is_closed = False
+        self.flush_s = FLUSH_S  # 0: readers wait for the process that takes over
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
@@ -291,14 +292,14 @@ class CachedReader:
         return self._writer.queued_bytes
 
     async def aclose(self) -> None:
-        """Write what is queued, for `FLUSH_S` at most, and close the tier and the other reader. Idempotent."""
+        """Write what is queued, for `flush_s` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self._writer.close, FLUSH_S):
+            if await trio.to_thread.run_sync(self._writer.close, self.flush_s):
                 self._cache.close()
-            else:
-                left = format_size(self.queued_bytes)
-                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {FLUSH_S:g} s")
+            elif self.flush_s:
+                left, within = format_size(self.queued_bytes), f"{self.flush_s:g} s"
+                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:

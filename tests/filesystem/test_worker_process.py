@@ -169,17 +169,18 @@ async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_
         memory.trims += 1
         memory.used = min(memory.used, memory.needed)
 
-    def used() -> int:
+    def look() -> object:
         memory.looks += 1
         if memory.looks == 2:
             raise OSError(errno.EMFILE, "")
         return memory.used
 
-    monkeypatch.setattr(worker, "private_bytes", used)
+    monkeypatch.setattr(worker, "private_bytes", look)
     monkeypatch.setattr(worker, "trim_malloc", trim)
+    monkeypatch.setattr(worker, "most_worker_bytes", lambda _: 200)
     trims = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(worker._watch_memory, 64, 200, Counters(), nursery.cancel_scope)
+        nursery.start_soon(worker._watch_memory, 64, 0, Counters(), nursery.cancel_scope.cancel)
         await trio.sleep(0.5)
         # Free memory is given back once there is more than the parts may take; in vain only once where all is in use.
         for used, needed in ((124, 60), (125, 60), (140, 140), (140, 140), (141, 100), (130, 130), (150, 100)):

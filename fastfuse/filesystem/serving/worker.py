@@ -19,9 +19,10 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -159,12 +160,12 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
                 trusted_uids=task.hint_uids, takes_all=settings.allow_other,
             )  # fmt: skip
             nursery.start_soon(taker.run, task.hints)
+        retire = partial(_retire, tier, nursery.cancel_scope)
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
-        most_bytes = most_worker_bytes(settings.memory_target_bytes)
-        nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
-        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, reads, gets), nursery)
+        nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
+        nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -223,8 +224,9 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 
 
 async def _take_handed_over(
-    tables: socket.socket, operations: MountOperations, watched: WatchedReads, nursery: trio.Nursery
+    task: WorkerTask, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
 ) -> None:
+    tables = task.tables
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
@@ -236,10 +238,10 @@ async def _take_handed_over(
             log.set_level(told.decode())
         elif what == TABLE:
             try:
-                _take_table(operations, descriptors)
+                _take_table(task.operations, descriptors)
             except OSError as error:
                 _log.warning("the new table cannot be taken: %s; another worker takes over", error.strerror)
-                nursery.cancel_scope.cancel()
+                retire()
                 return
             tables.send(SWAPPED)
         elif not descriptors:
@@ -252,6 +254,13 @@ async def _take_handed_over(
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
             else:
                 nursery.start_soon(watched.serve, connection, asked)
+
+
+def _retire(tier: CachedReader | None, scope: trio.CancelScope) -> None:
+    """Leave the readers, and what `tier` has not written, to the next worker."""
+    if tier is not None:
+        tier.flush_s = 0.0
+    scope.cancel()
 
 
 def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None:
@@ -358,12 +367,12 @@ def _failed_reads(counters: Counters) -> dict[str, int]:
     return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
-async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
+async def _watch_memory(parts_bytes: int, target_bytes: int, counters: Counters, retire: Callable[[], None]) -> None:
     """Have the C library give back what it keeps beyond `parts_bytes` more than at the start.
 
-    Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on.
+    Call `retire` once this process has more of its own than `target_bytes` allows. The next worker goes on.
     """
-    used_bytes = private_bytes()
+    used_bytes, most_bytes = private_bytes(), most_worker_bytes(target_bytes)
     kept_bytes = used_bytes + parts_bytes
     while True:
         with suppress(OSError):  # no descriptor is left for now
@@ -381,4 +390,4 @@ async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, s
         used_bytes >> 20,
         most_bytes >> 20,
     )
-    scope.cancel()
+    retire()
