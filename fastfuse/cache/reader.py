@@ -204,8 +204,7 @@ class CachedReader:
             extents = [] if self._disk.is_off else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
             return await self._fetch(asked, extents)
-        message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
-        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+        raise DeadlineError.too_slow(ref.key, self._deadline_s)
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""

@@ -221,11 +221,7 @@ class S3Client:
         if self._rate.is_limited:
             told = f"the service throttles ({self._throttled_by})"
             raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
-        raise self._late(ref)
-
-    def _late(self, ref: ObjectRef) -> DeadlineError:
-        message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
-        return DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+        raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
 
     async def _get_at_once(self, get: _Get) -> tuple[Buffer, ReplyHead] | None:
         """Return a range over an idle connection; None where none is open any more.
@@ -289,7 +285,7 @@ class S3Client:
                         failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
                         self._note_refusal(failure, get)
                         raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
-                    raise self._late(ref)
+                    raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
                 await bodies.read_range(connection, head, ref, start, data)

@@ -118,15 +118,11 @@ class Integrity:
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
                     return await self._check_whole(ref, data, head, ends_s)
                 return await self._check_piece(known, ref, start, data, ends_s)
-            raise self._late(ref)
+            raise DeadlineError.too_slow(ref.key, self._deadline_s, "read and checked")
         finally:
             known.under_way.remove(start)
             known.landed.set()
             known.landed = trio.Event()
-
-    def _late(self, ref: ObjectRef) -> DeadlineError:
-        message = f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s."
-        return DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
 
     def _given(self, head: ReplyHead) -> Checksum | None:
         """Return the checksum of all that came behind `head`."""
@@ -144,7 +140,7 @@ class Integrity:
             with trio.move_on_at(ends_s) as within:
                 data, head = await self._fetch(ref, 0, ref.size_bytes, ends_s)
             if within.cancelled_caught:
-                raise self._late(ref)
+                raise DeadlineError.too_slow(ref.key, self._deadline_s, "read and checked")
             # The first one may have been damaged on its way, too.
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)

@@ -161,12 +161,7 @@ class Session:
     @property
     def can_go_on(self) -> bool:
         """Return whether another worker can go on: not if the connection is gone, or a request was not kept."""
-        return self.is_connected and self.keeps_all
-
-    @property
-    def keeps_all(self) -> bool:
-        """Return whether every request is kept that was read and not answered."""
-        return replies.are_all_kept(self.requests)
+        return self.is_connected and replies.are_all_kept(self.requests)
 
     @property
     def owed(self) -> set[int]:
