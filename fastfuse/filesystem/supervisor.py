@@ -326,7 +326,7 @@ class Supervisor:
                 if not self._replace_worker():
                     return
             before, owed = owed, self._session.owed
-            # One that is refused is owed for a moment only. Those that are not kept are counted, as killed readers' are.
+            # One that is refused is owed for a moment only. The count has those of killed readers, too.
             waiting = 0 if self._session.can_go_on else self._counters.get("fastfuse_waiting_reads")
             reads = max(len(owed & before), waiting)
             quiet_looks = 0 if reads else quiet_looks + 1

@@ -382,7 +382,7 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying(*arguments):
         place = slice(48, 56)  # after fuse_in_header and the handle
         if not requests[-1]:
@@ -420,6 +420,7 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
         kill(mount.worker())
         with pytest.raises(OSError, match="Input/output error"):
             reader.result(30)
+        server.faults.clear()
         assert "'large/file' could not be read within 60 s: a worker died meanwhile." in mount.log
         assert mount.stop() == 0
 
@@ -443,7 +444,7 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying():
         if requests[4] == 17 and not requests[-1]:  # STATFS is answered
             requests[-1] = 1  # of a READ that is not kept
