@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from fastfuse import log
 from fastfuse.cache.directory import prepare
+from fastfuse.cache.settings import FLUSH_S
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.deaths import Deaths
@@ -442,6 +443,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        self._worker.close(self._settings.cache_flush_s)
+        self._worker.close(FLUSH_S if self._settings.cache else 0.0)
         os.close(self._snapshot_fd)
         return exit_code

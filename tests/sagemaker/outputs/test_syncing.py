@@ -689,11 +689,11 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
 
     class Sending(SimpleNamespace):
         def __init__(self, *_: object) -> None:
-            super().__init__(exit_code=None, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            super().__init__(is_over=False, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
             made.append(self)
 
         def _die(self) -> None:
-            self.exit_code, self.failure = -signal.SIGKILL, OutputError("the process was killed")
+            self.is_over, self.failure = True, OutputError("the process was killed")
 
     def take_signal(_: float) -> bool:
         delivered.listen()
