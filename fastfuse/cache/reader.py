@@ -134,6 +134,7 @@ class CachedReader:
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
         self._is_closed = False
+        self.flush_s = FLUSH_S  # 0: readers wait for the process that takes over
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
@@ -203,8 +204,7 @@ class CachedReader:
             extents = [] if self._disk.is_off else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
             return await self._fetch(asked, extents)
-        message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
-        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+        raise DeadlineError.too_slow(ref.key, self._deadline_s)
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""
@@ -291,14 +291,14 @@ class CachedReader:
         return self._writer.queued_bytes
 
     async def aclose(self) -> None:
-        """Write what is queued, for `FLUSH_S` at most, and close the tier and the other reader. Idempotent."""
+        """Write what is queued, for `flush_s` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self._writer.close, FLUSH_S):
+            if await trio.to_thread.run_sync(self._writer.close, self.flush_s):
                 self._cache.close()
-            else:
-                left = format_size(self.queued_bytes)
-                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {FLUSH_S:g} s")
+            elif self.flush_s:
+                left, within = format_size(self.queued_bytes), f"{self.flush_s:g} s"
+                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:

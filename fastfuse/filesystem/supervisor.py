@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from fastfuse import log
 from fastfuse.cache.directory import prepare
+from fastfuse.cache.settings import FLUSH_S
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.deaths import Deaths
@@ -326,8 +327,9 @@ class Supervisor:
                 if not self._replace_worker():
                     return
             before, owed = owed, self._session.owed
-            # One that is refused is owed for a moment only. Those that are not kept are counted while they wait.
-            reads = max(len(owed & before), self._counters.get("fastfuse_waiting_reads"))
+            # One that is refused is owed for a moment only. The count has those of killed readers, too.
+            waiting = 0 if self._session.can_go_on else self._counters.get("fastfuse_waiting_reads")
+            reads = max(len(owed & before), waiting)
             quiet_looks = 0 if reads else quiet_looks + 1
         if reads:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._place.mountpoint)
@@ -441,6 +443,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        self._worker.close(self._settings.cache_flush_s)
+        self._worker.close(FLUSH_S if self._settings.cache else 0.0)
         os.close(self._snapshot_fd)
         return exit_code

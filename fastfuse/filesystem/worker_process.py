@@ -17,7 +17,7 @@ from typing import Any
 
 from fastfuse import log
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.processes.children import is_over_within, wait_child
+from fastfuse.filesystem.processes.children import DIES_WITHIN_S, is_over_within, wait_child
 from fastfuse.filesystem.processes.hang_report import cpu_and_state, hang_report, is_held
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, Heartbeat
 from fastfuse.filesystem.processes.sockets import raise_no_sigio
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 _SWAP_S = 10.0
 # A worker that is told to end counts what it did last.
 _COUNTS_WITHIN_S = 0.5
-# A killed process frees gigabytes in a second. One that waits for a disk that hangs stays.
-_DIES_WITHIN_S = 10.0
 
 
 class WorkerProcess:
@@ -155,7 +153,7 @@ class WorkerProcess:
         if self.pid:
             is_over_within(self.pid, within_s + _COUNTS_WITHIN_S)
         self.kill()
-        if self.pid and is_over_within(self.pid, _DIES_WITHIN_S):
+        if self.pid and is_over_within(self.pid, DIES_WITHIN_S):
             wait_child(self.pid)
         elif self.pid:
             _log.warning("worker %d was killed and does not end: a disk that hangs may hold it", self.pid)

@@ -382,7 +382,7 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying(*arguments):
         place = slice(48, 56)  # after fuse_in_header and the handle
         if not requests[-1]:
@@ -399,6 +399,42 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         assert mount.stop() == 0
 
 
+def test_a_read_has_one_deadline_though_its_worker_dies(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5. For the next worker the read came long ago."""
+    change = """
+    import time
+    from fastfuse.filesystem.serving import worker
+    keep = worker.replies.keep
+    def keeping(memory):
+        came_s, now_s = keep(memory), time.monotonic()
+        return {number: at_s - 60 for number, at_s in came_s.items() if now_s - at_s < 600}
+    worker.replies.keep = keeping
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
+        reader = threads.submit(direct_read, mount.path / "file", 4096)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        kill(mount.worker())
+        with pytest.raises(OSError, match="Input/output error"):
+            reader.result(30)
+        server.faults.clear()
+        assert "'large/file' could not be read within 60 s: a worker died meanwhile." in mount.log
+        assert mount.stop() == 0
+
+
+def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        limits = Path(f"/proc/{mount.worker()}/limits").read_text()
+        assert limits.partition("Max open files")[2].split()[:2] == ["4096", "4096"]
+        assert mount.stop() == 0
+
+
 def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     change = """
     import os, signal
@@ -408,7 +444,7 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying():
         if requests[4] == 17 and not requests[-1]:  # STATFS is answered
             requests[-1] = 1  # of a READ that is not kept

@@ -20,6 +20,7 @@ from bench.s3server import EXPIRED_TOKEN, FaultRule, LoopbackServer, MemoryObjec
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
+    DeadlineError,
     FastfuseError,
     ObjectDeniedError,
     ServiceError,
@@ -181,6 +182,22 @@ async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_th
         assert session.credentials is not None
         assert session.credentials.latest is not None
         assert session.credentials.latest.access_key == "AKIASECOND"
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("size_bytes", [4, 1 << 20])
+async def test_a_read_waits_for_other_credentials_until_its_deadline(size_bytes: int) -> None:
+    data = bytes(size_bytes)
+    with LoopbackServer({"bucket": MemoryObjects({"key": data})}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5))
+        session.credentials, resolver, _ = source_with(None)
+        reader = S3Client(session)
+        ref = ObjectRef("bucket", "key", size_bytes, "")
+        assert await reader.get(ref, 0, size_bytes) == data
+        resolver.answers = trio.Event()
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN))
+        with trio.fail_after(30), pytest.raises(DeadlineError, match="could not be read within"):
+            await reader.get(ref, 0, size_bytes)
         await reader.aclose()
 
 

@@ -145,6 +145,18 @@ def test_a_reader_that_is_killed_ends_although_the_service_does_not_answer() -> 
         assert here.mount.stop() == 0
 
 
+def test_a_mount_ends_without_the_reads_of_killed_readers() -> None:
+    """L2"""
+    with place({"large": block_bytes(1, 8 * MIB)}, "--grace-s", "10") as here:
+        here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        reader = subprocess.Popen([sys.executable, "-c", _READER, here.path / "large", "direct"])
+        here.wait_for_gets(1)
+        reader.kill()
+        reader.wait(30)
+        assert here.mount.stop() == 0
+        assert "under way fail" not in here.mount.log
+
+
 @pytest.mark.skipif(not _REQUEST_TIMEOUT.exists(), reason="Linux before 6.14 has no such limit")
 def test_reads_fail_before_the_kernel_ends_a_mount_that_does_not_answer(tmp_path: Path) -> None:
     """D5"""

@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
-from fastfuse.cache.settings import FLUSH_S, CacheSettings, queue_bytes
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
@@ -119,8 +119,3 @@ class MountSettings:
     def queue_bytes(self) -> int:
         """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
         return queue_bytes(self.memory_target_bytes) if self.cache else 0
-
-    @property
-    def cache_flush_s(self) -> float:
-        """The time that a worker that ends has to write to the local tier what it has fetched."""
-        return FLUSH_S if self.cache else 0.0

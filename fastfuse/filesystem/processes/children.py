@@ -22,6 +22,9 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # The most of a message, and of a hint, that is sent. Both, escaped as JSON, fit into a pipe (64 KiB) that nobody reads.
 _MOST_CHARACTERS = 2000
 
+# A killed process frees gigabytes in a second. One that waits for a disk that hangs stays.
+DIES_WITHIN_S = 10.0
+
 # The signals that tell this process to end. In a child that takes orders it is `STOP_ORDER` alone.
 STOPPING: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 STOP_ORDER = signal.SIGRTMIN

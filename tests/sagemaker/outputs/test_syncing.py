@@ -18,6 +18,7 @@ import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
+from fastfuse.filesystem.processes.children import wait_child
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
@@ -27,7 +28,7 @@ from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
 from fastfuse.sagemaker.outputs.syncing import sync_directories
-from fastfuse.sagemaker.running import delivery
+from fastfuse.sagemaker.running import delivery, job_processes
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
@@ -688,11 +689,11 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
 
     class Sending(SimpleNamespace):
         def __init__(self, *_: object) -> None:
-            super().__init__(exit_code=None, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            super().__init__(is_over=False, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
             made.append(self)
 
         def _die(self) -> None:
-            self.exit_code, self.failure = -signal.SIGKILL, OutputError("the process was killed")
+            self.is_over, self.failure = True, OutputError("the process was killed")
 
     def take_signal(_: float) -> bool:
         delivered.listen()
@@ -707,6 +708,25 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     delivered.listen()
     assert len(made) == 1
     assert caplog.messages == []
+
+
+def test_a_process_that_a_hanging_disk_holds_does_not_keep_the_run_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here nobody sends it the signals."""
+    phases = Phases(is_json=False)
+    phases.enter(Phase.UPLOADING, "")
+    delivered = delivery.Delivery(settings_of_a_job(tmp_path), phases, lambda _: True)
+    process = delivered._uploader = Sender(lambda _: signal.pause(), {"model": "is not in S3"})
+    with monkeypatch.context() as patched:
+        patched.setattr(job_processes, "DIES_WITHIN_S", 0.0)
+        patched.setattr(delivery, "_END_S", 0.0)
+        patched.setattr(process, "send", lambda _: None)
+        failures = delivered._end(process)
+        delivered.give_up()
+    process.kill()
+    process.ended(wait_child(process.pid), phases)
+    assert [str(failure) for failure in failures] == ["the model is not in S3: the upload was told to stop"]
 
 
 def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(

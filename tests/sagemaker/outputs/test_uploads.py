@@ -282,7 +282,7 @@ def test_the_record_does_not_wait_once_more_for_what_the_model_has_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Waiting:
-        exit_code, artifacts, silent_s = 0, MappingProxyType[str, Any]({}), 250.0
+        is_over, artifacts, silent_s = True, MappingProxyType[str, Any]({}), 250.0
 
         def __init__(self, work: Callable[[object], None], _: object) -> None:
             work(None)
