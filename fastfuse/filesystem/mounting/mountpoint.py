@@ -78,9 +78,10 @@ def fastfuse_file_systems() -> list[MountEntry]:
 
 
 def find_mount(path: Path) -> MountEntry | None:
-    """Return the topmost mount at exactly `path`, or None."""
+    """Return the topmost mount at exactly `path`, or None. The trigger of an automount is none."""
     place = _resolved(path)
-    return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+    mounts = (entry for entry in reversed(_entries()) if entry.file_system_type != "autofs")
+    return next((entry for entry in mounts if entry.path == place), None)
 
 
 def new_mount(place: Path) -> MountEntry:
