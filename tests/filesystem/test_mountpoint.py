@@ -29,9 +29,11 @@ from fastfuse.filesystem.mounting.mountpoint import (
     fastfuse_mounts,
     find_mount,
     is_mounted,
+    mount_holding,
     prepare_mountpoint,
     unmount,
 )
+from fastfuse.filesystem.mounting.preflight import may_mount
 from fastfuse.filesystem.processes.sockets import control_prefix, hint_prefix, listen
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mount_command, mounted, run_fastfuse
@@ -227,6 +229,24 @@ def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
         with pytest.raises(MountError, match="is a mount of type tmpfs, not of fastfuse"):
             unmount(tmp_path)
         assert find_mount(tmp_path) is not None
+
+
+def test_the_descriptor_of_a_mount_is_no_place_but_can_be_served() -> None:
+    with open("/dev/fuse", "rb") as device:
+        with pytest.raises(MountError, match="is not a directory") as refused:
+            prepare_mountpoint(Path(f"/dev/fd/{device.fileno()}"), create_parents=False)
+        assert refused.value.hint == f"serve it with --fuse-fd {device.fileno()}"
+
+
+def test_a_root_without_proc_or_without_a_mount_of_its_own_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mountpoint, "_OWN", tmp_path)
+    for ask in (fastfuse_mounts, may_mount):
+        with pytest.raises(MountError, match="/proc is not mounted here"):
+            ask()
+    (tmp_path / "mountinfo").write_text("22 1 0:20 / /proc rw - proc proc rw\n")
+    assert mount_holding(tmp_path) is None
 
 
 @pytest.mark.fuse

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
 
+_OWN = Path("/proc/self")
+
 # The kernel's own limit on links that lead to links (path_resolution(7)).
 _MAX_LINKS = 40
 
@@ -101,10 +103,11 @@ def place_of(mount_id: int, device: str) -> Path | None:
     return next((entry.path for entry in _entries() if (entry.id, entry.device) == (mount_id, device)), None)
 
 
-def mount_holding(path: Path) -> MountEntry:
-    """Return the mount that `path`, which is absolute and has no link in it, lies in."""
+def mount_holding(path: Path) -> MountEntry | None:
+    """Return the mount that `path`, which is absolute and has no link in it, lies in; a chroot may have none at /."""
     holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
-    return max(holding, key=lambda entry: len(entry.path.parts))  # of those at one place, the topmost
+    # Of those at one place, the topmost.
+    return max(holding, key=lambda entry: len(entry.path.parts), default=None)
 
 
 def is_mounted(path: Path, device: str) -> bool:
@@ -273,7 +276,9 @@ def _create(path: Path, *, parents: bool) -> list[Path]:
 
 
 def _no_directory_error(path: Path) -> MountError:
-    return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
+    # mount.fuse3 -o drop_privileges and Apptainer pass a mount's descriptor so.
+    hint = f"serve it with --fuse-fd {path.name}" if path.parent == Path("/dev/fd") else "mount on an empty directory"
+    return MountError(f"the mountpoint {path} is not a directory", hint=hint)
 
 
 def _require_dead(entry: MountEntry) -> None:
@@ -397,9 +402,21 @@ def _resolved(path: Path) -> Path:
     return place
 
 
+def read_own(name: str) -> bytes:
+    """Return what ``/proc/self/NAME`` says.
+
+    Raises:
+        MountError: there is no such file.
+    """
+    try:
+        return (_OWN / name).read_bytes()
+    except FileNotFoundError as error:
+        raise MountError("/proc is not mounted here", hint="mount -t proc proc /proc") from error
+
+
 def _entries() -> list[MountEntry]:
     # Not splitlines: a carriage return in a path is not escaped.
-    lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
+    lines = read_own("mountinfo").split(b"\n")
     return [_entry(line) for line in lines if line]
 
 
