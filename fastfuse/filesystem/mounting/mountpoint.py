@@ -23,7 +23,6 @@ _log = logging.getLogger(__name__)
 
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
-
 _OWN = Path("/proc/self")
 
 # The kernel's own limit on links that lead to links (path_resolution(7)).
@@ -82,8 +81,7 @@ def fastfuse_file_systems() -> list[MountEntry]:
 def find_mount(path: Path) -> MountEntry | None:
     """Return the topmost mount at exactly `path`, or None. The trigger of an automount is none."""
     place = _resolved(path)
-    mounts = (entry for entry in reversed(_entries()) if entry.file_system_type != "autofs")
-    return next((entry for entry in mounts if entry.path == place), None)
+    return next((one for one in reversed(_entries()) if one.path == place and one.file_system_type != "autofs"), None)
 
 
 def new_mount(place: Path) -> MountEntry:
@@ -106,8 +104,7 @@ def place_of(mount_id: int, device: str) -> Path | None:
 def mount_holding(path: Path) -> MountEntry | None:
     """Return the mount that `path`, which is absolute and has no link in it, lies in; a chroot may have none at /."""
     holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
-    # Of those at one place, the topmost.
-    return max(holding, key=lambda entry: len(entry.path.parts), default=None)
+    return max(holding, key=lambda entry: len(entry.path.parts), default=None)  # of those at one place, the topmost
 
 
 def is_mounted(path: Path, device: str) -> bool:
@@ -403,11 +400,7 @@ def _resolved(path: Path) -> Path:
 
 
 def read_own(name: str) -> bytes:
-    """Return what ``/proc/self/NAME`` says.
-
-    Raises:
-        MountError: there is no such file.
-    """
+    """Return what ``/proc/self/NAME`` says, or raise `MountError` where /proc is missing."""
     try:
         return (_OWN / name).read_bytes()
     except FileNotFoundError as error:
