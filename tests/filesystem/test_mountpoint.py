@@ -520,6 +520,18 @@ def test_a_bound_place_that_loses_the_mount_with_it_is_not_named(tmp_path: Path)
 
 
 @pytest.mark.fuse
+def test_a_mount_that_a_bind_of_its_parent_shows_twice_is_unmounted(tmp_path: Path) -> None:
+    with kernel_mount(tmp_path, "tmpfs"), kernel_mount(tmp_path, "", flags=_MS_SHARED):
+        place = tmp_path / "parent/place"
+        place.mkdir(parents=True)
+        bind = kernel_mount(place.parent, "", source=str(place.parent), flags=_MS_BIND)
+        with bind, fuse_mount(place):
+            assert fastfuse_mounts().count(place) == 2
+            unmount(place)
+            assert find_mount(place) is None
+
+
+@pytest.mark.fuse
 @pytest.mark.parametrize("lazy", [False, True])
 def test_of_two_mounts_at_one_place_only_the_one_that_is_meant_is_unmounted_l4(tmp_path: Path, lazy: bool) -> None:
     with fuse_mount(tmp_path):

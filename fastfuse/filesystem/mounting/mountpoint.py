@@ -273,7 +273,6 @@ def _create(path: Path, *, parents: bool) -> list[Path]:
 
 
 def _no_directory_error(path: Path) -> MountError:
-    # mount.fuse3 -o drop_privileges and Apptainer pass a mount's descriptor so.
     hint = f"serve it with --fuse-fd {path.name}" if path.parent == Path("/dev/fd") else "mount on an empty directory"
     return MountError(f"the mountpoint {path} is not a directory", hint=hint)
 
@@ -344,14 +343,16 @@ def _umount2(entry: MountEntry, flags: int) -> None:
         place = f"/proc/self/fd/{parent_fd}/{entry.path.name}"
         root_fd = os.open(place, os.O_PATH | os.O_NOFOLLOW)  # O_PATH: a daemon that hangs is not asked
         root.callback(os.close, root_fd)
-        if f"\nmnt_id:\t{entry.id}\n" not in Path(f"/proc/self/fdinfo/{root_fd}").read_text():
+        found = Path(f"/proc/self/fdinfo/{root_fd}").read_text()
+        # A directory of a shared mount that is bound onto itself shows a later mount below it twice.
+        ids = [one.id for one in _entries() if (one.path, one.device) == (entry.path, entry.device)]
+        if not any(f"\nmnt_id:\t{number}\n" in found for number in ids):
             raise OSError(errno.EINVAL, "another directory has taken its place")
         if not flags & _MNT_FORCE:
             root.close()
-        if libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) != 0:
-            number = ctypes.get_errno()
-            if not (flags & _MNT_FORCE and number == errno.EBUSY):
-                raise OSError(number, os.strerror(number))
+        number = ctypes.get_errno() if libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) else 0
+        if number and not (flags & _MNT_FORCE and number == errno.EBUSY):
+            raise OSError(number, os.strerror(number))
 
 
 def _unmount_as_user(path: Path, *, lazy: bool) -> None:
@@ -409,8 +410,7 @@ def read_own(name: str) -> bytes:
 
 def _entries() -> list[MountEntry]:
     # Not splitlines: a carriage return in a path is not escaped.
-    lines = read_own("mountinfo").split(b"\n")
-    return [_entry(line) for line in lines if line]
+    return [_entry(line) for line in read_own("mountinfo").split(b"\n") if line]
 
 
 def _entry(line: bytes) -> MountEntry:
