@@ -208,6 +208,7 @@ class Supervisor:
         """Fork a child that closes our files, too: it would keep the connection to the kernel, and old tables."""
 
         def without_files() -> None:
+            os.setsid()
             self._refresher.close_files()
             for fd in (self._snapshot_fd, self._session.fd if self._session is not None else -1):
                 if fd >= 0:
@@ -230,6 +231,7 @@ class Supervisor:
             settings = replace(settings, cache=None)
 
         def work(tables: socket.socket, ready_fd: int) -> None:
+            os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
                 settings=settings,

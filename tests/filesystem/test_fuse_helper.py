@@ -313,6 +313,10 @@ def test_a_socket_is_taken_over_only_if_nobody_serves_it(tmp_path: Path) -> None
     assert path.read_text() == "something else"
     with pytest.raises(MountError, match="too long"):
         listen_at(tmp_path / ("long" * 40), USER)
+    words = ("fuse-helper", "--socket", str(tmp_path / "s"), "--user", str(USER), str(tmp_path))
+    command = ["setpriv", "--bounding-set=-chown", sys.executable, "-m", "fastfuse", *words]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (refused.returncode, "it takes CAP_CHOWN to give the socket to user" in refused.stderr) == (5, True)
 
 
 def test_a_helper_that_sends_no_descriptor_or_no_answer_is_told(tmp_path: Path) -> None:

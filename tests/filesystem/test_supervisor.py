@@ -612,12 +612,16 @@ def daemon_on_a_terminal(server: LoopbackServer, place: Path) -> Iterator[tuple[
                 unmount(place, lazy=True)
 
 
-def test_a_terminal_that_hangs_up_during_the_listing_ends_a_daemon_that_is_waited_for(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_is_waited_for(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path, is_interrupted: bool
 ) -> None:
     place = tmp_path / "mount"
     with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
         pid_fd = os.pidfd_open(daemon)
+        if is_interrupted:
+            os.write(terminal, b"\x03")
+            parent.wait(60)
         os.close(terminal)
         assert parent.wait(60) == 130
         wait_for_end(pid_fd)
@@ -637,6 +641,8 @@ def test_a_daemon_serves_though_its_waiting_parent_was_killed_during_the_listing
         server.faults.remove(stall)
         wait_until(lambda: readable(place / "b", b"b"))
         assert ask_status(entry_of(place))["state"] == "ok"
+        children = map(int, Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())
+        assert all(os.getsid(pid) == pid for pid in (daemon, *children))
         os.kill(daemon, signal.SIGTERM)
         wait_for_end(pid_fd)
         assert find_mount(place) is None

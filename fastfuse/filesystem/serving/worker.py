@@ -107,7 +107,7 @@ class WorkerTask:
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)  # systemd sends them to every process; the supervisor decides
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
     tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.
