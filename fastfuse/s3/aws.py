@@ -26,7 +26,7 @@ from botocore.exceptions import BotoCoreError, ConnectTimeoutError, ReadTimeoutE
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
-from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
 from fastfuse.s3.base import REGION_NAME, ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
@@ -68,6 +68,12 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
     def __init__(self, profile: str | None) -> None:
         super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
 
+    def _create_credential_resolver(self) -> Any:  # noqa: ANN401 - botocore has no types
+        resolver = super()._create_credential_resolver()
+        # botocore's own asks at the terminal at each renewal, and blocks until somebody types.
+        resolver.get_provider("assume-role")._prompter = _refuse_mfa  # noqa: SLF001 - no argument reaches it
+        return resolver
+
     async def load_client(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as `create_client`
         """Read and load all that the client of these `arguments` needs, and start no thread."""
         await self._create_client(*arguments, **options)
@@ -75,6 +81,13 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
 
     def _register_data_loader(self) -> None:
         self._components.lazy_register_component("data_loader", lambda: _loader(self.get_config_variable("data_path")))
+
+
+def _refuse_mfa(_: str) -> str:
+    raise AccessError(
+        "The profile asks for an MFA code, which nobody can type for a mount.",
+        hint="Take a profile without mfa_serial, or a credential_process or keys that outlast the job.",
+    )
 
 
 @cache
