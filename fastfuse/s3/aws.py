@@ -21,6 +21,7 @@ from aiobotocore.config import AioConfig
 from aiobotocore.hooks import AioHierarchicalEmitter
 from aiobotocore.httpxsession import HttpxSession
 from aiobotocore.session import AioSession
+from aiobotocore.utils import AnyioIMDSRegionProvider
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError, ConnectTimeoutError, ReadTimeoutError
 from botocore.httpsession import get_cert_path
@@ -297,6 +298,13 @@ class S3Session:
             )
         return given
 
+    async def instance_region(self) -> str:
+        """Return the region of the EC2 instance that gives the credentials, so nobody else waits for an answer."""
+        found = self.credentials.latest if self.credentials is not None and self.endpoint_url is None else None
+        if found is None or found.provider != "iam-role":
+            return ""
+        return await AnyioIMDSRegionProvider(self.aws).provide() or ""
+
     async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> tuple[bool, Failure | None]:
         """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
 
@@ -316,7 +324,11 @@ class S3Session:
         error = object_error(failure, bucket=bucket, key=key, operation=operation) if key else None
         is_signed = self.credentials is not None
         where = self.endpoint_url or ""
-        return error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
+        error = error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
+        is_guess = not where and region == DEFAULT_REGION and not self.configured_region
+        if is_guess and failure.kind in (Kind.NO_BUCKET, Kind.CHANGED, Kind.UNREACHABLE):
+            error.hint += f" No region is configured, and {region} was asked: give --region."
+        return error
 
     def _configured_endpoint(self) -> str | None:
         if self.aws.get_config_variable("ignore_configured_endpoint_urls"):
