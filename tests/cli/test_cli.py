@@ -285,10 +285,12 @@ class TestRefusals:
                 "s3://b /m -o ro,use_cache=/c",
                 "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR ",
             ),
+            ("mount s3://b /m --io=a", "No such option: --io\nhint: leave it out: files are read through the page "),
             (
-                "mount s3://b /m --io direct",
-                "No such option: --io\nhint: leave it out: files are read through the page ",
+                "mount s3://b /m --allow-delete",
+                "No such option: --allow-delete\nhint: leave it out: every write ",
             ),
+            ("mount s3://b /m --max-threads 8", "No such option: --max-threads\nhint: --max-connections N "),
             # What other commands lack has nothing to do with a mount's options.
             ("unmount /m -f", "No such option: -f\nhint: see 'fastfuse unmount --help'\n"),
         ],

@@ -89,9 +89,7 @@ class Desk:
 
 
 @contextmanager
-def desk(
-    profile: str | None = None, endpoint_url: str | None = None, *, deadline_s: float = 60.0
-) -> Iterator[Desk]:
+def desk(profile: str | None = None, endpoint_url: str | None = None, *, deadline_s: float = 60.0) -> Iterator[Desk]:
     config = ConnectionConfig(profile=profile, endpoint_url=endpoint_url, region="us-east-1", deadline_s=deadline_s)
     made = Desk(config)
     yield made
@@ -125,7 +123,7 @@ def test_a_program_that_hangs_is_given_up_before_the_deadline_of_a_read(aws_envi
     configure(aws_environment, "[profile process]\ncredential_process = sleep 1000\n")
     with desk("process", deadline_s=0.2) as found:
         for _ in range(2):
-            with pytest.raises(ServiceError, match="did not come within 0.15 s"):
+            with pytest.raises(ServiceError, match=r"did not come within 0\.15 s"):
                 found.ask()
 
 
