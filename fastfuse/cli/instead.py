@@ -44,7 +44,8 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "--read-deadline-s SECONDS bounds all tries of a read together":
         "retries connect-timeout readwrite-timeout http-timeout http-client-timeout max-retry-sleep",
     "--endpoint-url URL names another service than AWS, --region its region": "url host endpoint custom-endpoint",
-    "write force_path_style": "use-path-request-style",
+    "leave it out beside --endpoint-url, where it is the default; elsewhere write force_path_style":
+        "use-path-request-style",
     "the variable https_proxy names a proxy, and no_proxy what is reached without it": "proxy",
     "--ca-bundle FILE names the authorities to trust; --no-verify-ssl trusts all": "no-check-certificate",
     "--sse-c-key-file FILE holds the key": "load-sse-c use-sse sse-c",

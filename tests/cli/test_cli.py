@@ -339,7 +339,7 @@ class TestRefusals:
     def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setenv("FASTFUSE_ENDPOINT", "http://h")
+        monkeypatch.setenv("FASTFUSE_ENDPOINTURL", "http://h")
         monkeypatch.setenv("FASTFUSE_OF_MY_OWN", "1")
         monkeypatch.setenv("FASTFUSE_NO_INDEX_CACHE", "of the past")
         monkeypatch.setenv("FASTFUSE_JOB", "of another command")
@@ -347,7 +347,7 @@ class TestRefusals:
             monkeypatch.setenv(f"FASTFUSE_{name}", "tcp://10.0.0.1:80")
         assert main(["version"]) == 0
         assert capsys.readouterr().err.splitlines() == [
-            "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
+            "fastfuse: warning: the environment has FASTFUSE_ENDPOINTURL, which fastfuse does not read",
             "hint: did you mean FASTFUSE_ENDPOINT_URL?",
             "fastfuse: warning: the environment has FASTFUSE_NO_INDEX_CACHE, which fastfuse does not read",
             "hint: no listing is kept unless --index FILE --index-max-age TIME says where and for how long",
