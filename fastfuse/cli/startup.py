@@ -66,11 +66,6 @@ def loading() -> Iterator[None]:
         gc.enable()
 
 
-# The variables of AWS's libraries that name files, perhaps below the working directory.
-_PATHS: Final = (
-    *("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-)
 # No line holds it: log lines have their control characters escaped.
 _READY: Final = b"\0"
 _READ_BYTES: Final = 64 * 1024
@@ -136,11 +131,11 @@ def fork() -> Startup:
         _wait(child, reader)
     os.close(reader)
     os.setsid()
-    # The daemon must not keep the file system of the caller's working directory busy.
-    for name in _PATHS:
-        path = os.environ.get(name, "")
-        if path and not path.startswith(("/", "~", "$")):  # AWS's libraries know both of a shell
+    for name, path in os.environ.items():
+        is_of_aws = name.startswith("AWS_") and name.endswith(("_FILE", "_BUNDLE"))
+        if is_of_aws and path and not path.startswith(("/", "~", "$")):  # botocore knows a home and variables
             os.environ[name] = os.path.abspath(path)
+    # The daemon must not keep the file system of the caller's working directory busy.
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):

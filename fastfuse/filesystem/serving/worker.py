@@ -161,7 +161,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(_show, task.board, reads, retries, counters)
         most_bytes = most_worker_bytes(settings.memory_target_bytes)
         nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
-        nursery.start_soon(_take_handed_over, task.tables, operations, client, WatchedReads(engine, reads, gets), nursery)
+        nursery.start_soon(_take_handed_over, task, client, WatchedReads(engine, reads, gets), nursery)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -238,9 +238,8 @@ async def _prepare(client: S3Client, bucket: str) -> None:
         await client.prepare(bucket)
 
 
-async def _take_handed_over(
-    tables: socket.socket, operations: MountOperations, client: S3Client, watched: WatchedReads, nursery: trio.Nursery
-) -> None:
+async def _take_handed_over(task: WorkerTask, client: S3Client, watched: WatchedReads, nursery: trio.Nursery) -> None:
+    tables, operations = task.tables, task.operations
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
