@@ -138,6 +138,10 @@ def fork() -> Startup:
 
     UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
     ignore_unheeded()
+    for name, path in os.environ.items():
+        is_of_aws = name.startswith("AWS_") and name.endswith(("_FILE", "_BUNDLE"))
+        if is_of_aws and path and not path.startswith(("/", "~", "$")):  # botocore knows a home and variables
+            os.environ[name] = os.path.abspath(path)
     # The daemon must not keep the file system of the caller's working directory busy.
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

@@ -264,6 +264,7 @@ OWN = {"region": True, "endpoint_url": True, "uid": True, "allow_other": False, 
         ("-o nodev,noatime,context=a:b", "-o nodev -o noatime -o context=a:b"),
         # What mount adds and what only the boot order needs is left out.
         ("-o rw,dev,suid,_netdev,nofail,user=jo,x-systemd.automount,x-gvfs-show,comment=x,relatime a", "a"),
+        ("-o kernel_cache,auto_cache,big_writes,max_read=131072,entry_timeout=1,attr_timeout=1,nosymfollow a", "a"),
         ("-o strict,", "--strict"),
         ("-ostrict", "--strict"),
         ("--mount-option uid=7,nodev --mount-option=strict,ro", "--uid=7 -o nodev --strict"),
@@ -285,6 +286,14 @@ def test_options_are_expanded_in_place(words: str, expanded: str) -> None:
 def test_an_option_that_nobody_knows_is_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^-o {name} is not a mount option"):
         expand(["-o", f"ro,{name}=1"], OWN)
+
+
+def test_all_options_that_nobody_knows_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"^-o wat, passwd_file are not mount options") as caught:
+        expand(["-o", "ro,wat", "-o", "passwd_file=/f,strict"], OWN)
+    first, second = caught.value.hint.split("; ")
+    assert first == "wat: any long option of 'fastfuse mount --help-all' can be given here"
+    assert second.startswith("passwd_file: leave it out: keys come from ")
 
 
 @pytest.mark.parametrize("option", ["region", "region="])

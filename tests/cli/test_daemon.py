@@ -122,6 +122,23 @@ return 0
     assert "sinks left: 1" in logged
 
 
+def test_files_that_variables_name_below_the_working_directory_are_found_elsewhere_too(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = {"AWS_CONFIG_FILE": "aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/keys", "AWS_CA_BUNDLE": "/bundle"}
+    for name, path in names.items():
+        monkeypatch.setenv(name, path)
+    monkeypatch.chdir(tmp_path)
+    daemon.start("""
+for name in "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE":
+    logger.info("it is %s", os.environ.get(name))
+ready(-1)
+return 0
+""")
+    said = [line.split()[-1] for line in daemon.log_file.read_text().splitlines() if "it is" in line]
+    assert said == [f"{tmp_path}/aws/config", "~/keys", "/bundle", "None"]
+
+
 def test_lines_before_readiness_are_shown_and_those_after_it_and_an_error_are_only_logged(daemon: Daemon) -> None:
     started = daemon.start("""
 logger.info("before %d", os.getpid())

@@ -8,27 +8,26 @@ from dataclasses import replace
 from itertools import count
 from math import inf
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import (
-    ObjectChangedError,
-    UnavailableError,
-)
+from fastfuse.errors import ObjectArchivedError, ObjectChangedError, UnavailableError
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving import late_reads
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
+from fastfuse.filesystem.serving.worker import look_into_archive
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
+from fastfuse.s3.client import S3Client
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
 ETAG = '"0123456789abcdef0123456789abcdef"'
@@ -246,3 +245,28 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     engine.error = None
     assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
     assert await reads.read(mounted.file, 4, 1) == b"x"
+
+
+async def test_restored_objects_are_read_as_all_others_and_others_are_counted(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5"""
+
+    class Client:
+        errors: ClassVar[list[Exception]] = [ObjectArchivedError("it is archived"), UnavailableError("503")]
+
+        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+            assert (ref.key, start, end) == ("p/archived", 0, 1)
+            if self.errors:
+                raise self.errors.pop(0)
+            return b"x"
+
+    client = cast(S3Client, Client())
+    for is_restored in (False, False, True):
+        await look_into_archive(mounted.operations, client)
+        assert (interposed.object_at(mounted.archived) is not None) == is_restored
+    (line,) = caplog.messages
+    assert line.startswith("1 objects are archived, and not all of them restored: ")
+    mounted.operations.swap(refreshed(mounted, {b"p/file": 1}))
+    mounted.operations.read_all_classes(mounted.table)  # which answers no more
+    assert mounted.operations.table.unread_classes

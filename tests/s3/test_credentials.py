@@ -117,6 +117,15 @@ async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("no_environment_keys")
+async def test_a_profile_that_asks_for_an_mfa_code_asks_nobody(aws_environment: Path) -> None:
+    role = "role_arn = arn:aws:iam::123456789012:role/test\nmfa_serial = arn:aws:iam::123456789012:mfa/user\n"
+    keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    configure(aws_environment, f"[profile role]\n{role}source_profile = base\n{keys}")
+    with pytest.raises(AccessError, match="asks for an MFA code"):
+        await source_of(ConnectionConfig(profile="role", region="us-east-1")).current()
+
+
+@pytest.mark.usefixtures("no_environment_keys")
 async def test_a_container_whose_service_cannot_be_reached_has_not_been_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -42,8 +42,10 @@ _log = logging.getLogger(__name__)
 
 _KEYS, _SAVE = b"keys", b"save"
 _LONGEST_BYTES = 64 << 10
-# A program may ask a person. The Go SDK gives a credential_process as long.
+# A program may ask a person. The Go SDK gives a credential_process as long; a read that waits names the cause only if
+# the search ends before its deadline.
 _RESOLVE_WITHIN_S = 60.0
+_SHARE_OF_DEADLINE = 0.75
 # Whoever does not give up then is stuck in the kernel or in a library.
 _KILL_AFTER_S = _RESOLVE_WITHIN_S + 5.0
 
@@ -150,10 +152,11 @@ def _with_gone_files(error: FastfuseError) -> FastfuseError:
 
 
 async def _resolve(session: S3Session) -> Credentials:
-    with trio.move_on_after(_RESOLVE_WITHIN_S):
+    within_s = min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE)
+    with trio.move_on_after(within_s):
         return await resolve_credentials(session.aws)
     raise ServiceError(
-        f"The AWS credentials did not come within {_RESOLVE_WITHIN_S:.0f} s.",
+        f"The AWS credentials did not come within {within_s:g} s.",
         hint="Look whether the profile's credential_process hangs, or the service that issues them.",
     )
 

@@ -25,7 +25,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.readahead.small_files import Threads
 from fastfuse.s3.aws import stall_timeout_s
@@ -218,8 +218,9 @@ class DirectFiles:
         """
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
-        ref = self._reads.table.ref(inode)
-        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        table = self._reads.table
+        ref = table.ref(inode)
+        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in table.unread_classes
         if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         asked, found = (number, inode, size_bytes, process, ref.size_bytes), self._tier.look(ref)
