@@ -39,7 +39,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
 
 def gone(event, arguments):
-    if event == "open" and "/python3" in str(arguments[0]):
+    if event == "open" and any(place in str(arguments[0]) for place in ("/python3", "/fastfuse/")):
         raise FileNotFoundError(2, "gone", arguments[0])
 
 # What awscrt, which need not be here, would do with the key of a sign-in by `aws login`.
