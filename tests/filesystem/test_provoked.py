@@ -73,8 +73,8 @@ class Place:
         wait_until(lambda: judge(figures()).name == verdict, lambda: f"{judge(figures())} of {figures()}")
 
     @contextmanager
-    def faulty(self, action: Action, times: int | None = None) -> Iterator[None]:
-        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject", times=times))
+    def faulty(self, action: Action) -> Iterator[None]:
+        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject"))
         yield
         self.server.faults.remove(rule)
 
