@@ -95,9 +95,11 @@ def role_service() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _Role) as service:
         thread = threading.Thread(target=service.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{service.server_port}"
-        service.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{service.server_port}"
+        finally:
+            service.shutdown()
+            thread.join()
 
 
 _SSO = "sso_session = here\nsso_account_id = 123456789012\nsso_role_name = train\n[sso-session here]\n"
