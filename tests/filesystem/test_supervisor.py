@@ -343,7 +343,6 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
     [
         ("readdir", os.listdir),
         ("getxattr", lambda place: os.getxattr(place / "a", "user.s3.key")),
-        ("statfs", os.statvfs),
     ],
 )
 def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
@@ -553,57 +552,6 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
         finally:
             outside.kill()
     assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def daemon_on_a_terminal(server: LoopbackServer, place: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """Yield `mount --daemon` while it lists, the session of a terminal; its daemon; and the terminal's other end."""
-    asked = server.statistics().requests.get("ListObjectsV2", 0)
-    log = str(place.with_name("log"))
-    command = mount_command("s3://bucket/data", place, server.endpoint_url, "--daemon", "--log-file", log)
-    ours, terminal = os.openpty()
-    with subprocess.Popen(
-        ["setsid", "--ctty", *command], env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
-    ) as parent:
-        os.close(terminal)
-        try:
-            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (daemon,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-            yield parent, int(daemon), ours
-        finally:
-            parent.kill()
-            if find_mount(place) is not None:
-                unmount(place, lazy=True)
-
-
-def test_a_terminal_that_hangs_up_during_the_listing_ends_a_daemon_that_is_waited_for(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path
-) -> None:
-    place = tmp_path / "mount"
-    with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
-        pid_fd = os.pidfd_open(daemon)
-        os.close(terminal)
-        assert parent.wait(60) == 130
-        wait_for_end(pid_fd)
-        assert find_mount(place) is None
-        assert not place.exists()
-
-
-def test_a_daemon_serves_though_its_waiting_parent_was_killed_during_the_listing(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
-    place = tmp_path / "mount"
-    stall = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
-    with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
-        pid_fd = os.pidfd_open(daemon)
-        parent.kill()
-        os.close(terminal)
-        server.faults.remove(stall)
-        wait_until(lambda: readable(place / "b", b"b"))
-        assert ask_status(entry_of(place))["state"] == "ok"
-        os.kill(daemon, signal.SIGTERM)
-        wait_for_end(pid_fd)
-        assert find_mount(place) is None
 
 
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
