@@ -30,7 +30,7 @@ from tests.filesystem.test_supervisor import kill, with_change
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked
 from tests.index.sources.reports import Row, manifest, parquet_file
-from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, children_of, mount_command, mounted, run_fastfuse
 
 _NOBODY = 65534
 _READ_SEARCH = 1 << 2
@@ -76,10 +76,6 @@ def rights_of(pid: int) -> Rights:
         umask=int(fields["Umask"], 8),
         oom_score_adjustment=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
     )
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def rights_of_children(mount: Mount) -> list[Rights]:

@@ -30,6 +30,7 @@ from tests.mounting import (
     ENVIRONMENT,
     Mount,
     abort_connection,
+    children_of,
     fuse_connections,
     mount_command,
     mounted,
@@ -501,8 +502,7 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
     ) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield process, [int(pid) for pid in children.split()]
+            yield process, children_of(process.pid)
         finally:
             process.kill()
 
@@ -546,8 +546,8 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
     with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command], env=ENVIRONMENT) as outside:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
-            os.kill(int(first), signal.SIGTERM)
+            (first,) = children_of(outside.pid)
+            os.kill(first, signal.SIGTERM)
             assert outside.wait(60) == 128 + signal.SIGTERM
         finally:
             outside.kill()
