@@ -202,11 +202,6 @@ async def _sequential(scene: Scene) -> bool:
     return await scene.read("two", 0, 2 * MIB) == OBJECTS["two"]
 
 
-async def _random(scene: Scene) -> bool:
-    start = MIB + MIB // 2
-    return await scene.read("two", start, start + 4096) == OBJECTS["two"][start : start + 4096]
-
-
 async def _small(scene: Scene) -> bool:
     return await scene.read("small", 0, len(OBJECTS["small"])) == OBJECTS["small"]
 
@@ -223,7 +218,6 @@ SITUATIONS = (
     Situation("listing", _listing),
     Situation("first_read", _first_read, "one", is_mounted=True),
     Situation("sequential_stream", _sequential, "two", offset=None, skip=1, is_mounted=True),
-    Situation("random_read", _random, "two", offset=MIB + MIB // 2, is_mounted=True),
     Situation("small_file", _small, "small", is_mounted=True),
     Situation("file_download", _download, "one"),
     Situation("pipe", _pipe, "one", offset=None),

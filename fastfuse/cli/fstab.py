@@ -77,7 +77,8 @@ def is_there(arguments: Sequence[str]) -> bool:
     """Return whether mount(8) asks for a live mount once more, as ``mount -a`` does if the source's name is quoted."""
     if len(arguments) < 2 or not arguments[0].startswith("s3://"):
         return False
-    from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, quoted
+    from fastfuse.filesystem.mounting.mount_settings import quoted
+    from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead
 
     source, name = arguments[0], quoted(arguments[0])
     if name == source:

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastfuse.cli import config
 from fastfuse.cli.fstab import expand, helper_arguments
@@ -103,17 +101,6 @@ def mounted(source: str = "s3://b", /, **options: Any) -> MountSettings:  # noqa
 )
 def test_the_memory_target_is_a_quarter_within_bounds(available_bytes: int, expected_bytes: int) -> None:
     assert config.memory_target_bytes(None, available_bytes) == expected_bytes
-
-
-@given(st.integers(0, 1000), st.integers(256 * MIB, 2**42))
-def test_whatever_the_percentage_the_memory_target_fits_or_is_refused(permille: int, available_bytes: int) -> None:
-    expected_bytes = available_bytes * permille // 1000
-    try:
-        assert config.memory_target_bytes(f"{permille / 10}%", available_bytes) == expected_bytes
-    except ConfigurationError:
-        assert expected_bytes < 128 * MIB
-    else:
-        assert 128 * MIB <= expected_bytes <= available_bytes
 
 
 def test_a_log_file_is_found_again_after_a_change_of_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

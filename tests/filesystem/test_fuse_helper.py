@@ -92,7 +92,9 @@ class Pod:
 
 
 def _in_namespace(propagation: str, *command: str) -> list[str]:
-    return ["unshare", "--mount", "--propagation", propagation, *command]
+    """Return a command of a container, whose root file system is read-only."""
+    read_only = ["sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    return ["unshare", "--mount", "--propagation", propagation, *read_only, *command]
 
 
 @contextmanager

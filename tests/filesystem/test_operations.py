@@ -39,7 +39,6 @@ class FakeEngine(ReadEngine):
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads: list[tuple[int, int, int]] = []
-        self.readers: list[int] = []
         self.refreshes = 0
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
@@ -53,9 +52,6 @@ class FakeEngine(ReadEngine):
         if self.error is not None:
             raise self.error
         return b"x" * min(size_bytes, ref.size_bytes - offset)
-
-    def began(self, reader: int) -> None:
-        self.readers.append(reader)
 
     def refreshed(self) -> None:
         self.refreshes += 1

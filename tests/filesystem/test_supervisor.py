@@ -30,6 +30,7 @@ from tests.mounting import (
     ENVIRONMENT,
     Mount,
     abort_connection,
+    children_of,
     fuse_connections,
     mount_command,
     mounted,
@@ -343,7 +344,6 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
     [
         ("readdir", os.listdir),
         ("getxattr", lambda place: os.getxattr(place / "a", "user.s3.key")),
-        ("statfs", os.statvfs),
     ],
 )
 def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
@@ -538,8 +538,7 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
     ) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield process, [int(pid) for pid in children.split()]
+            yield process, children_of(process.pid)
         finally:
             process.kill()
 
@@ -583,8 +582,8 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
     with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command], env=ENVIRONMENT) as outside:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
-            os.kill(int(first), signal.SIGTERM)
+            (first,) = children_of(outside.pid)
+            os.kill(first, signal.SIGTERM)
             assert outside.wait(60) == 128 + signal.SIGTERM
         finally:
             outside.kill()

@@ -24,7 +24,8 @@ from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
 from fastfuse.filesystem.kernel.notices import OUT_HEADER
 from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, new_mount, quoted, unmount
+from fastfuse.filesystem.mounting.mount_settings import quoted
+from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, new_mount, unmount
 from fastfuse.filesystem.mounting.preflight import CONTAINER, DEVICE_NUMBER
 
 # <linux/fuse.h>: fuse_in_header, fuse_read_in, fuse_init_in, fuse_init_out.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import ConfigurationError
@@ -28,6 +29,11 @@ _SPARE_BYTES: Final = 512 << 20
 _LIMITS: Final = Path("/proc/sys/fs/fuse")
 # fs/fuse/dev.c, FUSE_TIMEOUT_TIMER_FREQ: so often it looks, and no limit is shorter.
 _KERNEL_LOOKS_EVERY_S: Final = 15.0
+
+
+def quoted(source: str) -> str:
+    """Return the name of `source` in mountinfo: libfuse splits options at commas, and pyfuse3 encodes them as ASCII."""
+    return quote(source, safe="/:@!$&'()*+;=~ ")
 
 
 def request_timeout_s(limits: Path = _LIMITS) -> float:

@@ -14,7 +14,6 @@ import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.processes.children import fork_child, is_over_within, wait_child
@@ -112,11 +111,6 @@ def is_mounted(path: Path, device: str) -> bool:
     """Return whether the mount with this ``major:minor`` is at `path`, even if another one covers it."""
     place = _resolved(path)
     return any(entry.path == place and entry.device == device for entry in _entries())
-
-
-def quoted(source: str) -> str:
-    """Return the name of `source` in mountinfo: libfuse splits options at commas, and pyfuse3 encodes them as ASCII."""
-    return quote(source, safe="/:@!$&'()*+;=~ ")
 
 
 def is_dead(path: Path) -> bool:
