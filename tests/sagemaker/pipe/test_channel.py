@@ -140,7 +140,7 @@ def test_each_object_is_a_record(stream: Run) -> None:
 @pytest.mark.parametrize("seed", [None, 3])
 def test_attributes_follow_one_another_and_each_may_be_a_record(stream: Run, seed: int | None) -> None:
     source = {"S3DataType": "AugmentedManifestFile", "S3Uri": "s3://bucket/lines.manifest"}
-    fields = {"DataSource": {"S3DataSource": source | {"AttributeNames": ["class", "source-ref"]}}}
+    fields: dict[str, object] = {"DataSource": {"S3DataSource": source | {"AttributeNames": ["class", "source-ref"]}}}
     fields |= {} if seed is None else {"ShuffleConfig": {"Seed": seed}}
     order = range(20) if seed is None else shuffled(20, seed, 0)
     expected = [record for line in order for record in (b"%d" % line, DATA[f"data/a/{line:03}"])]
