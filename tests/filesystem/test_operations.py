@@ -21,13 +21,13 @@ from fastfuse.filesystem.serving import late_reads
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.filesystem.serving.worker import look_into_archive
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.s3.client import S3Client
+from tests.index.indexes import table_of
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
 ETAG = '"0123456789abcdef0123456789abcdef"'
@@ -61,11 +61,8 @@ class Mounted:
     """Operations over two objects: `file` (10 bytes) and `archived`."""
 
     def __init__(self) -> None:
-        builder = TableBuilder("bucket", "p/")
-        builder.add(
-            [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
-        )
-        self.table: InodeTable = builder.build()[0]
+        rows = {"archived": (5, 10**18, ETAG, "DEEP_ARCHIVE"), "dir/file": (10, 2 * 10**18, ETAG, "STANDARD")}
+        self.table: InodeTable = table_of(rows, prefix="p/")
         self.counters = Counters()
         self.engine = FakeEngine()
         self.operations = self._served()
@@ -158,12 +155,10 @@ async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_lo
     assert mounted.counters.get("fastfuse_handler_failures") == 0
 
 
-def refreshed(mounted: Mounted, objects: dict[bytes, int]) -> InodeTable:
+def refreshed(mounted: Mounted, objects: dict[str, int]) -> InodeTable:
     """A table with these keys and sizes, in the place of the one there was."""
-    builder = TableBuilder("bucket", "p/")
-    count = len(objects)
-    builder.add(list(objects), list(objects.values()), [2 * 10**18] * count, [ETAG] * count, ["STANDARD"] * count)
-    return take_over(mounted.table, builder.build()[0])[0]
+    rows = {key: (size_bytes, 2 * 10**18, ETAG, "STANDARD") for key, size_bytes in objects.items()}
+    return take_over(mounted.table, table_of(rows, prefix="p/"))[0]
 
 
 async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -184,10 +179,10 @@ async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch)
 async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
     mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    names = [b"p/%03d" % number for number in range(30)]
+    names = [f"{number:03}" for number in range(30)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
     assert mounted.engine.refreshes == 1
-    inodes = [mounted.operations.table.lookup(ROOT, name.removeprefix(b"p/")) or 0 for name in names]
+    inodes = [mounted.operations.table.lookup(ROOT, name.encode()) or 0 for name in names]
     for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
         mounted.engine.error = error
         for inode in inodes:

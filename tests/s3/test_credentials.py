@@ -70,6 +70,12 @@ async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) 
     assert (await source_of(ConnectionConfig(profile="other")).current()).access_key == "AKIAOTHER"
 
 
+async def test_half_of_a_pair_of_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match="incomplete"):
+        await source_of().current()
+
+
 async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Path) -> None:
     configure(aws_environment, "[profile\n")
     with pytest.raises(ConfigurationError, match="cannot be parsed"):
