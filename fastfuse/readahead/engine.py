@@ -57,13 +57,17 @@ class ReadEngine:
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
         claims: Claims | None = None,
+        take: Callable[[int], memoryview] = lambda size_bytes: memoryview(bytearray(size_bytes)),
     ) -> None:
-        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files."""
+        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files.
+
+        `take` gives the memory of answers that are put together from several parts.
+        """
         self._reader = reader
         self._config = config
         self._listing = listing
         self._pool = PartPool(config, claims)
-        self._fetches = Fetches(reader, self._pool, nursery, config)
+        self._fetches = Fetches(reader, self._pool, nursery, config, take)
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._delivered = Delivered()

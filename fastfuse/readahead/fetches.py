@@ -6,6 +6,7 @@ A part is got without a task where somebody can (`begin`), and otherwise by a ta
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,9 @@ from fastfuse.readahead.pool import PartPool
 from fastfuse.s3.base import BeginGet, RangeReader
 
 _Landed = Callable[[], None]
+
+# The time after which the system may have memory again: others end, or the kernel ends them.
+_NO_MEMORY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -43,7 +47,15 @@ class Fetches:
     order, by chance. Without this queue the part that a reader waits for would often be requested last.
     """
 
-    def __init__(self, reader: RangeReader, pool: PartPool, nursery: trio.Nursery, config: ReadaheadConfig) -> None:
+    def __init__(
+        self,
+        reader: RangeReader,
+        pool: PartPool,
+        nursery: trio.Nursery,
+        config: ReadaheadConfig,
+        take: Callable[[int], memoryview],
+    ) -> None:
+        """Answers that take several parts are put together in memory that `take` returns."""
         self.counts = ReadCounts()
         self.service = ServicePace(config.first_window_bytes)
         # A way to get a part that takes no task; None where there is none.
@@ -51,6 +63,7 @@ class Fetches:
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
+        self._take = take
         self._read_deadline_s = config.read_deadline_s
         # Why the last GET failed that the service did not answer, and when, on trio's clock.
         self._cause, self._failed_s = "", -math.inf
@@ -100,6 +113,14 @@ class Fetches:
         self.counts.failed_parts += 1
         if isinstance(error, UnavailableError):
             self._cause, self._failed_s = str(error), trio.current_time()
+
+    async def memory(self, ref: ObjectRef, size_bytes: int, began_s: float) -> memoryview:
+        """Return memory for the answer of a read of `ref` that waits from `began_s` on, once the system has some."""
+        while trio.current_time() < began_s + self._read_deadline_s:
+            with suppress(OSError):
+                return self._take(size_bytes)
+            await trio.sleep(_NO_MEMORY_S)
+        raise self.late(ref, began_s)
 
     def late(self, ref: ObjectRef, began_s: float) -> DeadlineError:
         """Return the error of a read of `ref` that waited from `began_s` on, with what failed meanwhile."""
