@@ -31,7 +31,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.threads import NoThreadError
+from fastfuse.s3.threads import NoThreadError, run_soon
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -137,14 +137,10 @@ class CachedReader:
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
-
-        def tell(kind: str, line: str) -> None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._tell, kind, line)
-
         self._writer = Writer(
-            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell, takes_places=takes_places
-        )
+            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
+            tell=partial(run_soon, token, self._tell), takes_places=takes_places,
+        )  # fmt: skip
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
