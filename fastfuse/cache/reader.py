@@ -377,7 +377,7 @@ class CachedReader:
         _, object_id, seed, start, end, _ = asked
         if extents and self._disk.is_off:  # since they were found
             return None
-        wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
+        wanted = pieces(extents, start, end)
         failed: list[tuple[Extent, Exception]] = []
 
         def read() -> None:
@@ -390,9 +390,12 @@ class CachedReader:
                     break
 
         try:
+            into = self._buffers.take(end - start)
             await self._disk.ask(read)
         except (trio.TooSlowError, NoThreadError) as error:
             self._leave_alone("disk", str(error) or unanswered_reason(self._disk.patience_s))
+            return None
+        except MemoryError:  # the client waits for some
             return None
         if failed:
             self._lose(object_id, *failed[0])

@@ -23,7 +23,7 @@ from fastfuse.s3.base import BeginGet, RangeReader
 _Landed = Callable[[], None]
 
 # The time after which the system may have memory again: others end, or the kernel ends them.
-_NO_MEMORY_S = 1.0
+_MEMORY_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -117,9 +117,9 @@ class Fetches:
     async def memory(self, ref: ObjectRef, size_bytes: int, began_s: float) -> memoryview:
         """Return memory for the answer of a read of `ref` that waits from `began_s` on, once the system has some."""
         while trio.current_time() < began_s + self._read_deadline_s:
-            with suppress(OSError):
+            with suppress(MemoryError):
                 return self._take(size_bytes)
-            await trio.sleep(_NO_MEMORY_S)
+            await trio.sleep(_MEMORY_AGAIN_S)
         raise self.late(ref, began_s)
 
     def late(self, ref: ObjectRef, began_s: float) -> DeadlineError:

@@ -8,9 +8,7 @@ See docs/MEASUREMENTS.md, "memory of parts".
 Small buffers come from the C library, which keeps what they leave, and gives it back where others need the room.
 """
 
-import errno
 import mmap
-import os
 import weakref
 from collections import deque
 from functools import partial
@@ -65,18 +63,12 @@ class PartBuffers:
         self._warm_units = 0
 
     def take(self, size_bytes: int) -> memoryview:
-        """Return a buffer to write to. It holds whatever was in it before.
-
-        Raises:
-            OSError: the system has no memory now.
-        """
+        """Return a buffer to write to. It holds whatever was in it before."""
         self._take_back()
         start = self._blocks.take(_units(size_bytes)) if self._suits_arena(size_bytes) else None
         if start is None:
-            try:
-                buffer = np.empty(size_bytes, np.uint8)  # not cleared, unlike a bytearray
-            except MemoryError as error:
-                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from error
+            # Not cleared, unlike a bytearray.
+            buffer = np.empty(size_bytes, np.uint8)
         else:
             assert self._arena is not None
             buffer = np.frombuffer(self._arena, np.uint8, size_bytes, start * _UNIT_BYTES)

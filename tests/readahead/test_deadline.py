@@ -1,7 +1,5 @@
 """No read waits for longer than its deadline, whatever it waits for; virtual time."""
 
-import errno
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -214,7 +212,7 @@ async def test_an_answer_of_several_parts_takes_memory_when_the_first_is_there_a
     def take(size_bytes: int) -> memoryview:
         taken.append(size_bytes)
         if len(taken) < 3:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+            raise MemoryError
         return memoryview(bytearray(size_bytes))
 
     async def read() -> None:
@@ -234,7 +232,7 @@ async def test_an_answer_of_several_parts_takes_memory_when_the_first_is_there_a
 
 async def test_a_read_for_which_the_system_has_no_memory_fails_at_its_deadline(autojump_clock: MockClock) -> None:
     def take(_: int) -> memoryview:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        raise MemoryError
 
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: Files([]), take=take)

@@ -145,11 +145,6 @@ def test_without_room_for_a_mapping_there_are_buffers_all_the_same(monkeypatch: 
     assert len(buffers.take(PART)) == PART
 
 
-def test_a_buffer_for_which_the_system_has_no_memory_is_an_error_that_requests_are_tried_again_after() -> None:
-    with pytest.raises(OSError, match="Cannot allocate memory"):
-        PartBuffers(part_bytes=0, limit_bytes=0).take(1 << 62)
-
-
 def test_memory_that_is_used_is_seen() -> None:
     with mmap.mmap(-1, 32 * PART, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         before_bytes = private_bytes()
