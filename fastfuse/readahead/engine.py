@@ -57,17 +57,13 @@ class ReadEngine:
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
         claims: Claims | None = None,
-        take: Callable[[int], memoryview] = lambda size_bytes: memoryview(bytearray(size_bytes)),
     ) -> None:
-        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files.
-
-        `take` gives the memory of answers that are put together from several parts.
-        """
+        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files."""
         self._reader = reader
         self._config = config
         self._listing = listing
         self._pool = PartPool(config, claims)
-        self._fetches = Fetches(reader, self._pool, nursery, config, take)
+        self._fetches = Fetches(reader, self._pool, nursery, config)
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._delivered = Delivered()
@@ -78,6 +74,10 @@ class ReadEngine:
         self._prefetcher = Prefetcher(
             listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
         )
+
+    def join_parts_in(self, take: Callable[[int], memoryview]) -> None:
+        """Have memory of `take` hold the answers that several parts are copied into."""
+        self._fetches.take = take
 
     def begin_parts_by(self, begin: BeginGet) -> None:
         """Get parts by `begin` where that can be."""

@@ -47,23 +47,16 @@ class Fetches:
     order, by chance. Without this queue the part that a reader waits for would often be requested last.
     """
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        pool: PartPool,
-        nursery: trio.Nursery,
-        config: ReadaheadConfig,
-        take: Callable[[int], memoryview],
-    ) -> None:
-        """Answers that take several parts are put together in memory that `take` returns."""
+    def __init__(self, reader: RangeReader, pool: PartPool, nursery: trio.Nursery, config: ReadaheadConfig) -> None:
         self.counts = ReadCounts()
         self.service = ServicePace(config.first_window_bytes)
         # A way to get a part that takes no task; None where there is none.
         self.begin: BeginGet | None = None
+        # Returns memory for an answer that several parts are copied into.
+        self.take: Callable[[int], memoryview] = lambda size_bytes: memoryview(bytearray(size_bytes))
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
-        self._take = take
         self._read_deadline_s = config.read_deadline_s
         # Why the last GET failed that the service did not answer, and when, on trio's clock.
         self._cause, self._failed_s = "", -math.inf
@@ -118,7 +111,7 @@ class Fetches:
         """Return memory for the answer of a read of `ref` that waits from `began_s` on, once the system has some."""
         while trio.current_time() < began_s + self._read_deadline_s:
             with suppress(MemoryError):
-                return self._take(size_bytes)
+                return self.take(size_bytes)
             await trio.sleep(_MEMORY_AGAIN_S)
         raise self.late(ref, began_s)
 

@@ -219,7 +219,8 @@ async def test_an_answer_of_several_parts_takes_memory_when_the_first_is_there_a
         got.append(await engine.read(1, ref, 0, 2 * PART_BYTES))
 
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]), take=take)
+        engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]))
+        engine.join_parts_in(take)
         reader.holds = lambda _key, _start, _end: True
         nursery.start_soon(read)
         await settled()
@@ -235,6 +236,7 @@ async def test_a_read_for_which_the_system_has_no_memory_fails_at_its_deadline(a
         raise MemoryError
 
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: Files([]), take=take)
+        engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: Files([]))
+        engine.join_parts_in(take)
         with pytest.raises(DeadlineError):
             await engine.read(1, listed("file", 2 * PART_BYTES), 0, 2 * PART_BYTES)

@@ -241,7 +241,7 @@ async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
             await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
-            fetches = Fetches(ScriptedReader(), PartPool(SMALL), nursery, SMALL, lambda _: memoryview(b""))
+            fetches = Fetches(ScriptedReader(), PartPool(ReadaheadConfig()), nursery, ReadaheadConfig())
             for number in range(10):
                 fetches.start(partial(fetch, number))
         assert begun == [*range(10)]
