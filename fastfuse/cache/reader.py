@@ -31,7 +31,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.threads import NoThreadError
+from fastfuse.s3.threads import NoThreadError, run_soon
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -138,14 +138,10 @@ class CachedReader:
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
-
-        def tell(kind: str, line: str) -> None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._tell, kind, line)
-
         self._writer = Writer(
-            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell, takes_places=takes_places
-        )
+            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
+            tell=partial(run_soon, token, self._tell), takes_places=takes_places,
+        )  # fmt: skip
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
@@ -381,7 +377,7 @@ class CachedReader:
         _, object_id, seed, start, end, _ = asked
         if extents and self._disk.is_off:  # since they were found
             return None
-        wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
+        wanted = pieces(extents, start, end)
         failed: list[tuple[Extent, Exception]] = []
 
         def read() -> None:
@@ -394,9 +390,12 @@ class CachedReader:
                     break
 
         try:
+            into = self._buffers.take(end - start)
             await self._disk.ask(read)
         except (trio.TooSlowError, NoThreadError) as error:
             self._leave_alone("disk", str(error) or unanswered_reason(self._disk.patience_s))
+            return None
+        except MemoryError:  # the client waits for some
             return None
         if failed:
             self._lose(object_id, *failed[0])

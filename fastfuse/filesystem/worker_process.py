@@ -43,11 +43,12 @@ class WorkerProcess:
         # 0 while no worker lives.
         self.pid = 0
         # These are of the last one. It `has_served` once it was ready; the exit code is None if it hung.
-        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory.
+        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory, or
+        # waited for a disk.
         self.has_served = False
         self.end = ""
         self.exit_code: int | None = 0
-        self.was_killed = False
+        self.was_killed = self._was_stopped = False
         # Hung ones that were killed and have not ended.
         self.undead: set[int] = set()
         # Takes newer tables, and log files, to the worker.
@@ -58,7 +59,7 @@ class WorkerProcess:
     @property
     def may_have_ended_by_cache(self) -> bool:
         """Return whether the last worker hung, and nobody had stopped it, or a file that it had mapped was cut."""
-        return self.exit_code == -signal.SIGBUS or (self.exit_code is None and not self.was_killed)
+        return self.exit_code == -signal.SIGBUS or (self.exit_code is None and not self._was_stopped)
 
     @property
     def may_survive(self) -> bool:
@@ -185,8 +186,9 @@ class WorkerProcess:
             _log.error("hung worker %d: %s", self.pid, line)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
+        # Reaped whenever it is gone. One that a signal or a debugger has stopped hung in nothing.
         self.undead.add(self.pid)
-        self.pid, self.exit_code, self.was_killed = 0, None, state == "T"
+        self.pid, self.exit_code, self._was_stopped = 0, None, state in {"T", "t"}
+        self.was_killed = self._was_stopped or state == "D"
         self._counters.count("fastfuse_worker_hangs")
         return True

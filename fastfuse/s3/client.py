@@ -215,6 +215,8 @@ class S3Client:
                     return reply
             except RetryableError as error:
                 failed = error
+            except MemoryError:
+                pass  # there may be some now
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, get)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)

@@ -136,7 +136,7 @@ def test_a_process_that_does_not_give_up_is_killed(monkeypatch: pytest.MonkeyPat
         found.finder.look_after()
         found.finder.look_after()
         found.reap()
-        with pytest.raises(AccessError, match="the process that finds them was killed by signal 9"):
+        with pytest.raises(ServiceError, match="the process that finds them was killed by signal 9"):  # tried again
             asked.result(PATIENCE_S)
 
 

@@ -104,6 +104,22 @@ def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory
     assert not place.worker.undead
 
 
+@pytest.mark.parametrize(
+    ("state", "is_to_blame", "may_be_by_cache"),
+    [("T", False, False), ("t", False, False), ("D", False, True), ("S", True, True)],
+    ids=["stopped", "a debugger's", "waits for a disk", "waits"],
+)
+def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_holds_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, state: str, *, is_to_blame: bool, may_be_by_cache: bool
+) -> None:
+    monkeypatch.setattr(worker_process, "cpu_and_state", lambda _: (0.0, state))
+    with pytest.raises(ServiceError, match=rf"state {state}"):
+        place.start(stop)
+    assert place.worker.was_killed is not is_to_blame
+    assert place.worker.may_have_ended_by_cache is may_be_by_cache
+    wait_child(place.pids[0])
+
+
 def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.start(serve_and_stop)
     tables = place.worker.tables

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -459,6 +460,18 @@ async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) ->
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
         assert len(server.requests) == 1
         server.faults.remove(rule)
+
+
+async def test_a_read_for_which_the_system_has_no_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    async with loopback_client({"key": DATA}) as (server, reader):
+        for requests in (2, 4):  # over a new connection, and over an idle one
+            monkeypatch.setattr(np, "empty", no_memory)
+            assert await reader.get(REF, 0, 1000) == DATA[:1000]
+            assert len(server.requests) == requests
 
 
 async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,7 +205,8 @@ class KeyFinder:
             message = pipe.read()
         if not message:
             how = f"the process that finds them {how_it_ended(exit_code)}"
-            message = error_message(AccessError(f"The AWS credentials cannot be had: {how}."))
+            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
+            message = error_message(ServiceError(f"The AWS credentials cannot be had: {how}.", hint=hint))
         self._is_asked()  # this is the answer to those questions, too
         self._answer(message)
         with suppress(FastfuseError):  # the worker logs it

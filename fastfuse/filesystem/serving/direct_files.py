@@ -122,7 +122,7 @@ class DirectFiles:
     ) -> None:
         """Start nothing yet. A worker makes one, with its first table.
 
-        `take` gives the memory of parts. A local `tier` claims and keeps them, and says where small files lie.
+        `take` gives memory of parts and of joined answers. A local `tier` keeps parts and says where small files lie.
         """
         self._reads = reads
         self._engine = engine
@@ -165,6 +165,7 @@ class DirectFiles:
                 held=direct_reads.held_ahead,
             )
         )
+        engine.join_parts_in(take)
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
 
     def _keep_in(self, tier: CachedReader) -> None:
