@@ -120,9 +120,9 @@ class DirectFiles:
         most_threads: int,
         tier: CachedReader | None,
     ) -> None:
-        """Start nothing yet. A worker makes one, with its first table.
+        """Start nothing yet. `take` gives the memory of parts and of joined answers.
 
-        `take` gives memory of parts and of joined answers. A local `tier` keeps parts and says where small files lie.
+        A local `tier` keeps parts and says where small files lie.
         """
         self._reads = reads
         self._engine = engine
@@ -219,9 +219,8 @@ class DirectFiles:
         """
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
-        table = self._reads.table
-        ref = table.ref(inode)
-        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in table.unread_classes
+        ref, unread = self._reads.table.ref(inode), self._reads.table.unread_classes
+        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in unread
         if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         asked, found = (number, inode, size_bytes, process, ref.size_bytes), self._tier.look(ref)
