@@ -42,7 +42,7 @@ PAGES: Final[Mapping[str, Page]] = {
             "fastfuse mount --daemon --training s3://BUCKET/PREFIX /mnt/data",
             "fastfuse mount --no-sign-request s3://PUBLIC-BUCKET/PREFIX /mnt/data",
         ),
-        ("--daemon", "--allow-other", "--memory-target", "--index-max-age", *_ACCESS, "--log-file"),
+        ("--daemon", "--allow-other", "--memory-target", "--index", "--index-max-age", *_ACCESS, "--log-file"),
     ),
     "run": Page(
         (

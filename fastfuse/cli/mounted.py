@@ -189,8 +189,8 @@ def hint(
     """Announce the order in which files will be opened.
 
     Takes a list of paths, one a line.
-    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one, which it does no faster
-    than files are opened: run it beside what opens them.
+    They are fetched ahead of whoever opens them. Ends when the mount has taken the last one. It takes about 65,000
+    ahead of the files that are opened: run it beside what opens them.
     """
     from fastfuse import hints
     from fastfuse.filesystem.mounting.mountpoint import ForeignMountError

@@ -1,1 +1,1 @@
-"""Makes the index of a source: from a listing, a file, the cache, S3, an inventory or a list of keys."""
+"""Makes the index of a source: from a listing, a saved index (a file or S3), an inventory or a list of keys."""
