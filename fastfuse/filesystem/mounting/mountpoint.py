@@ -292,7 +292,8 @@ def _require_dead(entry: MountEntry) -> None:
         )
     if number == 0:
         raise MountError(
-            f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
+            f"{entry.path} is mounted already, with {entry.source}",
+            hint=f"fastfuse unmount {entry.path} first, or read it: another process has mounted it",
         )
     if number not in _DEAD:
         raise MountError(f"{entry.path} is mounted already and not to be seen: {os.strerror(number)}")
