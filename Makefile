@@ -49,9 +49,9 @@ sanitize: $(VENV)/.dev ## Run the tests of the compiled modules under AddressSan
 	    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONSAFEPATH=1 \
 	    PYTHONPATH=$(CURDIR)/$(SANITIZED)/installed:$(CURDIR) \
 	    $(BIN)/pytest --import-mode=append --capture=sys tests/s3/test_tls.py tests/s3/test_tls_records.py \
-	    tests/filesystem/test_replies.py tests/semantics/test_threads.py tests/semantics/test_small_files.py \
-	    tests/semantics/test_large_reads.py tests/semantics/test_files_ahead.py tests/cache/test_mount.py \
-	    tests/cache/test_shared.py
+	    tests/filesystem/test_interposed.py tests/filesystem/test_replies.py tests/semantics/test_threads.py \
+	    tests/semantics/test_small_files.py tests/semantics/test_large_reads.py tests/semantics/test_files_ahead.py \
+	    tests/cache/test_mount.py tests/cache/test_shared.py
 
 bench: $(VENV)/.bench ## Measure beside raw GETs, FUSE alone and the peers (15 minutes, on a quiet machine).
 	$(BIN)/python -m bench --check

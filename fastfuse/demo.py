@@ -1,6 +1,7 @@
 """Runs ``fastfuse demo``: files are made, served by a local S3 server, mounted, read, checked and removed."""
 
 import os
+import select
 import shutil
 import signal
 import socket
@@ -26,7 +27,6 @@ from xxhash import xxh3_64
 from fastfuse import api
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.figures.summary import summary_lines
-from fastfuse.filesystem.processes.children import is_over_within
 from fastfuse.sizes import format_size
 
 _BUCKET = "demo"
@@ -241,8 +241,8 @@ def _mounted(endpoint_url: str, root: Path) -> Iterator[None]:
     with api.mount(f"s3://{_BUCKET}", root, endpoint_url=endpoint_url, **options):
         pid = api.stats(root)["pid"]
         yield
-    with suppress(ProcessLookupError):
-        is_over_within(pid, _END_WITHIN_S)
+    with suppress(OSError):  # it has ended
+        select.select([os.pidfd_open(pid)], [], [], _END_WITHIN_S)
 
 
 def _count(root: Path, name: str) -> int:

@@ -128,6 +128,10 @@ class DeadlineError(ReadError):
         "No request failed: the bytes came too slowly. A smaller --part-size or a longer --read-deadline-s may help."
     )
 
+    @classmethod
+    def too_slow(cls, key: str, deadline_s: float, what: str = "read") -> "DeadlineError":
+        return cls(f"{key!r} could not be {what} within {deadline_s:g} s.", hint=cls.TOO_SLOW_HINT)
+
 
 class BadReplyError(ReadError):
     """The service answered with the wrong bytes: too few, too many, another range."""

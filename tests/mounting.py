@@ -84,8 +84,7 @@ class Mount:
 
     def children(self) -> list[int]:
         """Pids of the supervisor's children, in the order in which they were forked (the worker is the newest)."""
-        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        return children_of(self.process.pid)
 
     def worker(self) -> int:
         return self.children()[-1]
@@ -110,6 +109,11 @@ class Mount:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.wait()
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, by age."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def access(endpoint_url: str) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from fastfuse.index.listing.page import parse_page
 from tests.bench.s3server.clients import http_get
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT
+from tests.terminals import finished_on_terminal, lines_on_screen
 
 SMALL = ("--shards", "2", "--shard-size", "9MiB", "--small-files", "5", "--small-file-size", "10KiB")
 PATIENCE_S = 60.0
@@ -152,16 +153,23 @@ def assert_nothing_is_left(tmp_path: Path) -> None:
     [(SMALL, 14), (("--shards", "1", "--shard-size", "1MiB", "--small-files", "0"), 2)],
 )
 def test_the_made_data_set_is_read_checked_and_taken_away(tmp_path: Path, options: tuple[str, ...], reads: int) -> None:
-    with demo(tmp_path, *options) as process:
-        output, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, output
+    if options == SMALL:
+        code, text = finished_on_terminal("demo", *options, settings={"TMPDIR": str(tmp_path)})
+        output = "\n".join(lines_on_screen(text))
+        [head] = re.findall("^.*readers.*GETs.*$", output, re.MULTILINE)
+        assert len(head) <= 80
+    else:
+        with demo(tmp_path, *options) as process:
+            output, _ = process.communicate(timeout=PATIENCE_S)
+        code = process.returncode
+        # A pipe has no columns at which to wrap.
+        assert re.search(r"^readers waited in .* a read took .* a GET's first byte .*\)$", output, re.MULTILINE)
+    assert code == 0, output
     assert f"{reads // 2} objects listed" in output
     assert f"every checksum matched: {reads} reads of whole files" in output
     assert re.search(r"^ *one shard +1 +1 +\d+ ", output, re.MULTILINE)
     assert re.search(r"^ *all again .* 0 *$", output, re.MULTILINE), "the page cache has all of it"
     assert re.search(r"^\d+ files?, [^:]+: read .* fetched .* in \d+ GETs", output, re.MULTILINE)
-    # A pipe has no columns at which to wrap.
-    assert re.search(r"^readers waited in .* a read took .* a GET's first byte .*\)$", output, re.MULTILINE)
     assert_nothing_is_left(tmp_path)
 
 

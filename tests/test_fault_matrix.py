@@ -27,7 +27,6 @@ from fastfuse.filesystem.kernel.fuse import pyfuse3
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.listing import page as listing_page
@@ -52,6 +51,7 @@ from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream
 from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
 from tests.filesystem.waiting import wait_until
+from tests.sagemaker.download.channels import table_of
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -84,10 +84,7 @@ class Scene:
         return ObjectRef("bucket", key, stored.size_bytes, stored.etag, stored.modified_s * 10**9)
 
     def table(self, *keys: str) -> InodeTable:
-        builder = TableBuilder("bucket", "")
-        for ref in map(self.ref, sorted(keys)):
-            builder.add([ref.key.encode()], [ref.size_bytes], [ref.modified_ns], [ref.etag], [ref.storage_class])
-        return builder.build()[0]
+        return table_of(map(self.ref, keys))
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[S3Client]:
@@ -202,11 +199,6 @@ async def _sequential(scene: Scene) -> bool:
     return await scene.read("two", 0, 2 * MIB) == OBJECTS["two"]
 
 
-async def _random(scene: Scene) -> bool:
-    start = MIB + MIB // 2
-    return await scene.read("two", start, start + 4096) == OBJECTS["two"][start : start + 4096]
-
-
 async def _small(scene: Scene) -> bool:
     return await scene.read("small", 0, len(OBJECTS["small"])) == OBJECTS["small"]
 
@@ -223,7 +215,6 @@ SITUATIONS = (
     Situation("listing", _listing),
     Situation("first_read", _first_read, "one", is_mounted=True),
     Situation("sequential_stream", _sequential, "two", offset=None, skip=1, is_mounted=True),
-    Situation("random_read", _random, "two", offset=MIB + MIB // 2, is_mounted=True),
     Situation("small_file", _small, "small", is_mounted=True),
     Situation("file_download", _download, "one"),
     Situation("pipe", _pipe, "one", offset=None),

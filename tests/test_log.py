@@ -200,20 +200,6 @@ def test_lines_that_nobody_reads_are_lost_and_counted(tmp_path: Path) -> None:
             assert again.endswith(b"heard again")
 
 
-def test_a_text_that_nobody_reads_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading_fd, writing_fd = os.pipe()
-    with open(reading_fd, "rb"), open(writing_fd, "w", buffering=1) as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        stream = UnblockedStderr()
-        for _ in range(1_000):
-            stream.write("x" * 200 + "\n")  # more than the pipe holds
-        heard_from(reading_fd)
-        stream.write("a bar\r")
-        told = rb"log lines were lost, as nobody read them in time: \d+\na bar\r"
-        assert re.fullmatch(told, heard_from(reading_fd))
-        monkeypatch.undo()
-
-
 def socket_ends() -> tuple[int, int]:
     """Return what reads and what writes of a pair of sockets."""
     reading, writing = socket.socketpair()

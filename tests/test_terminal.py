@@ -11,7 +11,7 @@ import pytest
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from bench.s3server.server_config import Pace
 from fastfuse.filesystem.mounting.mountpoint import find_mount
-from tests.mounting import ENVIRONMENT, run_fastfuse
+from tests.mounting import ENVIRONMENT, access, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen, terminal
 
 URI = "s3://bucket/train"
@@ -29,10 +29,6 @@ _WARNING = re.compile(r"^\S+Z WARNING fastfuse\.index\.[a-z.]+: left out: key b'
 def server() -> Iterator[LoopbackServer]:
     with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server:
         yield server
-
-
-def connection(server: LoopbackServer) -> list[str]:
-    return ["--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style"]
 
 
 def assert_sane(output: str, settings: Mapping[str, str]) -> None:
@@ -58,7 +54,7 @@ def test_an_index_is_summed_up(
     server: LoopbackServer, tmp_path: Path, columns: int, settings: Mapping[str, str]
 ) -> None:
     output = tmp_path / ":dog:"
-    words = ["index", URI, "-o", str(output), "--summary", *connection(server)]
+    words = ["index", URI, "-o", str(output), "--summary", *access(server.endpoint_url)]
     code, text = finished_on_terminal(*words, columns=columns, settings=settings)
     assert code == 0, text
     assert_sane(text, settings)
@@ -78,7 +74,7 @@ def test_an_index_is_summed_up(
 
 def test_the_objects_of_a_list_of_keys_are_counted(server: LoopbackServer, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("train/d/1\ntrain/d/2\n")
-    words = ["index", URI, "--keys-from", str(tmp_path / "keys"), "--summary", *connection(server)]
+    words = ["index", URI, "--keys-from", str(tmp_path / "keys"), "--summary", *access(server.endpoint_url)]
     code, text = finished_on_terminal(*words)
     assert code == 0, text
     assert_sane(text, PLAIN)
@@ -88,7 +84,7 @@ def test_the_objects_of_a_list_of_keys_are_counted(server: LoopbackServer, tmp_p
 def test_a_name_that_the_terminal_has_no_letters_for_is_escaped() -> None:
     settings = {"PYTHONIOENCODING": "ascii"}
     with LoopbackServer({"bucket": MemoryObjects({"train/ü/a": b"a"})}) as server:
-        words = ["index", URI, "--summary", *connection(server)]
+        words = ["index", URI, "--summary", *access(server.endpoint_url)]
         code, text = finished_on_terminal(*words, settings=settings)
         assert code == 0, text
         assert " /\\xfc/ " in text
@@ -98,7 +94,7 @@ def test_a_name_that_the_terminal_has_no_letters_for_is_escaped() -> None:
 
 def test_where_there_is_no_terminal_colours_are_written_and_no_bar(server: LoopbackServer) -> None:
     environment = {**ENVIRONMENT, "TERM": "xterm", **FORCE_COLOR}
-    done = run_fastfuse("index", URI, "--summary", *connection(server), environment=environment)
+    done = run_fastfuse("index", URI, "--summary", *access(server.endpoint_url), environment=environment)
     assert done.returncode == 0
     assert "\x1b[1m" in done.stdout
     assert "\x1b" not in done.stderr
@@ -109,7 +105,7 @@ def test_an_interrupted_index_leaves_no_traceback_and_a_cursor(server: LoopbackS
     objects = MemoryObjects({f"train/{at}": b"" for at in range(3000)})
     with (
         LoopbackServer({"bucket": objects}, ServerConfig(pace=Pace(list_delay_s=0.5))) as slow,
-        terminal("index", URI, "--summary", *connection(slow)) as index,
+        terminal("index", URI, "--summary", *access(slow.endpoint_url)) as index,
     ):
         index.read_until("1,000 objects")
         index.interrupt()
@@ -126,7 +122,7 @@ def test_a_mount_is_served_refreshed_hinted_and_unmounted(
     place = tmp_path / "mount"
     place.mkdir()
     (tmp_path / "paths").write_text("d/1\n")
-    with terminal("mount", URI, str(place), *connection(server), settings=settings) as mount:
+    with terminal("mount", URI, str(place), *access(server.endpoint_url), settings=settings) as mount:
         mount.read_until(f"mounted {URI} at {place}")
         assert len(os.listdir(place / "d")) == 2000
         for words, told in (
@@ -151,7 +147,7 @@ def test_a_mount_is_served_refreshed_hinted_and_unmounted(
 
 @pytest.mark.fuse
 def test_a_daemon_returns_to_its_terminal(server: LoopbackServer, tmp_path: Path) -> None:
-    code, text = finished_on_terminal("mount", URI, str(tmp_path), "--daemon", *connection(server))
+    code, text = finished_on_terminal("mount", URI, str(tmp_path), "--daemon", *access(server.endpoint_url))
     assert code == 0, text
     assert_sane(text, PLAIN)
     assert "\x1b" not in text
@@ -161,7 +157,7 @@ def test_a_daemon_returns_to_its_terminal(server: LoopbackServer, tmp_path: Path
 @pytest.mark.parametrize("settings", [PLAIN, DUMB | NO_COLOR], ids=["plain", "dumb"])
 def test_a_job_runs_its_command(server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]) -> None:
     channel = f"a-channel-of-twenty-six-le={URI},mode=File"
-    words = ["run", "--base-dir", str(tmp_path), "--channel", channel, *connection(server), "--", "tty"]
+    words = ["run", "--base-dir", str(tmp_path), "--channel", channel, *access(server.endpoint_url), "--", "tty"]
     code, text = finished_on_terminal(*words, settings=settings)
     assert code == 0, text
     assert_sane(text, settings)
@@ -170,47 +166,3 @@ def test_a_job_runs_its_command(server: LoopbackServer, tmp_path: Path, settings
     drawn = [line for line in lines if line.startswith("a-channel-of-twenty-six-le ")]
     assert bool(drawn) == (settings == PLAIN)
     assert max(map(len, drawn), default=0) <= 80
-
-
-@pytest.mark.fuse
-@pytest.mark.parametrize("settings", [{"PYTHONIOENCODING": "latin-1"}, DUMB], ids=["latin-1", "dumb"])
-def test_the_demo_fits_into_eighty_columns(tmp_path: Path, settings: Mapping[str, str]) -> None:
-    words = ["demo", "--shards", "2", "--shard-size", "9MiB", "--small-files", "5", "--small-file-size", "10KiB"]
-    code, text = finished_on_terminal(*words, settings={"TMPDIR": str(tmp_path), **settings})
-    assert code == 0, text
-    assert_sane(text, settings)
-    lines = lines_on_screen(text)
-    [head] = [line for line in lines if "readers" in line and "GETs" in line]
-    rows = [line for line in lines if re.match(r"(one shard|other shards|small files|all again) +\d", line)]
-    assert len(rows) == 4
-    assert {len(line.rstrip()) for line in (head, *rows)} == {len(head.rstrip())}
-    assert len(head) <= 80
-
-
-@pytest.mark.parametrize("command", ["", "mount", "run"])
-def test_help_fits_the_terminal_and_is_plain_where_that_is_dumb(command: str) -> None:
-    words = [command, "--help"] if command else ["--help"]
-    code, text = finished_on_terminal(*words, settings=DUMB | NO_COLOR)
-    assert (code, "\x1b" in text) == (0, False)
-    lines = lines_on_screen(text)
-    assert 70 < len(max(lines, key=len)) <= 80
-    assert any(line.startswith(f"Usage: {' '.join(['fastfuse', command]).strip()} ") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "told"),
-    [
-        ((), 2, "fastfuse [OPTIONS] COMMAND"),
-        (("version",), 0, "fastfuse "),
-        (("nonsense",), 2, "fastfuse: error: No such command 'nonsense'.\r\nhint: see 'fastfuse --help'\r\n"),
-        (("mount",), 2, "fastfuse: error: Missing argument 'S3_URI'.\r\nhint: see 'fastfuse mount --help'\r\n"),
-        (("unmount", "/nowhere"), 5, "fastfuse: error: nothing is mounted at /nowhere\r\nhint: "),
-        (("refresh", "/tmp"), 5, "fastfuse: error: nothing of fastfuse is mounted at /tmp\r\nhint: "),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
-def test_results_and_errors_are_plain_lines(words: tuple[str, ...], code: int, told: str) -> None:
-    found, text = finished_on_terminal(*words, settings=NO_COLOR)
-    assert found == code
-    assert_sane(text, NO_COLOR)
-    assert told in text

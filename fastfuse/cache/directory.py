@@ -4,6 +4,7 @@ Whoever can write into the directory decides which bytes readers get: digests ar
 attackers. A directory that others own, or can write to, is therefore refused.
 """
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -20,7 +21,9 @@ from fastfuse.cache.catalog import Index, connect, create
 from fastfuse.cache.segments import give_to_owner
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.shared import add
+from fastfuse.cgroup import memory_limit_bytes
 from fastfuse.errors import ConfigurationError
+from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ _ADDED_AT_ONCE = 4096
 # Another mount makes the files in less; a worker that waited for its lock any longer would be killed as hung.
 _MADE_WITHIN_S, _OPENED_WITHIN_S = 10.0, 1.0
 _LOCK_RETRY_S = 0.02
+# <linux/magic.h>: TMPFS_MAGIC and RAMFS_MAGIC.
+_IN_MEMORY = {0x01021994, 0x858458F6}
 _MAX_LINKS = 40  # as the kernel (path_resolution(7))
 
 
@@ -105,6 +110,7 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         if owner_uid != os.fstat(directory_fd).st_uid == os.geteuid() and not os.listdir(directory_fd):
             os.fchown(directory_fd, owner_uid, -1)
         _check(path, directory_fd, owner_uid)
+        _check_memory(settings, directory_fd)
         _make_files(path, directory_fd, settings.size_bytes)
     except TimeoutError as error:
         _log.warning("the cache %s was not checked: %s", path, error)
@@ -199,6 +205,20 @@ def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
         raise ConfigurationError(
             f"--cache {str(path)!r} can be written to by others, who could put any bytes into it",
             hint="chmod 700, or 2770 to share it with its group",
+        )
+
+
+def _check_memory(settings: CacheSettings, directory_fd: int) -> None:
+    """Refuse a file system in memory that would fill the control group, whose processes the kernel then kills."""
+    limit_bytes = memory_limit_bytes()
+    if limit_bytes is None or 2 * settings.size_bytes <= limit_bytes:
+        return
+    system = (ctypes.c_long * 32)()  # struct statfs begins with the type
+    if not ctypes.CDLL(None).fstatfs(directory_fd, system) and system[0] in _IN_MEMORY:
+        raise ConfigurationError(
+            f"--cache {str(settings.directory)!r} is in memory (tmpfs), of which it may take "
+            f"{format_size(settings.size_bytes)}, more than half of the cgroup's limit of {format_size(limit_bytes)}",
+            hint="name a directory on a disk, or a smaller --cache-size",
         )
 
 

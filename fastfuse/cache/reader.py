@@ -31,7 +31,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import BeginGet, RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.checks import check_range_arguments
-from fastfuse.s3.threads import NoThreadError
+from fastfuse.s3.threads import NoThreadError, run_soon
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -134,17 +134,14 @@ class CachedReader:
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
         self._is_closed = False
+        self.flush_s = FLUSH_S  # 0: readers wait for the process that takes over
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
-
-        def tell(kind: str, line: str) -> None:
-            with suppress(trio.RunFinishedError):
-                token.run_sync_soon(self._tell, kind, line)
-
         self._writer = Writer(
-            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes, tell=tell, takes_places=takes_places
-        )
+            cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
+            tell=partial(run_soon, token, self._tell), takes_places=takes_places,
+        )  # fmt: skip
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Read a range as `RangeReader.get` does."""
@@ -203,8 +200,7 @@ class CachedReader:
             extents = [] if self._disk.is_off else self._find(object_id, start, end)
         with trio.move_on_at(ends_s):
             return await self._fetch(asked, extents)
-        message = f"{ref.key!r} could not be read within {self._deadline_s:g} s."
-        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+        raise DeadlineError.too_slow(ref.key, self._deadline_s)
 
     def keeps(self, ref: ObjectRef, start: int, end: int) -> bool:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""
@@ -291,14 +287,14 @@ class CachedReader:
         return self._writer.queued_bytes
 
     async def aclose(self) -> None:
-        """Write what is queued, for `FLUSH_S` at most, and close the tier and the other reader. Idempotent."""
+        """Write what is queued, for `flush_s` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self._writer.close, FLUSH_S):
+            if await trio.to_thread.run_sync(self._writer.close, self.flush_s):
                 self._cache.close()
-            else:
-                left = format_size(self.queued_bytes)
-                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {FLUSH_S:g} s")
+            elif self.flush_s:
+                left, within = format_size(self.queued_bytes), f"{self.flush_s:g} s"
+                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:
@@ -381,7 +377,7 @@ class CachedReader:
         _, object_id, seed, start, end, _ = asked
         if extents and self._disk.is_off:  # since they were found
             return None
-        wanted, into = pieces(extents, start, end), self._buffers.take(end - start)
+        wanted = pieces(extents, start, end)
         failed: list[tuple[Extent, Exception]] = []
 
         def read() -> None:
@@ -394,9 +390,12 @@ class CachedReader:
                     break
 
         try:
+            into = self._buffers.take(end - start)
             await self._disk.ask(read)
         except (trio.TooSlowError, NoThreadError) as error:
             self._leave_alone("disk", str(error) or unanswered_reason(self._disk.patience_s))
+            return None
+        except MemoryError:  # the client waits for some
             return None
         if failed:
             self._lose(object_id, *failed[0])

@@ -208,7 +208,7 @@ def install(
     if root == Path("/") and not remove:
         if not os.access(run_by_units, os.X_OK):
             raise ConfigurationError(f"{run_by_units} is no program", hint="name one with --program FILE")
-        if (found := system.writable_by_others(Path(run_by_units))) is not None:
+        if (found := next(system.writable_by_others(Path(run_by_units)), None)) is not None:
             warn(
                 f"root will run {run_by_units}, and users other than root can change {found}",
                 hint="install fastfuse where only root can write, as README does",

@@ -10,6 +10,7 @@ and mount(8) then runs ``fastfuse s3://BUCKET/PREFIX /mnt/data -o rw,...``, havi
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.cli import messages
@@ -17,14 +18,14 @@ from fastfuse.cli.commands import Command
 from fastfuse.cli.instead import instead_of
 from fastfuse.errors import ConfigurationError
 
-# Options for mount(8), systemd or the boot order, and options without effect on a read-only mount that has neither
-# set-uid files nor devices. mount(8) writes `rw` for `defaults`.
+# Options for mount(8), systemd or the boot order; of libfuse for what is always so; and those without effect on a
+# read-only mount that has no set-uid files, devices or links. mount(8) writes `rw` for `defaults`.
 # fmt: off
 _IGNORED: Final = frozenset({
     "ro", "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "nousers", "owner", "noowner", "group",
     "nogroup", "_netdev", "nofail", "fail", "dev", "suid", "relatime", "norelatime", "strictatime", "nostrictatime",
     "diratime", "nodiratime", "lazytime", "nolazytime", "mand", "nomand", "silent", "loud", "comment", "helper",
-    "uhelper",
+    "uhelper", "nosymfollow", "kernel_cache", "auto_cache", "big_writes", "max_read", "entry_timeout", "attr_timeout",
 })
 # fmt: on
 _IGNORED_PREFIXES: Final = ("x-", "X-")
@@ -72,15 +73,43 @@ def helper_arguments(arguments: Sequence[str]) -> list[str]:
     return words
 
 
+def is_there(arguments: Sequence[str]) -> bool:
+    """Return whether mount(8) asks for a live mount once more, as ``mount -a`` does if the source's name is quoted."""
+    if len(arguments) < 2 or not arguments[0].startswith("s3://"):
+        return False
+    from fastfuse.filesystem.mounting.mount_settings import quoted
+    from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead
+
+    source, name = arguments[0], quoted(arguments[0])
+    if name == source:
+        return False  # mount(8) knows it again
+    entry = find_mount(Path(arguments[1]))
+    return entry is not None and entry.is_ours and entry.source == name and not is_dead(entry.path)
+
+
 def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
     """Rewrite each ``-o a,b=c`` as the long options it stands for; the kernel's options stay, one per ``-o``.
 
     `own` maps the long options, with underscores, to whether each takes a value. Options to ignore are left out.
 
     Raises:
-        ConfigurationError: an option that nobody knows, or one without the value that it needs.
+        ConfigurationError: options that nobody knows, or one without the value that it needs.
     """
-    return [word for is_option, text in _pieces(arguments) for word in (_translate(text, own) if is_option else [text])]
+    words, unknown = list[str](), dict[str, str]()
+    for is_option, text in _pieces(arguments):
+        found = _translate(text, own) if is_option else [text]
+        if found is None:
+            name = text.partition("=")[0]
+            unknown[name] = instead_of(name) or "any long option of 'fastfuse mount --help-all' can be given here"
+        words += found or ()
+    if not unknown:
+        return words
+    if len(unknown) == 1:
+        [(names, hint)], what = unknown.items(), "is not a mount option"
+    else:
+        names, what = ", ".join(unknown), "are not mount options"
+        hint = "; ".join(f"{name}: {text}" for name, text in unknown.items())
+    raise ConfigurationError(f"-o {names} {what} that fastfuse knows", hint=hint)
 
 
 def asks_for_writing(arguments: Sequence[str]) -> bool:
@@ -111,7 +140,8 @@ def _split(text: str) -> list[str]:
     return [option.replace("\\,", ",") for option in re.split(r"(?<!\\),", text) if option]
 
 
-def _translate(option: str, own: Mapping[str, bool]) -> list[str]:
+def _translate(option: str, own: Mapping[str, bool]) -> list[str] | None:
+    """Return the arguments for one option of ``-o``; None for one that nobody knows."""
     name, equals, value = option.partition("=")
     key = name.replace("-", "_")
     if key in own:
@@ -125,5 +155,4 @@ def _translate(option: str, own: Mapping[str, bool]) -> list[str]:
     if name == "remount":
         hint = "unmount it, and mount it again"
         raise ConfigurationError("-o remount: a mount keeps the options that it was made with", hint=hint)
-    hint = "any long option of 'fastfuse mount --help-all' can be given, as in -o region=eu-west-1"
-    raise ConfigurationError(f"-o {name} is not a mount option that fastfuse knows", hint=instead_of(name) or hint)
+    return None

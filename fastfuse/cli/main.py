@@ -132,7 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = dict(os.environ)
     startup.prepare()
     startup.open_standard_streams()
-    words = fstab.helper_arguments(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if fstab.is_there(arguments):
+        return 0
+    words = fstab.helper_arguments(arguments)
     if "_FASTFUSE_COMPLETE" in os.environ:  # a shell asks (cli.help_files)
         from typer.completion import get_completion_inspect_parameters
 

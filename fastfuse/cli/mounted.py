@@ -224,8 +224,9 @@ def fuse_helper(
 ) -> int:  # fmt: skip
     """Mount for a process that may not mount.
 
-    That process serves the mount with 'fastfuse mount --fuse-socket PATH'. The helper takes CAP_SYS_ADMIN, and knows
-    neither S3 nor credentials. The mount goes with the process that serves it, and the next one gets another.
+    That process serves the mount with 'fastfuse mount --fuse-socket PATH'. The helper takes CAP_SYS_ADMIN and
+    CAP_CHOWN, and knows neither S3 nor credentials. The mount goes with the process that serves it, and the next one
+    gets another.
     """
     log.configure(log.LogConfig())
     from fastfuse.filesystem.mounting import fuse_helper as helper

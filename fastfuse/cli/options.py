@@ -108,7 +108,7 @@ def connection(
     no_sign_request: Annotated[bool, setting("--no-sign-request", _CONNECTION,
         "Use no credentials, for public buckets.")] = False,
     force_path_style: Annotated[bool, setting("--force-path-style", _CONNECTION,
-        "Address buckets as https://HOST/BUCKET, for services without a host name per bucket.")] = False,
+        "Address buckets as https://HOST/BUCKET; the default with --endpoint-url.")] = False,
     ca_bundle: Annotated[Path | None, setting("--ca-bundle FILE", _CONNECTION,
         "PEM file of the authorities to trust.")] = None,
     no_verify_ssl: Annotated[bool, setting("--no-verify-ssl", _CONNECTION,

@@ -2,8 +2,9 @@
 
 Nearly everything that a command loads lives until its process ends, so it is loaded as late as it can be.
 
-``--daemon`` makes a child without a terminal, and a parent that waits until the child is ready or has failed. The
-parent must fork before anything starts a thread. The child's standard streams are ``/dev/null`` from the start: a
+``--daemon`` makes a child, and a parent that waits until the child is ready or has failed. The parent must fork before
+anything starts a thread. The child leaves the parent's process group once it has mounted: autofs, which waits for that,
+lets only this group look at the place. The child's standard streams are ``/dev/null`` from the start: a
 process that it forks before it is ready would otherwise keep the caller's terminal or pipe open for ever. Until it is
 ready its lines go to the parent's stderr through a pipe; a NUL ends them.
 """
@@ -69,6 +70,8 @@ def loading() -> Iterator[None]:
 # No line holds it: log lines have their control characters escaped.
 _READY: Final = b"\0"
 _READ_BYTES: Final = 64 * 1024
+# A process that the child left behind may hold the other end of the pipe open, so that it has no end.
+_LOOK_EVERY_S: Final = 1.0
 
 
 class Startup:
@@ -88,7 +91,8 @@ class Startup:
         self._end(text + "\n")
 
     def ready(self) -> None:
-        """Let the parent return."""
+        """Leave the caller's session, and let the parent return."""
+        os.setsid()
         self._end(_READY.decode())
 
     def _end(self, text: str) -> None:
@@ -130,7 +134,14 @@ def fork() -> Startup:
         os.close(writer)
         _wait(child, reader)
     os.close(reader)
-    os.setsid()
+    from fastfuse.filesystem.processes.children import UNHEEDED, ignore_unheeded
+
+    UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
+    ignore_unheeded()
+    for name, path in os.environ.items():
+        is_of_aws = name.startswith("AWS_") and name.endswith(("_FILE", "_BUNDLE"))
+        if is_of_aws and path and not path.startswith(("/", "~", "$")):  # botocore knows a home and variables
+            os.environ[name] = os.path.abspath(path)
     # The daemon must not keep the file system of the caller's working directory busy.
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -141,23 +152,25 @@ def fork() -> Startup:
 
 
 def _wait(child: int, reader: int) -> NoReturn:
-    # A signal that ends the parent has to end the child, too, which has left the process group.
+    from fastfuse.filesystem.processes.children import is_over_within
+
+    # A signal that ends the parent has to end the child, too, which heeds none of the terminal's.
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, signal.default_int_handler)
-    # Reading the pipe alone would not do: a process that the child left behind may hold its other end open.
-    child_fd = os.pidfd_open(child)
+    is_over = False
     try:
         while True:
-            readable, _, _ = select.select([reader, child_fd], [], [])
-            data = os.read(reader, _READ_BYTES) if reader in readable else b""
+            readable, _, _ = select.select([reader], [], [], 0.0 if is_over else _LOOK_EVERY_S)
+            data = os.read(reader, _READ_BYTES) if readable else b""
             text, ready, _ = data.partition(_READY)
             with suppress(OSError):  # the terminal, or what read the pipe, may be gone
                 os.write(sys.stderr.fileno(), text)
             if ready:
                 sys.exit(0)
-            if not data:
+            if not data and (readable or is_over):
                 sys.exit(_exit_code(os.waitpid(child, 0)[1]))
+            is_over = is_over_within(child, 0)
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         sys.exit(128 + signal.SIGINT)

@@ -82,14 +82,13 @@ def settle(file: File, root: Path, *, remove: bool) -> str:
         ) from error
 
 
-def writable_by_others(program: Path) -> Path | None:
-    """Return what another user than root can change: the program, a directory above it, or one above where it links."""
+def writable_by_others(program: Path) -> Iterator[Path]:
+    """Yield what another user than root can change: the program, a directory above it, or one above where it links."""
     for path in dict.fromkeys(each for one in (program, program.resolve()) for each in (one, *one.parents)):
         status = path.stat()
         # Groups are left out: Debian's /usr/local/bin is writable for the group staff.
         if status.st_uid != 0 or status.st_mode & 0o002:
-            return path
-    return None
+            yield path
 
 
 def _is_as_written(found: str) -> bool:

@@ -23,7 +23,7 @@ def look(root: Path = Path("/")) -> Facts:
         device = (str(error), error.hint)
     rights = obstacle(None, allow_other=False)
     settings = (root / "sys/class/bdi").glob("*/read_ahead_kb")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # which the worker takes
     ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     memory = memory_limit_bytes(root / "proc/self/cgroup", root / "sys/fs/cgroup")
     return Facts(

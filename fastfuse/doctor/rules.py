@@ -7,8 +7,9 @@ from enum import StrEnum
 from fastfuse.advise.model import Network
 from fastfuse.sizes import MIB, format_size
 
-# A descriptor for each connection of the client and of threads, by default 768 at most, and some for the mount itself.
-_LEAST_FILES = 1024
+# A descriptor for each connection of the client and of threads, by default 768 at most, for each of the tier's segments
+# that are open, 256 at most, and some for the mount itself.
+_LEAST_FILES = 1280
 # The default of --read-deadline-s, and the least that `mount_settings.within_request_timeout` leaves behind it.
 _LEAST_TIMEOUT_S = 75.0
 # A quarter of it is the least memory target, 128 MiB.
@@ -96,7 +97,7 @@ def findings(facts: Facts) -> list[Finding]:
             facts.open_files >= _LEAST_FILES,
             Finding("open files", Level.OK, f"limit {facts.open_files:,}"),
             f"limit {facts.open_files:,}: too few for a connection each",
-            f"ulimit -n {_LEAST_FILES} or more, or lower --max-connections",
+            f"ulimit -Hn {_LEAST_FILES} or more, or lower --max-connections",
         ),
         _warn_unless(
             memory is None or memory >= _LEAST_MEMORY_BYTES,

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from fastfuse import log
 from fastfuse.cache.directory import prepare
+from fastfuse.cache.settings import FLUSH_S
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.answers import Answers
 from fastfuse.filesystem.deaths import Deaths
@@ -207,6 +208,7 @@ class Supervisor:
         """Fork a child that closes our files, too: it would keep the connection to the kernel, and old tables."""
 
         def without_files() -> None:
+            os.setsid()
             self._refresher.close_files()
             for fd in (self._snapshot_fd, self._session.fd if self._session is not None else -1):
                 if fd >= 0:
@@ -229,6 +231,7 @@ class Supervisor:
             settings = replace(settings, cache=None)
 
         def work(tables: socket.socket, ready_fd: int) -> None:
+            os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
                 settings=settings,
@@ -326,8 +329,9 @@ class Supervisor:
                 if not self._replace_worker():
                     return
             before, owed = owed, self._session.owed
-            # One that is refused is owed for a moment only. Those that are not kept are counted while they wait.
-            reads = max(len(owed & before), self._counters.get("fastfuse_waiting_reads"))
+            # One that is refused is owed for a moment only. The count has those of killed readers, too.
+            waiting = 0 if self._session.can_go_on else self._counters.get("fastfuse_waiting_reads")
+            reads = max(len(owed & before), waiting)
             quiet_looks = 0 if reads else quiet_looks + 1
         if reads:
             _log.warning("%d reads under way fail: %s is unmounted now", reads, self._place.mountpoint)
@@ -441,6 +445,6 @@ class Supervisor:
         except FastfuseError as error:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
-        self._worker.close(self._settings.cache_flush_s)
+        self._worker.close(FLUSH_S if self._settings.cache else 0.0)
         os.close(self._snapshot_fd)
         return exit_code

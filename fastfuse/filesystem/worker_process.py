@@ -17,7 +17,7 @@ from typing import Any
 
 from fastfuse import log
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.processes.children import is_over_within, wait_child
+from fastfuse.filesystem.processes.children import DIES_WITHIN_S, is_over_within, wait_child
 from fastfuse.filesystem.processes.hang_report import cpu_and_state, hang_report, is_held
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S, Heartbeat
 from fastfuse.filesystem.processes.sockets import raise_no_sigio
@@ -30,8 +30,6 @@ _log = logging.getLogger(__name__)
 _SWAP_S = 10.0
 # A worker that is told to end counts what it did last.
 _COUNTS_WITHIN_S = 0.5
-# A killed process frees gigabytes in a second. One that waits for a disk that hangs stays.
-_DIES_WITHIN_S = 10.0
 
 
 class WorkerProcess:
@@ -45,11 +43,12 @@ class WorkerProcess:
         # 0 while no worker lives.
         self.pid = 0
         # These are of the last one. It `has_served` once it was ready; the exit code is None if it hung.
-        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory.
+        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory, or
+        # waited for a disk.
         self.has_served = False
         self.end = ""
         self.exit_code: int | None = 0
-        self.was_killed = False
+        self.was_killed = self._was_stopped = False
         # Hung ones that were killed and have not ended.
         self.undead: set[int] = set()
         # Takes newer tables, and log files, to the worker.
@@ -60,7 +59,7 @@ class WorkerProcess:
     @property
     def may_have_ended_by_cache(self) -> bool:
         """Return whether the last worker hung, and nobody had stopped it, or a file that it had mapped was cut."""
-        return self.exit_code == -signal.SIGBUS or (self.exit_code is None and not self.was_killed)
+        return self.exit_code == -signal.SIGBUS or (self.exit_code is None and not self._was_stopped)
 
     @property
     def may_survive(self) -> bool:
@@ -155,7 +154,7 @@ class WorkerProcess:
         if self.pid:
             is_over_within(self.pid, within_s + _COUNTS_WITHIN_S)
         self.kill()
-        if self.pid and is_over_within(self.pid, _DIES_WITHIN_S):
+        if self.pid and is_over_within(self.pid, DIES_WITHIN_S):
             wait_child(self.pid)
         elif self.pid:
             _log.warning("worker %d was killed and does not end: a disk that hangs may hold it", self.pid)
@@ -187,8 +186,9 @@ class WorkerProcess:
             _log.error("hung worker %d: %s", self.pid, line)
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        # Reaped whenever it is gone. Who was stopped by a signal hung in nothing.
+        # Reaped whenever it is gone. One that a signal or a debugger has stopped hung in nothing.
         self.undead.add(self.pid)
-        self.pid, self.exit_code, self.was_killed = 0, None, state == "T"
+        self.pid, self.exit_code, self._was_stopped = 0, None, state in {"T", "t"}
+        self.was_killed = self._was_stopped or state == "D"
         self._counters.count("fastfuse_worker_hangs")
         return True

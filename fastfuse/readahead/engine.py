@@ -75,6 +75,10 @@ class ReadEngine:
             listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
         )
 
+    def join_parts_in(self, take: Callable[[int], memoryview]) -> None:
+        """Have memory of `take` hold the answers that several parts are copied into."""
+        self._fetches.take = take
+
     def begin_parts_by(self, begin: BeginGet) -> None:
         """Get parts by `begin` where that can be."""
         self._fetches.begin = begin

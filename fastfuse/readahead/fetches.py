@@ -6,6 +6,7 @@ A part is got without a task where somebody can (`begin`), and otherwise by a ta
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +21,9 @@ from fastfuse.readahead.pool import PartPool
 from fastfuse.s3.base import BeginGet, RangeReader
 
 _Landed = Callable[[], None]
+
+# The time after which the system may have memory again: others end, or the kernel ends them.
+_MEMORY_AGAIN_S = 1.0
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Fetches:
         self.service = ServicePace(config.first_window_bytes)
         # A way to get a part that takes no task; None where there is none.
         self.begin: BeginGet | None = None
+        # Returns memory for an answer that several parts are copied into.
+        self.take: Callable[[int], memoryview] = lambda size_bytes: memoryview(bytearray(size_bytes))
         self._reader = reader
         self._pool = pool
         self._nursery = nursery
@@ -100,6 +106,14 @@ class Fetches:
         self.counts.failed_parts += 1
         if isinstance(error, UnavailableError):
             self._cause, self._failed_s = str(error), trio.current_time()
+
+    async def memory(self, ref: ObjectRef, size_bytes: int, began_s: float) -> memoryview:
+        """Return memory for the answer of a read of `ref` that waits from `began_s` on, once the system has some."""
+        while trio.current_time() < began_s + self._read_deadline_s:
+            with suppress(MemoryError):
+                return self.take(size_bytes)
+            await trio.sleep(_MEMORY_AGAIN_S)
+        raise self.late(ref, began_s)
 
     def late(self, ref: ObjectRef, began_s: float) -> DeadlineError:
         """Return the error of a read of `ref` that waited from `began_s` on, with what failed meanwhile."""

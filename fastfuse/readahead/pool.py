@@ -16,9 +16,9 @@ States of a part, all changed here:
 * failed, gone: out of the books and of the file's index. Tasks that waited for a failed part get its error.
 
 INVARIANT: what is reserved (in flight, landed), what is evictable, and what threads keep (`SmallFiles`), which is not,
-take at most the limit, always. Two things are not counted: the part behind a slice that is being written to the kernel
-(a dozen at most, for milliseconds), and the about 2 kB that a small file and its part take as Python objects, one for
-64 KiB of the limit at most.
+take at most the limit, always. Not counted are the part behind a slice that is being written to the kernel (a dozen at
+most, for milliseconds), an answer that several parts are copied into, and the about 2 kB that a small file and its part
+take as Python objects, one for 64 KiB of the limit at most.
 
 No deadlock: a task waits for one part at a time and holds none meanwhile. Parts in flight end, as the S3 client has
 deadlines, so memory comes back to the first that waits.

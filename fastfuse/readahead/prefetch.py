@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 import trio
 
 from fastfuse.errors import FastfuseError
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
+from fastfuse.objects import ObjectRef
 from fastfuse.readahead.announced import AnnouncedOrder
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
@@ -43,7 +43,10 @@ _Answer = TypeVar("_Answer")
 
 
 class Listing(Protocol):
-    """The inode table: what is known of all files. It never changes; a refresh brings another."""
+    """The inode table: what is known of all files. What is listed never changes; a refresh brings another."""
+
+    # Those whose objects are left to their readers.
+    unread_classes: frozenset[str]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -295,8 +298,9 @@ class Prefetcher:
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
-        ref = _known(self._current_table().ref, inode)
-        is_fetched = ref and ref.size_bytes and ref.bucket and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        table = self._current_table()
+        ref = _known(table.ref, inode)
+        is_fetched = ref and ref.size_bytes and ref.bucket and ref.storage_class not in table.unread_classes
         return ref if is_fetched else None
 
     def _file_at(self, row: int) -> tuple[int, int] | None:

@@ -1,6 +1,7 @@
 """Small files that threads fetch ahead and answer by themselves, as far as the engine has to know of them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 
@@ -36,7 +37,9 @@ class SmallFiles:
 
     def fetch(self, inode: int, size_bytes: int, *, is_guess: bool) -> bool:
         """Begin to fetch a file, for which there is memory; return whether that is so."""
-        is_begun = self.threads.fetch(inode, size_bytes)
+        is_begun = False
+        with suppress(MemoryError):
+            is_begun = self.threads.fetch(inode, size_bytes)
         if is_begun and is_guess:
             self._guesses[inode] = size_bytes
             self._guessed_bytes += size_bytes

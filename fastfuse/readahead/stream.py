@@ -159,10 +159,11 @@ class Stream:
             self._pool.leave(self.file)
 
     async def _join_pieces(self, cursor: Cursor, offset: int, end: int, began_s: float) -> memoryview:
-        joined = memoryview(bytearray(end - offset))
-        done = 0
-        while done < len(joined):
+        joined, done = memoryview(b""), 0
+        while done < end - offset:
             piece = await self._next_piece(cursor, offset + done, end, began_s)
+            # Not before the first piece: reads that wait hold no memory.
+            joined = joined or await self._fetches.memory(self.file.ref, end - offset, began_s)
             joined[done : done + len(piece)] = piece
             done += len(piece)
             del piece  # or the part would be held while the read waits for the next one

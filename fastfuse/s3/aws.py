@@ -21,12 +21,13 @@ from aiobotocore.config import AioConfig
 from aiobotocore.hooks import AioHierarchicalEmitter
 from aiobotocore.httpxsession import HttpxSession
 from aiobotocore.session import AioSession
+from aiobotocore.utils import AnyioIMDSRegionProvider
 from botocore.configprovider import ConfiguredEndpointProvider
 from botocore.exceptions import BotoCoreError, ConnectTimeoutError, ReadTimeoutError
 from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
-from fastfuse.errors import ConfigurationError, FastfuseError
+from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
 from fastfuse.s3.base import REGION_NAME, ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
@@ -68,6 +69,12 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
     def __init__(self, profile: str | None) -> None:
         super().__init__(profile=profile, event_hooks=copy.copy(_handlers()), include_builtin_handlers=False)
 
+    def _create_credential_resolver(self) -> Any:  # noqa: ANN401 - botocore has no types
+        resolver = super()._create_credential_resolver()
+        # botocore's own asks at the terminal at each renewal, and blocks until somebody types.
+        resolver.get_provider("assume-role")._prompter = _refuse_mfa  # noqa: SLF001 - no argument reaches it
+        return resolver
+
     async def load_client(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - as `create_client`
         """Read and load all that the client of these `arguments` needs, and start no thread."""
         await self._create_client(*arguments, **options)
@@ -75,6 +82,13 @@ class _Session(AioSession):  # type: ignore[misc]  # aiobotocore has no types
 
     def _register_data_loader(self) -> None:
         self._components.lazy_register_component("data_loader", lambda: _loader(self.get_config_variable("data_path")))
+
+
+def _refuse_mfa(_: str) -> str:
+    raise AccessError(
+        "The profile asks for an MFA code, which nobody can type for a mount.",
+        hint="Take a profile without mfa_serial, or a credential_process or keys that outlast the job.",
+    )
 
 
 @cache
@@ -284,6 +298,13 @@ class S3Session:
             )
         return given
 
+    async def instance_region(self) -> str:
+        """Return the region of the EC2 instance that gives the credentials, so nobody else waits for an answer."""
+        found = self.credentials.latest if self.credentials is not None and self.endpoint_url is None else None
+        if found is None or found.provider != "iam-role":
+            return ""
+        return await AnyioIMDSRegionProvider(self.aws).provide() or ""
+
     async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> tuple[bool, Failure | None]:
         """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
 
@@ -303,7 +324,11 @@ class S3Session:
         error = object_error(failure, bucket=bucket, key=key, operation=operation) if key else None
         is_signed = self.credentials is not None
         where = self.endpoint_url or ""
-        return error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
+        error = error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
+        is_guess = not where and region == DEFAULT_REGION and not self.configured_region
+        if is_guess and failure.kind in (Kind.NO_BUCKET, Kind.CHANGED, Kind.UNREACHABLE):
+            error.hint += f" No region is configured, and {region} was asked: give --region."
+        return error
 
     def _configured_endpoint(self) -> str | None:
         if self.aws.get_config_variable("ignore_configured_endpoint_urls"):

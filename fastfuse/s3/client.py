@@ -52,6 +52,8 @@ class _Get:
     ref: ObjectRef
     start: int
     end: int
+    # When its read is over, on trio's clock.
+    ends_s: float
     # The service has asked for fewer requests in reply to one of its attempts.
     is_throttled: bool = False
 
@@ -203,23 +205,25 @@ class S3Client:
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
         began_s = trio.current_time()
-        get, failed = _Get(ref, start, end), None
+        get, failed = _Get(ref, start, end, ends_s), None
         if end - start <= TASK_BYTES:
-            # The connection's own patience ends a stalled reply. A deadline here would take a fifth of the CPU time.
+            # The connection's own patience ends a stalled reply, and `_exchange` the wait for other credentials. A
+            # deadline here would take a fifth of the CPU time.
             try:
                 reply = await self._get_at_once(get)
                 if reply is not None:
                     return reply
             except RetryableError as error:
                 failed = error
+            except MemoryError:
+                pass  # there may be some now
         with trio.move_on_at(ends_s):
             again = partial(self._get_once, get)
             return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         if self._rate.is_limited:
             told = f"the service throttles ({self._throttled_by})"
             raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
-        message = f"{ref.key!r} could not be read within {self.session.config.deadline_s:g} s."
-        raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+        raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
 
     async def _get_at_once(self, get: _Get) -> tuple[Buffer, ReplyHead] | None:
         """Return a range over an idle connection; None where none is open any more.
@@ -279,9 +283,11 @@ class S3Client:
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
-                    failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
-                    self._note_refusal(failure, get)
-                    raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
+                    with trio.move_on_at(get.ends_s):
+                        failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
+                        self._note_refusal(failure, get)
+                        raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
+                    raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
                 await bodies.read_range(connection, head, ref, start, data)

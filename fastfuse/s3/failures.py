@@ -324,11 +324,12 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str, is
         case Kind.NO_BUCKET | Kind.CHANGED:
             return SourceError(f"There is no bucket {bucket!r} {where}.", hint="Check its name and --endpoint-url.")
         case Kind.DENIED | Kind.ARCHIVED:
-            return AccessError(
-                f"The service denies listing the bucket {bucket!r} ({detail}).",
-                hint="It takes s3:ListBucket and s3:GetObject; another --profile may have them, "
-                "and a public bucket needs --no-sign-request.",
-            )
+            hint = "It takes s3:ListBucket and s3:GetObject; another --profile may have them, "
+            hint += "and a public bucket needs --no-sign-request."
+            if detail.endswith("DomainForbidden"):
+                hint = "The host's name must begin with the bucket's: write addressing_style = virtual below s3 = in "
+                hint += "the profile of ~/.aws/config."
+            return AccessError(f"The service denies listing the bucket {bucket!r} ({detail}).", hint=hint)
         case Kind.EXPIRED:
             return AccessError(f"The AWS credentials have expired ({detail}).", hint=_CREDENTIALS_HINT)
         case Kind.BAD_KEYS | Kind.SKEWED:

@@ -118,8 +118,7 @@ class Integrity:
                 if len(data) == ref.size_bytes and not is_composite(head.headers):
                     return await self._check_whole(ref, data, head, ends_s)
                 return await self._check_piece(known, ref, start, data, ends_s)
-            message = f"{ref.key!r} could not be read and checked within {self._deadline_s:g} s."
-            raise DeadlineError(message, hint=DeadlineError.TOO_SLOW_HINT)
+            raise DeadlineError.too_slow(ref.key, self._deadline_s, "read and checked")
         finally:
             known.under_way.remove(start)
             known.landed.set()
@@ -138,7 +137,10 @@ class Integrity:
             return data
         digest = await _digest(expected.algorithm, data)
         if digest != expected.digest:
-            data, head = await self._fetch(ref, 0, ref.size_bytes, ends_s)
+            with trio.move_on_at(ends_s) as within:
+                data, head = await self._fetch(ref, 0, ref.size_bytes, ends_s)
+            if within.cancelled_caught:
+                raise DeadlineError.too_slow(ref.key, self._deadline_s, "read and checked")
             # The first one may have been damaged on its way, too.
             expected = self._given(head) or expected
             digest = await _digest(expected.algorithm, data)

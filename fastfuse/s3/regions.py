@@ -1,7 +1,8 @@
 """Finds the region of each bucket on its first use, and with it the route there.
 
-The region is the configured one, or the one that an access point's ARN names. Otherwise one request asks the service.
-It is unsigned: S3 names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
+The region is the configured one, or the one in the ARN of an access point. Otherwise one request asks the service,
+where an EC2 instance is, if its role gives the keys: it may reach no other one. The request is unsigned: S3 names the
+region on 200, 301, 400 and 403 alike, and a signature would need the region.
 """
 
 from functools import partial
@@ -52,13 +53,14 @@ class Regions:
     async def _region(self, bucket: str, *, is_read: bool) -> str:
         if region := named_region(self._session, bucket):
             return region
-        ask = partial(self._ask, self._routes.make(bucket, DEFAULT_REGION), is_read=is_read)
+        asked = await self._session.instance_region() or DEFAULT_REGION
+        ask = partial(self._ask, self._routes.make(bucket, asked), is_read=is_read)
         if is_read:
             return await ask()
         with trio.move_on_after(_DEADLINE_S):
             return await self._retries.run(ask, name=f"the region of {bucket!r}")
         failure = Failure(kind=Kind.UNREACHABLE, detail=f"no answer in {_DEADLINE_S:g} s")
-        raise self._session.command_error(failure, bucket, "", DEFAULT_REGION)
+        raise self._session.command_error(failure, bucket, "", asked)
 
     async def _ask(self, route: Route, *, is_read: bool) -> str:
         """Return the region that the service names; `DEFAULT_REGION` where a server of one's own names none."""
@@ -75,7 +77,7 @@ class Regions:
             failure = self._routes.judged(failure)
         if failure.region:
             return failure.region
-        final = self._session.command_error(failure, route.bucket, "", DEFAULT_REGION)
+        final = self._session.command_error(failure, route.bucket, "", route.endpoint.region)
         if failure.kind in _UNANSWERED:
             raise RetryableError(final, failure, is_read=is_read)
         if self._session.endpoint_url is not None:

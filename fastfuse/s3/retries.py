@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from fastfuse.errors import ServiceError
 from fastfuse.metrics import Counters
 from fastfuse.repeats import RepeatedFailures
 from fastfuse.s3.failures import Failure, Kind
@@ -115,7 +116,7 @@ class Retries:
         failed: RetryableError | None = None,
         began_s: float | None = None,
     ) -> T:
-        """Return the result of `attempt`, called again while it raises `RetryableError`.
+        """Return the result of `attempt`, called again while it raises `RetryableError` or gets no memory.
 
         `failed` is a first failure, of an attempt that began at `began_s` on trio's clock.
 
@@ -151,6 +152,9 @@ class Retries:
                         return await (attempt() if last is None else _try_again(attempt, last, made.ends_s))
                     except RetryableError as error:
                         failed = error
+                    except MemoryError:
+                        final = ServiceError("This process got no memory.", hint="see ulimit -v and the free memory")
+                        failed = RetryableError(final, Failure(kind=Kind.BROKEN, detail="no memory"))
                 now_s = trio.current_time()
                 pause_s = made.pause_s(failed.failure.kind, failed.attempts, draw=random.random(), now_s=now_s)
                 if pause_s is None:

@@ -5,6 +5,7 @@ caller may be cancelled before the call has a thread. Here a call is certain to 
 """
 
 import errno
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -13,12 +14,25 @@ import trio
 
 T = TypeVar("T")
 
+# The loop is woken by a byte through a socket (ENOBUFS, ENOMEM).
+_WAKE_AGAIN_S = 0.01
+
 
 class NoThreadError(OSError):
     """The system has no room for a thread."""
 
     def __init__(self) -> None:
         super().__init__(errno.EAGAIN, "no room for a thread; see ulimit -u and pids.max")
+
+
+def run_soon(token: trio.lowlevel.TrioToken, call: Callable[..., object], *arguments: object) -> None:
+    """Have the loop make a call, as a thread may ask; twice if the kernel had no memory to wake the loop at first."""
+    with suppress(trio.RunFinishedError):
+        while True:
+            with suppress(OSError):
+                token.run_sync_soon(call, *arguments, idempotent=True)
+                return
+            time.sleep(_WAKE_AGAIN_S)  # noqa: TID251 - nothing tells when there is memory
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -37,12 +51,10 @@ async def in_thread(work: Callable[[], T]) -> T:
             # An outcome of trio's would keep itself, and the memory that `work` fills, until the next collection.
             errors.append(error)
 
-    def deliver(_: object) -> None:
-        with suppress(trio.RunFinishedError):
-            token.run_sync_soon(wake)
-
     def wake() -> None:
+        nonlocal is_waiting
         if is_waiting:
+            is_waiting = False
             trio.lowlevel.reschedule(task)
 
     def give_up(_: object) -> trio.lowlevel.Abort:
@@ -51,7 +63,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         return trio.lowlevel.Abort.SUCCEEDED
 
     try:
-        trio.lowlevel.start_thread_soon(call, deliver)
+        trio.lowlevel.start_thread_soon(call, lambda _: run_soon(token, wake))
     except RuntimeError as error:
         raise NoThreadError from error
     await trio.lowlevel.wait_task_rescheduled(give_up)

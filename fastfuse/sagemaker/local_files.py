@@ -81,7 +81,7 @@ def find_directory(source: LocalDirectory, place: Path, *, allow_empty: bool) ->
 def _below(root: Path, source: LocalDirectory) -> Path:
     """Return the directory of a file system that is mounted at `root`."""
     mount = mount_holding(root)
-    if mount.path == Path("/"):
+    if mount is None or mount.path == Path("/"):
         raise SourceError(
             f"nothing is mounted at {str(root)!r}, where --file-system says that {source.file_system} is",
             hint="mount the file system there, or name the place where it is mounted",

@@ -96,11 +96,7 @@ def take_away(place: Path, channel: Channel) -> None:
         return
     elif mount is None:
         _remove_links(place)
-    elif (
-        not mount.is_ours
-        and not source.is_manifest
-        and find_directory(source, place, allow_empty=True).path.samefile(place)
-    ):
+    elif not source.is_manifest and find_directory(source, place, allow_empty=True).path.samefile(place):
         _unmount(place)
 
 

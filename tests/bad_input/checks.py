@@ -1,23 +1,15 @@
 """What every refusal has in common, and environments in which something is missing."""
 
-import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from fastfuse.filesystem.mounting.mountpoint import find_mount
-from tests.filesystem.waiting import wait_for_end
 from tests.forked import run_forked
 from tests.mounting import ENVIRONMENT
 
 NOBODY = 65534
-
-_PATIENCE_S = 60.0
-
-# Set for every command: whatever is still running afterwards can be told by it.
-_MARK = "TEST_MARK_OF_FASTFUSE"
 
 # Ends when every process that the command started has ended, too, with the exit code of the command.
 _WITH_DESCENDANTS = """
@@ -25,8 +17,7 @@ import ctypes, os, sys
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 command = os.fork()
 if command == 0:
-    from fastfuse.cli.main import main
-    sys.exit(main())
+    %s
 code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
 try:
     while True:
@@ -37,23 +28,10 @@ except ChildProcessError:
 
 
 def run(command: list[str], *, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
-    """Run to the end, and check that no process of it is left."""
-    mark = os.urandom(8).hex()
-    done = subprocess.run(
-        command, env={**environment, _MARK: mark}, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+    """Run until the command and all that it started have ended."""
+    return run_forked(
+        [sys.executable, "-c", _WITH_DESCENDANTS % "os.execvp(sys.argv[1], sys.argv[1:])", *command], environment
     )
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and _has_mark(process, mark):
-            with contextlib.suppress(ProcessLookupError):
-                wait_for_end(os.pidfd_open(int(process.name)))  # a daemon ends a moment after its mount
-    return done
-
-
-def _has_mark(process: Path, mark: str) -> bool:
-    try:
-        return f"{_MARK}={mark}".encode() in (process / "environ").read_bytes()
-    except OSError:
-        return False  # it has ended, or is a zombie, whose environment is gone
 
 
 def assert_refused(
@@ -79,7 +57,8 @@ def refused(
     path: Path, exit_code: int, *messages: str, arguments: list[str], environment: Mapping[str, str] = ENVIRONMENT
 ) -> None:
     """``fastfuse`` with `arguments` is refused with this code and these words, and mounts nothing at `path`."""
-    done = run_forked([sys.executable, "-c", _WITH_DESCENDANTS, *arguments], environment)
+    program = _WITH_DESCENDANTS % "from fastfuse.cli.main import main; sys.exit(main())"
+    done = run_forked([sys.executable, "-c", program, *arguments], environment)
     assert_refused(done, exit_code, *messages, environment=environment)
     assert find_mount(path) is None
 

@@ -3,8 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.candidates import CANDIDATES
-from bench.command import chosen, default_matrix
 from bench.s3server import DirectoryObjects, parse_synthetic
 from bench.shards import create_shards, frame
 from bench.workloads import WORKLOADS, Scale
@@ -33,27 +31,6 @@ def test_shuffled_files_are_each_read_once_in_another_order(tmp_path: Path) -> N
         orders[name] = [span.name for spans in WORKLOADS[name].share(data, 16, SCALE) for span in spans]
     assert orders["small-16"] != orders["small-16-shuffled"]
     assert sorted(orders["small-16"]) == sorted(orders["small-16-shuffled"])
-
-
-def test_of_some_candidates_only_their_cells_are_left() -> None:
-    cells = default_matrix(["local"], runs=2)
-    assert [(cell.workload.name, cell.candidates, cell.runs) for cell in cells] == [("warm-4", ["local"], 2)]
-
-
-def test_a_choice_is_every_workload_on_every_profile() -> None:
-    cells = chosen(["s3", "fast"], ["small-1", "warm-4"], ["fastfuse", "local"])
-    assert [(cell.profile.name, cell.workload.name, cell.candidates) for cell in cells] == [
-        ("s3", "small-1", ["fastfuse"]),
-        ("s3", "warm-4", ["fastfuse", "local"]),
-        ("fast", "small-1", ["fastfuse"]),
-        ("fast", "warm-4", ["fastfuse", "local"]),
-    ]
-
-
-def test_records_are_not_read_from_those_that_make_up_bytes() -> None:
-    (cell,) = chosen(["s3"], ["records-4"], list(CANDIDATES))
-    assert {"fuse-only", "local"}.isdisjoint(cell.candidates)
-    assert {"raw", "fastfuse"} <= set(cell.candidates)
 
 
 @pytest.mark.parametrize("size_bytes", [16, 17, 49_999, 170_016])

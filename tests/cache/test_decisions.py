@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.tier_policy import WORKLOADS, lru, optimum, tier
+from bench.tier_policy import WORKLOADS, lru, tier
 from fastfuse.cache.catalog import Extent, Index, create_in
 from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.policy import Returns, is_worth_it
@@ -125,7 +125,3 @@ def test_hit_rates() -> None:
     assert rates["another set of 0.9 sizes after 10 epochs"][0] >= 0.8
     for name in ("Zipf 0.8 of 8 sizes", "Zipf 1.0 of 8 sizes"):
         assert rates[name][0] > rates[name][1]
-
-
-def test_the_optimum_keeps_what_is_asked_for_next() -> None:
-    assert optimum([1, 2, 3, 1, 2, 3], 2) == [False, False, False, True, True, False]

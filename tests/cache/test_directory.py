@@ -7,8 +7,9 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import Mock
 
 import pytest
@@ -92,6 +93,26 @@ def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], No
     with pytest.raises(ConfigurationError, match=why) as refused:
         prepare(settings_of(tmp_path / "cache"), os.geteuid())
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "kinds", "why"),
+    [
+        (None, directory._IN_MEMORY, ""),
+        (128 << 20, directory._IN_MEMORY, ""),
+        (127 << 20, directory._IN_MEMORY, "in memory .*, of which it may take 64 MiB, more than half .* of 127 MiB"),
+        (127 << 20, {0xEF53}, ""),
+    ],
+    ids=["no limit", "half of the limit", "more", "on a disk"],
+)
+def test_a_directory_in_memory_takes_at_most_half_of_what_the_group_may_have(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, kinds: set[int], why: str
+) -> None:
+    monkeypatch.setattr(directory, "memory_limit_bytes", lambda: limit_bytes)
+    monkeypatch.setattr(directory, "_IN_MEMORY", kinds)
+    refusal = pytest.raises(ConfigurationError, match=why) if why else nullcontext()
+    with TemporaryDirectory(dir="/dev/shm") as place, refusal:
+        prepare(settings_of(Path(place, "cache"), size_bytes=64 << 20), os.geteuid())
 
 
 def test_a_directory_of_another_version_begins_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

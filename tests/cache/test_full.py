@@ -48,30 +48,6 @@ def full(cache: OpenCache) -> writer.Writer:
     return full
 
 
-def roll(full: writer.Writer) -> None:
-    assert full._roll(0, {})
-    assert full._open is not None
-    full._commit([], {full._open.segment.id: MIB})
-
-
-def test_a_tick_and_a_roll_look_at_few_segments(cache: OpenCache, full: writer.Writer) -> None:
-    roll(full)
-    full._tick()
-    ran: list[str] = []
-    cache.writing.set_trace_callback(ran.append)
-    full._tick()
-    roll(full)
-    cache.writing.set_trace_callback(None)
-    plans = [
-        plan
-        for statement in ran
-        if not statement.startswith(("BEGIN", "COMMIT", "--"))
-        for *_, plan in cache.writing.execute(f"EXPLAIN QUERY PLAN {statement}")
-    ]
-    assert any(plan.startswith("SEARCH segments") for plan in plans)
-    assert [plan for plan in plans if plan.startswith("SCAN segments") and "segments_with_room" not in plan] == []
-
-
 def test_a_listed_segment_stays_that_is_pinned_or_hit_and_one_that_is_gone_is_passed_over(
     cache: OpenCache, full: writer.Writer
 ) -> None:

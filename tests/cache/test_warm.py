@@ -24,9 +24,9 @@ from fastfuse.cache.settings import CacheSettings
 from fastfuse.cache.warm import Warming, WarmState
 from fastfuse.cli.cache_work import _incomplete, _rows_of
 from fastfuse.errors import ConfigurationError, ObjectChangedError
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.objects import ObjectRef
 from tests.cache.node import MIB, CountingStore, content, settings_of, tier
+from tests.index.indexes import table_of
 from tests.mounting import access, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen, terminal
 
@@ -256,9 +256,7 @@ async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(t
 
 
 def test_a_list_of_hints_names_files_as_a_mount_takes_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    builder = TableBuilder("bucket", "")
-    builder.add([b"a", b"d/b", b"d/e/c"], [1] * 3, [1] * 3, [""] * 3, ["STANDARD"] * 3)
-    table, hints = builder.build()[0], tmp_path / "hints"
+    table, hints = table_of(["a", "d/b", "d/e/c"]), tmp_path / "hints"
     hints.write_text("./d//e/./c\na\n/mnt/d/b\n./a\n")
     assert [ref.key for ref in table.refs(_rows_of(hints, table, "/mnt"))] == ["d/e/c", "a", "d/b"]
     assert not caplog.records

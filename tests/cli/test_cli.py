@@ -285,10 +285,12 @@ class TestRefusals:
                 "s3://b /m -o ro,use_cache=/c",
                 "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR ",
             ),
+            ("mount s3://b /m --io=a", "No such option: --io\nhint: leave it out: files are read through the page "),
             (
-                "mount s3://b /m --io direct",
-                "No such option: --io\nhint: leave it out: files are read through the page ",
+                "mount s3://b /m --allow-delete",
+                "No such option: --allow-delete\nhint: leave it out: every write ",
             ),
+            ("mount s3://b /m --max-threads 8", "No such option: --max-threads\nhint: --max-connections N "),
             # What other commands lack has nothing to do with a mount's options.
             ("unmount /m -f", "No such option: -f\nhint: see 'fastfuse unmount --help'\n"),
         ],
@@ -337,7 +339,7 @@ class TestRefusals:
     def test_a_variable_that_nothing_reads_is_told_with_the_nearest_one(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.setenv("FASTFUSE_ENDPOINT", "http://h")
+        monkeypatch.setenv("FASTFUSE_ENDPOINTURL", "http://h")
         monkeypatch.setenv("FASTFUSE_OF_MY_OWN", "1")
         monkeypatch.setenv("FASTFUSE_NO_INDEX_CACHE", "of the past")
         monkeypatch.setenv("FASTFUSE_JOB", "of another command")
@@ -345,7 +347,7 @@ class TestRefusals:
             monkeypatch.setenv(f"FASTFUSE_{name}", "tcp://10.0.0.1:80")
         assert main(["version"]) == 0
         assert capsys.readouterr().err.splitlines() == [
-            "fastfuse: warning: the environment has FASTFUSE_ENDPOINT, which fastfuse does not read",
+            "fastfuse: warning: the environment has FASTFUSE_ENDPOINTURL, which fastfuse does not read",
             "hint: did you mean FASTFUSE_ENDPOINT_URL?",
             "fastfuse: warning: the environment has FASTFUSE_NO_INDEX_CACHE, which fastfuse does not read",
             "hint: no listing is kept unless --index FILE --index-max-age TIME says where and for how long",

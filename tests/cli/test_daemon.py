@@ -89,15 +89,15 @@ def wait_for_exit(pid: int) -> None:
 def test_the_parent_ends_when_the_mount_is_ready_and_the_child_goes_on_without_its_terminal(daemon: Daemon) -> None:
     started = daemon.start("""
 streams = [os.readlink(f"/proc/self/fd/{stream}") for stream in (0, 1, 2)]
-logger.info("%s %s %s %d", os.getsid(0) == os.getpid(), os.getcwd(), " ".join(streams), os.getpid())
+logger.info("%s %s %d", os.getcwd(), " ".join(streams), os.getpid())
 ready(-1)
 await_release()
 return 0
 """)
     assert (started.returncode, started.stdout) == (0, "")
-    *found, pid = started.stderr.split()[-6:]
-    assert found == ["True", "/", "/dev/null", "/dev/null", "/dev/null"]
-    os.kill(int(pid), 0)
+    *found, pid = started.stderr.split()[-5:]
+    assert found == ["/", "/dev/null", "/dev/null", "/dev/null"]
+    assert os.getsid(int(pid)) == int(pid)
     daemon.release()
     wait_for_exit(int(pid))
 
@@ -120,6 +120,23 @@ return 0
     logged = daemon.log_file.read_text()
     assert "a line that nobody takes" in logged
     assert "sinks left: 1" in logged
+
+
+def test_files_that_variables_name_below_the_working_directory_are_found_elsewhere_too(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = {"AWS_CONFIG_FILE": "aws/config", "AWS_SHARED_CREDENTIALS_FILE": "~/keys", "AWS_CA_BUNDLE": "/bundle"}
+    for name, path in names.items():
+        monkeypatch.setenv(name, path)
+    monkeypatch.chdir(tmp_path)
+    daemon.start("""
+for name in "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE":
+    logger.info("it is %s", os.environ.get(name))
+ready(-1)
+return 0
+""")
+    said = [line.split()[-1] for line in daemon.log_file.read_text().splitlines() if "it is" in line]
+    assert said == [f"{tmp_path}/aws/config", "~/keys", "/bundle", "None"]
 
 
 def test_lines_before_readiness_are_shown_and_those_after_it_and_an_error_are_only_logged(daemon: Daemon) -> None:

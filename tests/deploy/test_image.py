@@ -16,7 +16,11 @@ from tests.docs.blocks import ROOT
 _DOCKERFILE = (ROOT / "Dockerfile").read_text()
 
 
-@pytest.mark.parametrize("is_helped", [False, True])
+@pytest.mark.parametrize(
+    ("command", "is_helped"),
+    [("mount", False), ("mount", True), ("mount --fuse-socket=/s", False), ("mount -o fuse_socket=/s", False),
+     ("fuse-helper --socket /s", False), ("run --job-config job.json", False)],
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("states", "is_healthy"),
     [
@@ -25,22 +29,23 @@ _DOCKERFILE = (ROOT / "Dockerfile").read_text()
     ],
 )  # fmt: skip
 def test_a_container_is_healthy_once_something_is_mounted_that_is_served(
-    states: tuple[str, ...], is_healthy: bool, is_helped: bool, tmp_path: Path
+    states: tuple[str, ...], is_healthy: bool, command: str, is_helped: bool, tmp_path: Path
 ) -> None:
     [check] = re.findall(r"^HEALTHCHECK .*\\\n +CMD (.*\\\n.*)$", _DOCKERFILE, re.MULTILINE)
-    mounts = tmp_path / "mounts"
-    mounts.write_text("" if is_helped else "s3://b/p /mnt fuse.fastfuse ro 0 0\n")
+    mounts, first = tmp_path / "mounts", tmp_path / "first"
+    first.write_text(f"fastfuse {command}\0".replace(" ", "\0"))
+    mounts.write_text("s3://b/p /mnt fuse.fastfuse ro 0 0\n" if (command, is_helped) == ("mount", False) else "")
     told = json.dumps({"mounts": [{"mountpoint": "/mnt/no worker", "state": state} for state in states]})
     (tmp_path / "fastfuse").write_text(f"#!/bin/sh\n[ \"$*\" = 'status --json' ] && echo '{told}'\nexit 1\n")
     (tmp_path / "fastfuse").chmod(0o755)
 
     def exit_code(**environment: str) -> int:
-        command = ["sh", "-c", check.replace("/proc/self/mounts", str(mounts))]
-        return subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"} | environment, check=False).returncode
+        shell = ["sh", "-c", check.replace("/proc/self/mounts", str(mounts)).replace("/proc/1/cmdline", str(first))]
+        return subprocess.run(shell, env={"PATH": f"{tmp_path}:/usr/bin:/bin"} | environment, check=False).returncode
 
     assert exit_code(**({"FASTFUSE_FUSE_SOCKET": "/s"} if is_helped else {})) == (not is_healthy)
     mounts.write_text("")
-    assert exit_code() != 0
+    assert exit_code() == (0 if is_healthy and command != "mount" else 1)
 
 
 def test_docker_stop_leaves_a_mount_the_time_that_it_takes() -> None:

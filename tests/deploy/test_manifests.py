@@ -1,11 +1,9 @@
-"""The manifests for Kubernetes: what they say, what they allow, and a pod that does what one of them says."""
+"""The manifests for Kubernetes: what they say and allow; `tests/filesystem/test_fuse_helper.py` plays a pod."""
 
 import os
-import signal
+import re
 import subprocess
-import urllib.error
-import urllib.request
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,14 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cli.main import app
 from fastfuse.cli.messages import variables_of
 from fastfuse.deploy.cluster_manifest import Kind, manifest
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.mounting.mountpoint import find_mount
-from tests.deploy.cluster import Node, expanded, variables
-from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import run_fastfuse
 
 MIB = 1 << 20
@@ -48,6 +42,15 @@ def printed(*words: str) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
     [found] = yaml.safe_load_all(done.output)
     return dict(found)
+
+
+def expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Replace ``$(NAME)`` by the variable, if there is one, and ``$$`` by ``$``, as Kubernetes does in arguments."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return "$" if match[0] == "$$" else environment.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\(([^)]*)\)", replaced, text)
 
 
 def pod_of(made: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +85,10 @@ def test_only_the_helper_has_rights_and_only_the_mount_has_credentials(kind: str
     helper = found.pop("fuse-helper")
     assert helper["securityContext"] == {"privileged": True, "runAsUser": 0, "readOnlyRootFilesystem": True}
     assert "envFrom" not in helper
+    assert {one["name"]: one.get("mountPropagation") for one in helper["volumeMounts"]} == {
+        "mounts": "Bidirectional",
+        "socket": None,
+    }
     for container in found.values():
         rights = container["securityContext"]
         assert rights["capabilities"] == {"drop": ["ALL"]}
@@ -112,6 +119,8 @@ def test_helper_mount_and_training_agree_on_the_place(kind: str) -> None:
     assert helper["mountpoint"] == Path(shared["mounts"]) / "a b"
     assert helper["uid"] == found["fastfuse"]["securityContext"]["runAsUser"]
     assert helper["path"] == mount["fuse_socket"]
+    assert found["fuse-helper"]["startupProbe"]["exec"]["command"][-1] == str(helper["path"])
+    assert found["fastfuse"]["startupProbe"]["httpGet"]["path"] == "/healthz"
     assert helper["path"].is_relative_to(shared["socket"])
     assert (mount["source"], mount["region"], mount["training"]) == ("s3://bucket/train", "eu-west-1", True)
     assert mount["metrics_listen"] == f"fd00::1:{found['fastfuse']['ports'][0]['containerPort']}"
@@ -250,41 +259,3 @@ def test_the_shard_of_a_pod_counts_from_one(tmp_path: Path, index: str | None, s
 def test_what_is_not_made_is_printed_as_it_is(what: str, begins: str) -> None:
     done = run_fastfuse("deploy", what)
     assert (done.returncode, done.stdout.startswith(begins)) == (0, True)
-
-
-@pytest.mark.fuse
-def test_a_pod_trains_as_soon_as_its_probes_let_it(tmp_path: Path) -> None:
-    """Start the containers one after the other, as their probes allow, and end them in the opposite order."""
-    tmp_path.chmod(0o755)
-    # An address of its own: the port is the manifest's.
-    pod_ip = f"127.77.{os.getpid() >> 8 & 255}.{os.getpid() & 255 or 1}"
-    objects = MemoryObjects({"train/a": b"content of a"})
-    with LoopbackServer({"bucket": objects}) as server, Node(tmp_path).working() as node:
-        options = f"endpoint-url={server.endpoint_url},region=us-east-1,force-path-style"
-        script = "cat /opt/ml/input/data/training/a && ! touch /opt/ml/input/data/b 2>&-"
-        made = printed("--sidecar", *TRAINS, "--secret", "s3", "-o", options, "--", "sh", "-c", script)
-        helper, mount, training = containers(made).values()
-        address = f"http://{pod_ip}:{mount['ports'][0]['containerPort']}{mount['startupProbe']['httpGet']['path']}"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-        def is_ready() -> bool:
-            with suppress(urllib.error.URLError), opener.open(address, timeout=PATIENCE_S) as reply:
-                return bool(reply.status == 200)
-            return serving.poll() is not None
-
-        with node.running(helper, variables(helper)) as helping:
-            wait_until(lambda: node.has(helper, helper["startupProbe"]["exec"]["command"][-1]))
-            with node.running(mount, variables(mount, podIP=pod_ip)) as serving:
-                wait_until(is_ready)
-                assert serving.poll() is None, serving.communicate()[0]
-                with node.running(training, variables(training)) as trained:
-                    output, _ = trained.communicate(timeout=PATIENCE_S)
-                status = Path(f"/proc/{serving.pid}/status").read_text()
-                serving.send_signal(signal.SIGTERM)
-                log, _ = serving.communicate(timeout=PATIENCE_S)
-            assert (trained.returncode, output) == (0, "content of a"), log
-            assert "\nCapEff:\t0000000000000000\n" in status
-            assert serving.returncode == 0, log
-            helping.send_signal(signal.SIGTERM)
-            assert helping.wait(PATIENCE_S) == 0
-        assert find_mount(node.volume("mounts") / "training") is None

@@ -151,6 +151,6 @@ def test_every_row_of_a_migration_names_options_of_mount_or_says_why_there_is_no
 
 def test_every_option_for_which_the_command_line_names_another_is_in_a_migration() -> None:
     theirs = " ".join(row[0] for row in MIGRATIONS).replace("_", "-")
-    named = {option.removeprefix("o ") for option in re.findall(r"`--?(o [a-z-]+|[a-z-]+)", theirs)}
+    named = {option.removeprefix("o ") for option in re.findall(r"`--?(o [a-z0-9-]+|[a-z0-9-]+)", theirs)}
     assert INSTEAD.keys() - named == {"io", "index-cache", "no-index-cache"}  # no other program's
     assert not [option for option in INSTEAD if f"--{option}" in _options("mount")]

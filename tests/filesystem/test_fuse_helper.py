@@ -92,7 +92,9 @@ class Pod:
 
 
 def _in_namespace(propagation: str, *command: str) -> list[str]:
-    return ["unshare", "--mount", "--propagation", propagation, *command]
+    """Return a command of a container, whose root file system is read-only."""
+    read_only = ["sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"]
+    return ["unshare", "--mount", "--propagation", propagation, *read_only, *command]
 
 
 @contextmanager
@@ -313,6 +315,10 @@ def test_a_socket_is_taken_over_only_if_nobody_serves_it(tmp_path: Path) -> None
     assert path.read_text() == "something else"
     with pytest.raises(MountError, match="too long"):
         listen_at(tmp_path / ("long" * 40), USER)
+    words = ("fuse-helper", "--socket", str(tmp_path / "s"), "--user", str(USER), str(tmp_path))
+    command = ["setpriv", "--bounding-set=-chown", sys.executable, "-m", "fastfuse", *words]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert (refused.returncode, "it takes CAP_CHOWN to give the socket to user" in refused.stderr) == (5, True)
 
 
 def test_a_helper_that_sends_no_descriptor_or_no_answer_is_told(tmp_path: Path) -> None:

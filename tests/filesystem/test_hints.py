@@ -15,20 +15,13 @@ import trio.testing
 from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN
 from fastfuse.filesystem.talking import hint_taker as hints
 from fastfuse.filesystem.talking.hint_taker import HintTaker, listen_for_hints
-from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import PATIENCE_S
+from tests.index.indexes import table_of
 
 DEVICE = f"test-hints:{os.getpid()}"
 OURS = frozenset({os.geteuid()})
-
-
-def table_of(*keys: str) -> InodeTable:
-    builder = TableBuilder("bucket", "")
-    names = sorted(key.encode() for key in keys)
-    builder.add(names, [1] * len(names), [1] * len(names), [""] * len(names), ["STANDARD"] * len(names))
-    return builder.build()[0]
 
 
 class Order:
@@ -97,7 +90,7 @@ async def working(
     *keys: str,
     trusted_uids: frozenset[int] | None = OURS,
 ) -> AsyncIterator[Worker]:
-    worker = Worker(table_of(*keys), trusted_uids)
+    worker = Worker(table_of(keys), trusted_uids)
     with worker.listener, trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.taker.run, worker.listener)
@@ -142,7 +135,7 @@ async def test_a_path_is_looked_up_in_the_table_of_the_moment() -> None:
         await client.send_all(b"d/a\0")
         await until(lambda: worker.counted() == (1, 0))
         old = weakref.ref(worker.table)
-        worker.table = table_of("b", "c", "d/a")
+        worker.table = table_of(["b", "c", "d/a"])
         assert old() is None
         await client.send_all(b"d/a\0")
         await until(lambda: worker.counted() == (2, 0))

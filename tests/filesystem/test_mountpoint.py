@@ -2,8 +2,10 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,8 +15,6 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.errors import MountError
@@ -27,16 +27,19 @@ from fastfuse.filesystem.mounting.mountpoint import (
     fastfuse_mounts,
     find_mount,
     is_mounted,
+    mount_holding,
     prepare_mountpoint,
     unmount,
 )
+from fastfuse.filesystem.mounting.preflight import may_mount
 from fastfuse.filesystem.processes.sockets import control_prefix, hint_prefix, listen
 from tests.forked import run_forked
-from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mount_command, mounted, run_fastfuse
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MNT_DETACH, _MS_BIND, _MS_SHARED = 2, 4096, 1 << 20  # <sys/mount.h>
 _OPEN_TREE, _OPEN_TREE_CLONE = 428, 1  # <asm-generic/unistd.h>, <linux/mount.h>
+_AUTOFS_IOC_READY, _AUTOFS_IOC_CATATONIC = 0x9360, 0x9362  # <linux/auto_fs.h>
 
 
 @pytest.fixture(autouse=True)
@@ -73,34 +76,9 @@ def fuse_mount(
             yield connection
 
 
-def escaped(text: bytes) -> bytes:
-    """As the kernel's ``seq_escape`` writes it for sources; paths have ``#`` as it is."""
-    return b"".join(b"\\%03o" % byte if byte in b" \t\n\\#" else bytes([byte]) for byte in text)
-
-
-_names = st.binary(min_size=1, max_size=12).filter(lambda name: b"\0" not in name) | st.sampled_from(
-    [b"a - b", b"\\040", b"\\134040", b"a\rb", b"a#b", b" ", b"\n"]
-)
-
-
-@given(_names, _names, st.sampled_from(["", " shared:1", " shared:1 master:2"]), st.none() | st.integers(0, 1 << 31))
-def test_a_line_of_mountinfo_is_taken_apart(path: bytes, source: bytes, tags: str, uid: int | None) -> None:
-    options = b"rw" + (b",user_id=%d,group_id=0" % uid if uid is not None else b"")
-    line = b"36 35 0:42 / /%s rw,noatime%s - fuse.fastfuse %s %s" % (
-        escaped(path),
-        tags.encode(),
-        escaped(source),
-        options,
-    )
-    assert mountpoint._entry(line) == MountEntry(
-        path=Path(os.fsdecode(b"/" + path)), device="0:42", file_system_type="fuse.fastfuse",
-        source=os.fsdecode(source), owner_uid=uid, id=36,
-    )  # fmt: skip
-
-
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    "name", ["plain", "a b", "tab\there", "line\nfeed", "carriage\rreturn", "back\\040slash", "ü#"]
+    "name", ["plain", "a - b", "tab\there", "line\nfeed", "carriage\rreturn", "back\\040slash", "ü#"]
 )
 def test_a_real_mount_is_found_by_its_name_and_in_the_list_of_ours(tmp_path: Path, name: str) -> None:
     place = tmp_path / name
@@ -226,7 +204,49 @@ def test_another_file_system_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert find_mount(tmp_path) is not None
 
 
+def test_the_descriptor_of_a_mount_is_no_place_but_can_be_served() -> None:
+    with open("/dev/fuse", "rb") as device:
+        with pytest.raises(MountError, match="is not a directory") as refused:
+            prepare_mountpoint(Path(f"/dev/fd/{device.fileno()}"), create_parents=False)
+        assert refused.value.hint == f"serve it with --fuse-fd {device.fileno()}"
+
+
+def test_a_root_without_proc_or_without_a_mount_of_its_own_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mountpoint, "_OWN", tmp_path)
+    for ask in (fastfuse_mounts, may_mount):
+        with pytest.raises(MountError, match="/proc is not mounted here"):
+            ask()
+    (tmp_path / "mountinfo").write_text("22 1 0:20 / /proc rw - proc proc rw\n")
+    assert mount_holding(tmp_path) is None
+
+
 @pytest.mark.fuse
+def test_an_automount_is_mounted_on_by_the_process_group_that_autofs_asks(tmp_path: Path, place: Path) -> None:
+    told, tells = os.pipe()
+    options = f"fd={tells},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
+    with LoopbackServer({"b": MemoryObjects({"a": b"abc"})}) as server, kernel_mount(place, "autofs", options):
+        trigger = os.open(place, os.O_RDONLY)
+        reader = subprocess.Popen(["cat", place / "a"], stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            *_, token = struct.unpack_from("iiI", os.read(told, 512))
+            log = ("--log-file", str(tmp_path / "log"))
+            done = run_forked(mount_command("s3://b", place, server.endpoint_url, "--daemon", *log), ENVIRONMENT)
+            assert done.returncode == 0, done.stderr
+            fcntl.ioctl(trigger, _AUTOFS_IOC_READY, token)
+            assert reader.communicate(timeout=60)[0] == b"abc"
+            assert find_mount(place) in fastfuse_file_systems()
+            unmount(place)
+            assert find_mount(place) is None
+        finally:
+            fcntl.ioctl(trigger, _AUTOFS_IOC_CATATONIC, 0)
+            for fd in (trigger, told, tells):
+                os.close(fd)
+            reader.kill()
+            reader.communicate()
+
+
 @pytest.mark.parametrize("through_link", [False, True])
 def test_a_dead_mount_of_ours_is_cleared_l4(place: Path, through_link: bool) -> None:
     link = place.with_name("link")
@@ -470,6 +490,18 @@ def test_a_bound_place_that_loses_the_mount_with_it_is_not_named(tmp_path: Path)
                 done = run_fastfuse("unmount", str(whole / "mount"))
                 assert (done.returncode, done.stdout) == (0, f"unmounted {whole / 'mount'}\n")
                 assert find_mount(bound / "mount") is None
+
+
+@pytest.mark.fuse
+def test_a_mount_that_a_bind_of_its_parent_shows_twice_is_unmounted(tmp_path: Path) -> None:
+    with kernel_mount(tmp_path, "tmpfs"), kernel_mount(tmp_path, "", flags=_MS_SHARED):
+        place = tmp_path / "parent/place"
+        place.mkdir(parents=True)
+        bind = kernel_mount(place.parent, "", source=str(place.parent), flags=_MS_BIND)
+        with bind, fuse_mount(place):
+            assert fastfuse_mounts().count(place) == 2
+            unmount(place)
+            assert find_mount(place) is None
 
 
 @pytest.mark.fuse

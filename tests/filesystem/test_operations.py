@@ -8,27 +8,26 @@ from dataclasses import replace
 from itertools import count
 from math import inf
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import trio
 import trio.testing
 
-from fastfuse.errors import (
-    ObjectChangedError,
-    UnavailableError,
-)
+from fastfuse.errors import ObjectArchivedError, ObjectChangedError, UnavailableError
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving import late_reads
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
-from fastfuse.index.inodes.builder import TableBuilder
+from fastfuse.filesystem.serving.worker import look_into_archive
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
+from fastfuse.s3.client import S3Client
+from tests.index.indexes import table_of
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
 ETAG = '"0123456789abcdef0123456789abcdef"'
@@ -40,7 +39,6 @@ class FakeEngine(ReadEngine):
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.reads: list[tuple[int, int, int]] = []
-        self.readers: list[int] = []
         self.refreshes = 0
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
@@ -55,9 +53,6 @@ class FakeEngine(ReadEngine):
             raise self.error
         return b"x" * min(size_bytes, ref.size_bytes - offset)
 
-    def began(self, reader: int) -> None:
-        self.readers.append(reader)
-
     def refreshed(self) -> None:
         self.refreshes += 1
 
@@ -66,11 +61,8 @@ class Mounted:
     """Operations over two objects: `file` (10 bytes) and `archived`."""
 
     def __init__(self) -> None:
-        builder = TableBuilder("bucket", "p/")
-        builder.add(
-            [b"p/archived", b"p/dir/file"], [5, 10], [10**18, 2 * 10**18], [ETAG, ETAG], ["DEEP_ARCHIVE", "STANDARD"]
-        )
-        self.table: InodeTable = builder.build()[0]
+        rows = {"archived": (5, 10**18, ETAG, "DEEP_ARCHIVE"), "dir/file": (10, 2 * 10**18, ETAG, "STANDARD")}
+        self.table: InodeTable = table_of(rows, prefix="p/")
         self.counters = Counters()
         self.engine = FakeEngine()
         self.operations = self._served()
@@ -163,12 +155,10 @@ async def test_an_inode_that_is_not_in_the_table_is_stale_so_that_its_path_is_lo
     assert mounted.counters.get("fastfuse_handler_failures") == 0
 
 
-def refreshed(mounted: Mounted, objects: dict[bytes, int]) -> InodeTable:
+def refreshed(mounted: Mounted, objects: dict[str, int]) -> InodeTable:
     """A table with these keys and sizes, in the place of the one there was."""
-    builder = TableBuilder("bucket", "p/")
-    count = len(objects)
-    builder.add(list(objects), list(objects.values()), [2 * 10**18] * count, [ETAG] * count, ["STANDARD"] * count)
-    return take_over(mounted.table, builder.build()[0])[0]
+    rows = {key: (size_bytes, 2 * 10**18, ETAG, "STANDARD") for key, size_bytes in objects.items()}
+    return take_over(mounted.table, table_of(rows, prefix="p/"))[0]
 
 
 async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
@@ -189,10 +179,10 @@ async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch)
 async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
     mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
 ) -> None:
-    names = [b"p/%03d" % number for number in range(30)]
+    names = [f"{number:03}" for number in range(30)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
     assert mounted.engine.refreshes == 1
-    inodes = [mounted.operations.table.lookup(ROOT, name.removeprefix(b"p/")) or 0 for name in names]
+    inodes = [mounted.operations.table.lookup(ROOT, name.encode()) or 0 for name in names]
     for error, number in ((ObjectChangedError("'k' went."), errno.ESTALE), (UnavailableError("503."), errno.EIO)):
         mounted.engine.error = error
         for inode in inodes:
@@ -246,3 +236,28 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     engine.error = None
     assert await reads.read(mounted.archived, 0, 5) == b"x" * 5
     assert await reads.read(mounted.file, 4, 1) == b"x"
+
+
+async def test_restored_objects_are_read_as_all_others_and_others_are_counted(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D5"""
+
+    class Client:
+        errors: ClassVar[list[Exception]] = [ObjectArchivedError("it is archived"), UnavailableError("503")]
+
+        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
+            assert (ref.key, start, end) == ("p/archived", 0, 1)
+            if self.errors:
+                raise self.errors.pop(0)
+            return b"x"
+
+    client = cast(S3Client, Client())
+    for is_restored in (False, False, True):
+        await look_into_archive(mounted.operations, client)
+        assert (interposed.object_at(mounted.archived) is not None) == is_restored
+    (line,) = caplog.messages
+    assert line.startswith("1 objects are archived, and not all of them restored: ")
+    mounted.operations.swap(refreshed(mounted, {b"p/file": 1}))
+    mounted.operations.read_all_classes(mounted.table)  # which answers no more
+    assert mounted.operations.table.unread_classes

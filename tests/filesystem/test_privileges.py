@@ -29,8 +29,8 @@ from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
 from tests.filesystem.test_supervisor import kill, with_change
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked
-from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
-from tests.mounting import ENVIRONMENT, Mount, mount_command, mounted, run_fastfuse
+from tests.index.sources.reports import Row, manifest, parquet_file
+from tests.mounting import ENVIRONMENT, Mount, children_of, mount_command, mounted, run_fastfuse
 
 _NOBODY = 65534
 _READ_SEARCH = 1 << 2
@@ -76,10 +76,6 @@ def rights_of(pid: int) -> Rights:
         umask=int(fields["Umask"], 8),
         oom_score_adjustment=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
     )
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def rights_of_children(mount: Mount) -> list[Rights]:
@@ -378,9 +374,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackServer
     lists.put("m", json.dumps([{"prefix": "s3://bucket/data/"}, "a"]).encode())
     lists.put("m.jsonl", b'{"source-ref": "s3://bucket/data/a", "label": "\xc3\xa4"}\n')
     rows = [Row("data/a", 1, 1_700_000_000_000, hashlib.md5(b"a").hexdigest())]
-    for name, report in (("CSV", csv_file(rows)), ("Parquet", parquet_file(rows))):
-        lists.put(f"report/{name}", report)
-        lists.put(f"{name.lower()}/manifest.json", manifest({f"report/{name}": report}, name))
+    report = parquet_file(rows)
+    lists.put("report", report)
+    lists.put("manifest.json", manifest({"report": report}, "Parquet"))
     buckets = {"bucket": MemoryObjects({"data/a": b"a"}), "lists": lists}
     index = tmp_path_factory.mktemp("index") / "index"
     with LoopbackServer(buckets, ServerConfig(writes="conditional")) as server:
@@ -396,8 +392,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackServer
     [
         ("lists/m", ("--source-type", "ManifestFile")),
         ("lists/m.jsonl", ("--source-type", "AugmentedManifestFile", "--shard", "1/2")),
-        ("bucket/data", ("--inventory", "s3://lists/csv/manifest.json")),
-        ("bucket/data", ("--inventory", "s3://lists/parquet/manifest.json")),
+        ("bucket/data", ("--inventory", "s3://lists/manifest.json")),
         ("bucket/data", ("--index", "s3://lists/index")),
         ("bucket/data", ("--index", "s3://lists/shared", "--index-max-age", "1h")),
     ],

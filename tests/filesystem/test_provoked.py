@@ -11,10 +11,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -73,8 +72,8 @@ class Place:
         wait_until(lambda: judge(figures()).name == verdict, lambda: f"{judge(figures())} of {figures()}")
 
     @contextmanager
-    def faulty(self, action: Action, times: int | None = None) -> Iterator[None]:
-        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject", times=times))
+    def faulty(self, action: Action) -> Iterator[None]:
+        rule = self.server.faults.add(FaultRule(action=action, operation="GetObject"))
         yield
         self.server.faults.remove(rule)
 
@@ -161,53 +160,6 @@ def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
         except TimeoutError:
             if not may_fail:
                 raise
-
-
-def beginning_first(path: Path) -> None:
-    """Read as a decoder of images does that looks at the format first."""
-    with path.open("rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        while file.read(PAGE):
-            pass
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "files", "read", "options"),
-    [
-        (2 * PAGE, 400, beginning_first, ()),
-        (2 * PAGE, 400, Path.read_bytes, ("--training",)),
-        (2 * PAGE, 100, Path.read_bytes, ("--training",)),
-        (2 * MIB, 60, Path.read_bytes, ()),
-    ],
-)
-def test_small_files_of_a_shuffled_epoch(
-    size_bytes: int, files: int, read: Callable[[Path], None], options: Sequence[str]
-) -> None:
-    """Guesses find most of them, or are in vain; and nobody reads the large files beside them."""
-    names = [f"{number:03}" for number in range(400)]
-    content = bytes(size_bytes)
-    objects = MemoryObjects({f"data/{name}": content for name in names})
-    large = bytes(100 * MIB)
-    for number in range(10):
-        objects.put(f"data/large/{number}", large, etag='"large"')
-    random.Random(1).shuffle(names)
-    with (
-        LoopbackServer({"bucket": objects}) as server,
-        mounted("s3://bucket/data", server.endpoint_url, *options) as mount,
-    ):
-        server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
-        at_once(read, [mount.path / name for name in names[:files]], readers=4)
-
-        def summary() -> dict[str, Any]:
-            shown: dict[str, Any] = ask_status(entry_of(mount.path))["summary"]
-            return shown
-
-        def verdict() -> str:
-            shown = summary()
-            return judge(replace(Figures(**{one.name: shown[one.name] for one in fields(Figures)}), loop_wait_s=0)).name
-
-        wait_until(lambda: verdict() == "small files without hints", lambda: str(summary()))
-        assert mount.stop() == 0
 
 
 def test_small_files_that_are_waited_for_without_hints_and_with_wrong_ones_are_summed_up() -> None:

@@ -30,6 +30,7 @@ from tests.mounting import (
     ENVIRONMENT,
     Mount,
     abort_connection,
+    children_of,
     fuse_connections,
     mount_command,
     mounted,
@@ -343,7 +344,6 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
     [
         ("readdir", os.listdir),
         ("getxattr", lambda place: os.getxattr(place / "a", "user.s3.key")),
-        ("statfs", os.statvfs),
     ],
 )
 def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
@@ -382,7 +382,7 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying(*arguments):
         place = slice(48, 56)  # after fuse_in_header and the handle
         if not requests[-1]:
@@ -399,6 +399,42 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         assert mount.stop() == 0
 
 
+def test_a_read_has_one_deadline_though_its_worker_dies(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """D5. For the next worker the read came long ago."""
+    change = """
+    import time
+    from fastfuse.filesystem.serving import worker
+    keep = worker.replies.keep
+    def keeping(memory):
+        came_s, now_s = keep(memory), time.monotonic()
+        return {number: at_s - 60 for number, at_s in came_s.items() if now_s - at_s < 600}
+    worker.replies.keep = keeping
+    """
+    with_change(monkeypatch, change)
+    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
+        reader = threads.submit(direct_read, mount.path / "file", 4096)
+        wait_until(lambda: server.faults.hits(rule) > 0)
+        kill(mount.worker())
+        with pytest.raises(OSError, match="Input/output error"):
+            reader.result(30)
+        server.faults.clear()
+        assert "'large/file' could not be read within 60 s: a worker died meanwhile." in mount.log
+        assert mount.stop() == 0
+
+
+def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
+    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))")
+    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+        limits = Path(f"/proc/{mount.worker()}/limits").read_text()
+        assert limits.partition("Max open files")[2].split()[:2] == ["4096", "4096"]
+        assert mount.stop() == 0
+
+
 def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     change = """
     import os, signal
@@ -408,7 +444,7 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
     def keeping(memory):
         global requests
         requests = memory
-        keep(memory)
+        return keep(memory)
     def dying():
         if requests[4] == 17 and not requests[-1]:  # STATFS is answered
             requests[-1] = 1  # of a READ that is not kept
@@ -502,8 +538,7 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
     ) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield process, [int(pid) for pid in children.split()]
+            yield process, children_of(process.pid)
         finally:
             process.kill()
 
@@ -547,8 +582,8 @@ def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
     with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command], env=ENVIRONMENT) as outside:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (first,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
-            os.kill(int(first), signal.SIGTERM)
+            (first,) = children_of(outside.pid)
+            os.kill(first, signal.SIGTERM)
             assert outside.wait(60) == 128 + signal.SIGTERM
         finally:
             outside.kill()
@@ -576,12 +611,16 @@ def daemon_on_a_terminal(server: LoopbackServer, place: Path) -> Iterator[tuple[
                 unmount(place, lazy=True)
 
 
-def test_a_terminal_that_hangs_up_during_the_listing_ends_a_daemon_that_is_waited_for(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_is_waited_for(
+    server: LoopbackServer, stalled_list: None, tmp_path: Path, is_interrupted: bool
 ) -> None:
     place = tmp_path / "mount"
     with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
         pid_fd = os.pidfd_open(daemon)
+        if is_interrupted:
+            os.write(terminal, b"\x03")
+            parent.wait(60)
         os.close(terminal)
         assert parent.wait(60) == 130
         wait_for_end(pid_fd)
@@ -601,6 +640,8 @@ def test_a_daemon_serves_though_its_waiting_parent_was_killed_during_the_listing
         server.faults.remove(stall)
         wait_until(lambda: readable(place / "b", b"b"))
         assert ask_status(entry_of(place))["state"] == "ok"
+        children = map(int, Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())
+        assert all(os.getsid(pid) == pid for pid in (daemon, *children))
         os.kill(daemon, signal.SIGTERM)
         wait_for_end(pid_fd)
         assert find_mount(place) is None

@@ -39,7 +39,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
 
 def gone(event, arguments):
-    if event == "open" and "/python3" in str(arguments[0]):
+    if event == "open" and any(place in str(arguments[0]) for place in ("/python3", "/fastfuse/")):
         raise FileNotFoundError(2, "gone", arguments[0])
 
 # What awscrt, which need not be here, would do with the key of a sign-in by `aws login`.
@@ -95,9 +95,11 @@ def role_service() -> Iterator[str]:
     with HTTPServer(("127.0.0.1", 0), _Role) as service:
         thread = threading.Thread(target=service.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{service.server_port}"
-        service.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{service.server_port}"
+        finally:
+            service.shutdown()
+            thread.join()
 
 
 _SSO = "sso_session = here\nsso_account_id = 123456789012\nsso_role_name = train\n[sso-session here]\n"

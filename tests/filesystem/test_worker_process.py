@@ -104,6 +104,22 @@ def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory
     assert not place.worker.undead
 
 
+@pytest.mark.parametrize(
+    ("state", "is_to_blame", "may_be_by_cache"),
+    [("T", False, False), ("t", False, False), ("D", False, True), ("S", True, True)],
+    ids=["stopped", "a debugger's", "waits for a disk", "waits"],
+)
+def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_holds_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, state: str, *, is_to_blame: bool, may_be_by_cache: bool
+) -> None:
+    monkeypatch.setattr(worker_process, "cpu_and_state", lambda _: (0.0, state))
+    with pytest.raises(ServiceError, match=rf"state {state}"):
+        place.start(stop)
+    assert place.worker.was_killed is not is_to_blame
+    assert place.worker.may_have_ended_by_cache is may_be_by_cache
+    wait_child(place.pids[0])
+
+
 def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.start(serve_and_stop)
     tables = place.worker.tables
@@ -134,7 +150,7 @@ def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_tak
     """As one in a call to a disk that hangs. Here nobody sends the signal, so it stays until the end of the test."""
     place.start(serve_and_stop)
     with monkeypatch.context() as patched:
-        patched.setattr(worker_process, "_DIES_WITHIN_S", 0.01)
+        patched.setattr(worker_process, "DIES_WITHIN_S", 0.01)
         patched.setattr(os, "kill", lambda *_: None)
         place.worker.close()
     assert [record.getMessage() for record in caplog.records] == [
@@ -163,17 +179,24 @@ async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(
 async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_of_it_ends(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = SimpleNamespace(used=60, needed=60, trims=0)
+    memory = SimpleNamespace(used=60, needed=60, trims=0, looks=0)
 
     def trim() -> None:
         memory.trims += 1
         memory.used = min(memory.used, memory.needed)
 
-    monkeypatch.setattr(worker, "private_bytes", lambda: memory.used)
+    def look() -> object:
+        memory.looks += 1
+        if memory.looks == 2:
+            raise OSError(errno.EMFILE, "")
+        return memory.used
+
+    monkeypatch.setattr(worker, "private_bytes", look)
     monkeypatch.setattr(worker, "trim_malloc", trim)
+    monkeypatch.setattr(worker, "most_worker_bytes", lambda _: 200)
     trims = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(worker._watch_memory, 64, 200, Counters(), nursery.cancel_scope)
+        nursery.start_soon(worker._watch_memory, 64, 0, Counters(), nursery.cancel_scope.cancel)
         await trio.sleep(0.5)
         # Free memory is given back once there is more than the parts may take; in vain only once where all is in use.
         for used, needed in ((124, 60), (125, 60), (140, 140), (140, 140), (141, 100), (130, 130), (150, 100)):

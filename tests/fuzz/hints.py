@@ -8,9 +8,9 @@ import trio.testing
 
 from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, SERVED, TAKEN
 from fastfuse.filesystem.talking.hint_taker import HintTaker
-from fastfuse.index.inodes.builder import TableBuilder
-from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
+from tests.index.indexes import table_of
+from tests.tables import files_of
 
 TOKENS = (
     *(b"\0", b"a/1\0", b"a/2\0", b"a/b/3\0", b"4\0", b"a\0", b"/", b"//", b"./", b"../", b"a/", b".", b".."),
@@ -18,15 +18,8 @@ TOKENS = (
 )
 
 
-def _table() -> InodeTable:
-    keys = [b"4", b"a/1", b"a/2", b"a/b/3", "ü/ä".encode()]
-    builder = TableBuilder("bucket", "")
-    builder.add(keys, [1] * len(keys), [0] * len(keys), ['"e"'] * len(keys), ["STANDARD"] * len(keys))
-    return builder.build()[0]
-
-
-_TABLE = _table()
-_FILES = {_TABLE.path(inode).encode(): inode for inode in range(1, len(_TABLE) + 1) if not _TABLE.is_directory(inode)}
+_TABLE = table_of(["4", "a/1", "a/2", "a/b/3", "ü/ä"])
+_FILES = {path.encode(): inode for path, inode in files_of(_TABLE).items()}
 
 _COUNTERS = Counters()
 

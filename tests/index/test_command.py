@@ -64,39 +64,6 @@ def test_of_a_replaced_object_the_log_says_to_make_the_index_anew_and_a_refresh_
         assert tree(mount.path) == {"a": b"a", "b/c": b"new", "empty": b""}
 
 
-def refused(server: LoopbackServer, path: Path, *options: str, uri: str = "s3://bucket/train") -> tuple[int, str]:
-    directory = path.parent / "mount"
-    directory.mkdir(exist_ok=True)
-    words = mount_command(uri, directory, server.endpoint_url, "--index", str(path), *options)[3:]
-    done = run_fastfuse(*words)
-    assert "Traceback" not in done.stderr
-    assert not os.path.ismount(directory)
-    return done.returncode, done.stderr
-
-
-def test_a_file_that_is_no_sound_index_of_the_source_is_refused(server: LoopbackServer, tmp_path: Path) -> None:
-    """`test_snapshot` has what else is wrong with an index."""
-    path = tmp_path / "x.index"
-    assert refused(server, path) == (
-        2,
-        f"fastfuse: error: the index {path} cannot be read: No such file or directory\n"
-        "hint: fastfuse index makes one\n",
-    )
-    make(server, path)
-    sound = path.read_bytes()
-    path.write_bytes(sound[:-100] + bytes([sound[-100] ^ 1]) + sound[-99:])
-    anew = "hint: make it again with 'fastfuse index'\n"
-    assert refused(server, path) == (2, f"fastfuse: error: {path}: the index is damaged\n{anew}")
-    path.write_bytes(sound)
-    assert refused(server, path, uri="s3://bucket/other") == (
-        2,
-        f"fastfuse: error: {path}: it is an index of s3://bucket/train, not of s3://bucket/other\n",
-    )
-    code, told = refused(server, path, "--strict")
-    assert code == 4
-    assert "1 keys of s3://bucket/train cannot be shown as files" in told
-
-
 def test_a_file_is_made_where_it_is_missing_or_old_and_by_a_refresh(
     server: LoopbackServer, objects: MemoryObjects, tmp_path: Path
 ) -> None:

@@ -173,15 +173,6 @@ def test_a_file_that_cannot_be_written_costs_a_warning(
     assert f"the index {path} cannot be written: No such file or directory" in caplog.text
 
 
-def test_parts_are_taken_from_the_index_of_the_whole_prefix(server: LoopbackServer, tmp_path: Path) -> None:
-    path, origin = tmp_path / "x.index", IndexOrigin(saved=tmp_path / "x.index")
-    made(server, PREFIX, IndexOrigin(), save=path)
-    lists = server.count("ListObjectsV2")
-    parts = [keys(made(server, PREFIX, replace(origin, shard=Shard(index=at, count=2)))) for at in range(2)]
-    assert parts == [SHOWN[0::2], SHOWN[1::2]]
-    assert server.count("ListObjectsV2") == lists
-
-
 def test_the_index_of_a_view_is_taken_for_that_view_and_no_other(server: LoopbackServer, tmp_path: Path) -> None:
     kinds = SourceKind
     part = Shard(index=1, count=2)

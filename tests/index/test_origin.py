@@ -8,17 +8,6 @@ from fastfuse.index.sources.shard import Shard
 AUGMENTED = SourceKind.AUGMENTED_MANIFEST
 
 
-def test_the_view_says_kind_attributes_and_part() -> None:
-    shard = Shard(index=1, count=3)
-    assert IndexOrigin().view == ""
-    assert IndexOrigin(shard=shard).view == "part 2/3 by count"
-    assert IndexOrigin(kind=SourceKind.MANIFEST).view == "ManifestFile"
-    assert IndexOrigin(is_key_name_prefix=True).view == "key name prefix"
-    assert IndexOrigin(is_key_name_prefix=True, shard=shard).view == "key name prefix part 2/3 by count"
-    origin = IndexOrigin(kind=AUGMENTED, attribute_names=("a-ref", "b"), shard=Shard(index=0, count=2, by_bytes=True))
-    assert origin.view == 'AugmentedManifestFile "a-ref" "b" part 1/2 by bytes'
-
-
 def test_no_two_origins_that_show_something_else_have_the_same_view() -> None:
     names = [(), ("a",), ("b",), ("a", "b"), ("b", "a"), ("a b",), ('a" "b',), ("part 1/1 by count",)]
     shards = [None, Shard(index=0, count=1), Shard(index=0, count=1, by_bytes=True), Shard(index=0, count=2)]

@@ -60,6 +60,8 @@ def test_samples_of_a_table_are_those_of_its_objects() -> None:
     rows = {"0": (5, 0, '"e"', "GLACIER"), "1": (0, 0, '"e"', "STANDARD")} | usual
     assert [one.key for one in samples_of_table(table_of(rows, prefix="p/"))] == ["p/2", "p/d/3", "p/d/4"]
     assert samples_of_table(table_of([])) == []
+    archive = table_of({"0": (5, 0, '"e"', "GLACIER"), "1": (0, 0, '"e"', "GLACIER")}, prefix="p/")
+    assert [one.key for one in samples_of_table(archive)] == ["p/0"]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +88,13 @@ async def test_objects_that_are_all_denied_are_refused_with_key_and_remedy() -> 
         await check_readable(reader, map(ref, "abc"))
     assert "s3:GetObject" in caught.value.hint
     assert reader.asked == ["a", "b", "c"]
+
+
+async def test_objects_that_are_all_archived_are_refused() -> None:
+    reader = Reader(*[ObjectArchivedError("'a' is in an archive storage class.", hint="Restore it.")] * 2)
+    with pytest.raises(AccessError, match="is in an archive storage class") as caught:
+        await check_readable(reader, [ref(key, storage_class="GLACIER") for key in "ab"])
+    assert caught.value.hint == "Restore it."
 
 
 async def test_a_refusal_after_which_the_service_is_slow_is_none(autojump_clock: trio.testing.MockClock) -> None:
@@ -146,6 +155,16 @@ def test_denied_reads_of_named_objects_are_told_even_if_their_heads_are_allowed(
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
     arguments = words(server, tmp_path / "place", "--keys-from", str(keys))
     refused(tmp_path / "place", 3, "denies access to 'train/0007'", arguments=arguments)
+
+
+@pytest.mark.fuse
+def test_a_source_that_is_all_archived_is_told_after_its_listing(tmp_path: Path) -> None:
+    """L8"""
+    objects = MemoryObjects({"train/": b""})
+    objects.put("train/cold", b"cold", storage_class="DEEP_ARCHIVE")
+    with LoopbackServer({"bucket": objects}) as server:
+        told = ("'train/cold' is in an archive storage class (DEEP_ARCHIVE)", "hint: Restore the object first")
+        refused(tmp_path, 3, *told, arguments=words(server, tmp_path))
 
 
 @pytest.mark.fuse

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from fastfuse.errors import StaleInodeError
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
 from fastfuse.readahead.parts import Claims
@@ -46,6 +46,8 @@ def content(ref: ObjectRef) -> bytes:
 
 class Files:
     """A listing of objects; the inode of each is its row plus one, and None is a directory."""
+
+    unread_classes = ARCHIVE_STORAGE_CLASSES
 
     def __init__(self, refs: Sequence[ObjectRef | None]) -> None:
         self.refs = refs

@@ -4,7 +4,7 @@ Run it under `autojump_clock`; the same seed gives the same times.
 """
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,12 +32,20 @@ class SimulatedService:
     late_factor: float = 1.0
     gets: list[tuple[str, int, int]] = field(default_factory=list)
     in_flight: int = 0
+    most_in_flight: int = 0
+    # Of the engine's memory; parts kept for late requests do not count.
+    most_bytes: int = 0
+    engine: ReadEngine | None = None
     longest_get_s: float = 0.0
     chances: random.Random = field(default_factory=lambda: random.Random(1))
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         self.gets.append((ref.key, start, end))
         self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        assert self.engine is not None
+        memory = self.engine.memory()
+        self.most_bytes = max(self.most_bytes, memory["in flight"] + memory["unread"])
         late = self.late_factor if self.chances.random() < self.late_chance else 1.0
         alone_s = self.first_byte_s * late + (end - start) / self.connection_bytes_per_s
         try:
@@ -100,42 +108,20 @@ class Reader:
         engine.release(inode)
 
 
-@dataclass(slots=True)
-class Usage:
-    """What the engine used while it ran."""
-
-    most_bytes: int = 0
-    in_flight: list[int] = field(default_factory=list)
-
-    @property
-    def mean_in_flight(self) -> float:
-        return sum(self.in_flight) / len(self.in_flight)
-
-
 @asynccontextmanager
-async def simulated(service: SimulatedService, config: ReadaheadConfig) -> AsyncIterator[tuple[ReadEngine, Usage]]:
-    """An engine over `service`, its memory looked at every 5 ms; parts kept for late requests do not count."""
-    usage = Usage()
+async def simulated(
+    service: SimulatedService, config: ReadaheadConfig, refs: Sequence[ObjectRef] = ()
+) -> AsyncIterator[ReadEngine]:
+    """An engine over `service`, which notes at each GET what the engine uses; `refs` are listed."""
+    files = Files(refs)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(service, config, nursery, lambda: Files([]))
-        async with trio.open_nursery() as watching:
-            watching.start_soon(_watch, engine, usage)
-            yield engine, usage
-            watching.cancel_scope.cancel()
+        service.engine = ReadEngine(service, config, nursery, lambda: files)
+        yield service.engine
         nursery.cancel_scope.cancel()
 
 
-async def _watch(engine: ReadEngine, usage: Usage) -> None:
-    while True:
-        pool = engine.statistics().pool
-        usage.most_bytes = max(usage.most_bytes, pool.reserved_bytes + pool.held_bytes - pool.spent_bytes)
-        usage.in_flight.append(pool.parts_in_flight)
-        await trio.sleep(0.005)
-
-
-async def read_through(service: SimulatedService, readers: list[Reader], config: ReadaheadConfig) -> Usage:
+async def read_through(service: SimulatedService, readers: list[Reader], config: ReadaheadConfig) -> None:
     """All `readers` at once, each files of its own."""
-    async with simulated(service, config) as (engine, usage), trio.open_nursery() as running:
+    async with simulated(service, config) as engine, trio.open_nursery() as running:
         for index, reader in enumerate(readers):
             running.start_soon(reader.run, engine, 1 + 1000 * index)
-    return usage

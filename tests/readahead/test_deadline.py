@@ -14,7 +14,7 @@ from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
 from tests.readahead.books import check_books, parts_waiting
-from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
+from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 
 DEADLINE_S = 60.0
 CONFIG = ReadaheadConfig(max_parts_in_flight=4, read_deadline_s=DEADLINE_S)
@@ -202,3 +202,41 @@ async def test_one_get_past_its_deadline_fails_nobody_who_waits_for_memory(autoj
         await trio.sleep(10)
         assert parts_waiting(engine) > 5
         reader.let_go()
+
+
+async def test_an_answer_of_several_parts_takes_memory_when_the_first_is_there_and_waits_until_there_is_some(
+    autojump_clock: MockClock,
+) -> None:
+    ref, reader, taken, got = listed("file", 2 * PART_BYTES), ScriptedReader(), list[int](), list[Buffer]()
+
+    def take(size_bytes: int) -> memoryview:
+        taken.append(size_bytes)
+        if len(taken) < 3:
+            raise MemoryError
+        return memoryview(bytearray(size_bytes))
+
+    async def read() -> None:
+        got.append(await engine.read(1, ref, 0, 2 * PART_BYTES))
+
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]))
+        engine.join_parts_in(take)
+        reader.holds = lambda _key, _start, _end: True
+        nursery.start_soon(read)
+        await settled()
+        assert reader.gets
+        assert not taken
+        reader.let_go()
+    assert got == [content(ref)]
+    assert taken == 3 * [ref.size_bytes]
+
+
+async def test_a_read_for_which_the_system_has_no_memory_fails_at_its_deadline(autojump_clock: MockClock) -> None:
+    def take(_: int) -> memoryview:
+        raise MemoryError
+
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: Files([]))
+        engine.join_parts_in(take)
+        with pytest.raises(DeadlineError):
+            await engine.read(1, listed("file", 2 * PART_BYTES), 0, 2 * PART_BYTES)

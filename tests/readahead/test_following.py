@@ -12,7 +12,7 @@ from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.books import check_books
 from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
-from tests.readahead.simulation import SimulatedService
+from tests.readahead.simulation import SimulatedService, simulated
 
 # As in a job: whole files are expected from the first on.
 CONFIG = replace(SMALL, first_window_bytes=256 * KIB)
@@ -159,10 +159,8 @@ async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockCloc
     refs = [listed(f"shard-{index:02}", 104 * MIB) for index in range(16)]
     service = SimulatedService()
     config = ReadaheadConfig(first_window_bytes=128 * MIB, memory_limit_bytes=2 << 30, max_parts_in_flight=128)
-    async with trio.open_nursery() as nursery:
-        files = Files(refs)
-        engine = ReadEngine(service, config, nursery, lambda: files)
-        took_s, most_bytes = [], 0
+    took_s = []
+    async with simulated(service, config, refs) as engine:
         for inode, ref in enumerate(refs, start=1):
             began_s = trio.current_time()
             for offset in range(0, ref.size_bytes, MIB):
@@ -170,11 +168,9 @@ async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockCloc
                 await trio.sleep(MIB / bytes_per_s)
             engine.release(inode)
             took_s.append(trio.current_time() - began_s)
-            pool = engine.statistics().pool
-            most_bytes = max(most_bytes, pool.reserved_bytes + pool.held_bytes - pool.spent_bytes)
     # All but the first few are hardly waited for.
     assert sum(took_s[8:]) < 1.2 * 8 * 104 * MIB / bytes_per_s
-    assert most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
+    assert service.most_bytes < (512 if bytes_per_s > 1e9 else 192) * MIB
 
 
 async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:

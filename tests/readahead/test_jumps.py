@@ -69,7 +69,7 @@ async def read_pieces(
 ) -> SimulatedService:
     """Read `pieces` of a file one after the other, each from its offset on so many bytes; return the service."""
     ref, service = listed("pieces", size_bytes), SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=memory_bytes)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=memory_bytes)) as engine:
         for offset, piece_bytes in pieces:
             await engine.read(1, ref, offset, piece_bytes)
         check_books(engine)
@@ -116,14 +116,14 @@ async def test_a_checkpoint_read_in_the_order_of_its_keys_is_fetched_once(
     ref = listed("checkpoint", max(end for _, end in ranges))
     config = ReadaheadConfig.within(memory_target_bytes, part_size_bytes=8 * MIB, max_parts_in_flight=64)
     service = SimulatedService()
-    async with simulated(service, config) as (engine, usage):
+    async with simulated(service, config) as engine:
         cache = PageCache(engine, ref, around_bytes)
         for start, end in ranges:
             await cache.touch(start, end)
             await trio.sleep((end - start) / 1e9)
         check_books(engine)
     assert service.fetched_bytes <= 1.05 * ref.size_bytes
-    assert usage.most_bytes <= config.memory_limit_bytes
+    assert service.most_bytes <= config.memory_limit_bytes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -132,7 +132,7 @@ async def test_what_the_kernel_keeps_is_fetched_once_in_any_order(autojump_clock
     ref = listed("checkpoint", max(end for _, end in ranges))
     random.Random(seed).shuffle(ranges)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as engine:
         cache = PageCache(engine, ref, MIB)
         for start, end in ranges:
             await cache.touch(start, end)
@@ -147,7 +147,7 @@ async def test_a_shuffled_checkpoint_that_does_not_fit_is_read_ahead_once_its_te
     ref = listed("checkpoint", max(end for _, end in ranges))
     random.Random(0).shuffle(ranges)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=256 * MIB)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=256 * MIB)) as engine:
         cache = PageCache(engine, ref, MIB)
         began_s = trio.current_time()
         for start, end in ranges:
@@ -161,7 +161,7 @@ async def test_what_the_kernel_has_dropped_is_read_ahead_again(autojump_clock: M
     """Twice through a file past the page cache: the second time as fast as the first."""
     ref = listed("file", 512 * MIB)
     times_s = []
-    async with simulated(SimulatedService(), ReadaheadConfig()) as (engine, _):
+    async with simulated(SimulatedService(), ReadaheadConfig()) as engine:
         for _ in range(2):
             began_s = trio.current_time()
             for offset in range(0, ref.size_bytes, MIB):
@@ -175,7 +175,7 @@ async def test_single_pages_that_the_kernel_dropped_are_all_that_is_fetched_agai
     ranges = tensors(1, 128 * MIB, 8 * MIB)
     ref = listed("checkpoint", max(end for _, end in ranges))
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=64 * MIB)) as engine:
         cache = PageCache(engine, ref, MIB)
         for index, (start, end) in enumerate(ranges):
             await cache.touch(start, end)
@@ -191,7 +191,7 @@ async def test_few_small_tensors_of_a_map_fetch_little_more(autojump_clock: Mock
     """The kernel asks for 2 MiB around a fault once a reader has announced that it reads in sequence."""
     ref = listed("model", 300 * MIB)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
+    async with simulated(service, ReadaheadConfig()) as engine:
         cache = PageCache(engine, ref, around_bytes)
         await cache.touch(0, 4 * KIB)
         for place in random.Random(1).sample(range(1, 30), 29):
@@ -214,7 +214,7 @@ async def test_a_page_that_the_kernel_asks_for_again_does_not_make_it_forgetful(
     """More is fetched than the page: as much as the runs before it were long."""
     ref = listed("model", 160 * MIB)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
+    async with simulated(service, ReadaheadConfig()) as engine:
         cache = PageCache(engine, ref, MIB)
         places = random.Random(1).sample(range(16), 16)
         for place in places:
@@ -241,7 +241,7 @@ async def test_what_a_reader_left_takes_no_readahead_from_others(autojump_clock:
 
     reader = Reader(size_bytes=1 << 30, bytes_per_s=1e9)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _), trio.open_nursery() as running_on:
+    async with simulated(service, ReadaheadConfig()) as engine, trio.open_nursery() as running_on:
         await jump(engine, 0, 16, 2e9)
         held_bytes = engine.statistics().pool.held_bytes
         if goes_on:
@@ -258,7 +258,7 @@ async def test_what_a_reader_left_takes_no_readahead_from_others(autojump_clock:
 async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock: MockClock, around_bytes: int) -> None:
     ref = listed("rows", 200 * MIB)
     service = SimulatedService(link_bytes_per_s=1e9)
-    async with simulated(service, ReadaheadConfig()) as (engine, usage):
+    async with simulated(service, ReadaheadConfig()) as engine:
         cache = PageCache(engine, ref, around_bytes)
         for row in random.Random(1).sample(range(ref.size_bytes // (8 * KIB)), 2000):
             await cache.touch(row * 8 * KIB, (row + 1) * 8 * KIB)
@@ -270,7 +270,7 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
     # A GET for each row takes 40 s, and the whole file 0.2 s.
     assert took_s < 2
     assert service.fetched_bytes <= 1.02 * ref.size_bytes
-    assert usage.most_bytes <= ReadaheadConfig().memory_limit_bytes
+    assert service.most_bytes <= ReadaheadConfig().memory_limit_bytes
 
 
 @pytest.mark.parametrize("is_down", [False, True])
@@ -278,7 +278,7 @@ async def test_of_the_rest_comes_first_what_the_reader_heads_for(autojump_clock:
     ref = listed("rows", 800 * MIB)
     service = SimulatedService()
     rows = sorted(random.Random(1).sample(range(ref.size_bytes // PAGE - 1), 200), reverse=is_down)
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
+    async with simulated(service, ReadaheadConfig()) as engine:
         for row in rows:
             await engine.read(1, ref, row * PAGE, PAGE)
             if len(rest := [start for _, start, end in service.gets if end - start == 8 * MIB]) > 3:
@@ -301,7 +301,7 @@ async def test_rows_near_to_one_another_that_threads_take_in_order_come_at_the_s
         for row in rows:
             await engine.read(1, ref, row * PAGE, PAGE)
 
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
+    async with simulated(service, ReadaheadConfig()) as engine:
         async with trio.open_nursery() as threads:
             for _ in range(8):
                 threads.start_soon(take, engine)
@@ -317,7 +317,7 @@ async def test_pieces_that_were_passed_make_room_where_a_file_is_larger_than_mem
     service = SimulatedService(link_bytes_per_s=1e9)
     reads = [(number * 4 * MIB + chances.randrange(16) * PAGE, MIB) for number in range(1, 256)]
     waited = 0
-    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(memory_limit_bytes=128 * MIB)) as engine:
         for offset, size_bytes in reads:
             waited += engine.find(1, ref, offset, size_bytes) == "waited"
             await engine.read(1, ref, offset, size_bytes)
@@ -348,7 +348,7 @@ async def test_a_second_reader_finds_what_the_first_has_passed(autojump_clock: M
 async def test_rows_near_to_one_another_do_not_end_the_fetch_of_the_rest(autojump_clock: MockClock) -> None:
     ref, places = listed("rows", 400 * MIB), random.Random(1)
     service = SimulatedService(link_bytes_per_s=1e8)
-    async with simulated(service, ReadaheadConfig(max_parts_in_flight=16)) as (engine, _):
+    async with simulated(service, ReadaheadConfig(max_parts_in_flight=16)) as engine:
         while service.fetched_bytes < 32 * MIB:  # the rest is on its way
             await engine.read(1, ref, places.randrange(ref.size_bytes // PAGE - 1) * PAGE, PAGE)
         for row in places.sample(range(2048), 14):
@@ -372,7 +372,7 @@ async def test_random_rows_of_a_file_that_does_not_fit_are_all_that_is_fetched(a
 async def test_the_rest_of_a_file_takes_no_readahead_from_others(autojump_clock: MockClock) -> None:
     rows = listed("rows", 800 * MIB)
     reader = Reader(size_bytes=1 << 30, bytes_per_s=1e9)
-    async with simulated(SimulatedService(), ReadaheadConfig()) as (engine, _):
+    async with simulated(SimulatedService(), ReadaheadConfig()) as engine:
         for row in random.Random(1).sample(range(rows.size_bytes // PAGE), 200):
             await engine.read(1, rows, row * PAGE, PAGE)
         held_bytes = engine.statistics().pool.held_bytes
@@ -386,7 +386,7 @@ async def test_a_few_pages_at_equal_distances_are_all_that_is_fetched(autojump_c
     """The biases of thirty layers, read through a map."""
     ref = listed("checkpoint", 300 * MIB)
     service = SimulatedService()
-    async with simulated(service, ReadaheadConfig()) as (engine, _):
+    async with simulated(service, ReadaheadConfig()) as engine:
         cache = PageCache(engine, ref, MIB)
         for layer in range(30):
             await cache.touch(layer * 10 * MIB, layer * 10 * MIB + PAGE)

@@ -12,6 +12,16 @@ def kept_by_threads(small_files: SmallFiles) -> dict[int, int]:
     return kept
 
 
+def test_a_file_for_which_there_is_no_memory_is_left_to_others() -> None:
+    def no_memory(_inode: int, _size_bytes: int) -> bool:
+        raise MemoryError
+
+    small_files = SmallFiles()
+    small_files.threads = Threads(fetch=no_memory)
+    assert not small_files.fetch(1, 10, is_guess=True)
+    assert not small_files.guesses
+
+
 def test_guesses_are_counted_apart_until_they_are_adopted_or_dropped_or_there_is_another_table() -> None:
     small_files = SmallFiles()
     kept = kept_by_threads(small_files)

@@ -20,8 +20,6 @@ NAMES = (
     *("sp ace", " leading", "per%cent", "per%20cent", "plus+", "que?ry", "ha#sh", "am&p", "<lt>", "'single'"),
     *('"double"', "back\\slash", "🎉", "é", "semi;colon", "co:lon", "eq=ual", "~", "*", "$x", "[x]", "a" * 255),
 )
-# A newline and its like: moto lists them as they are, which is no XML; a file system holds them.
-CONTROL_NAMES = ("new\nline", "tab\t", "esc\x1b", "trailing ")
 
 
 @pytest.fixture(params=["moto", "rclone"])

@@ -833,3 +833,4 @@ ROWS: Sequence[Row] = (
     *(replace(row, transports=("plain",)) for row in _PARSED),
     *(*_BODIES, *_CHUNKS, *_ENCODINGS, *_ERRORS, *_TLS),
 )
+BY_NAME = {row.name: row for row in ROWS}

@@ -15,6 +15,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection
+from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
@@ -163,9 +164,32 @@ async def test_aws_that_tells_no_region_is_an_error(
     connect = Routes.connect
     monkeypatch.setattr(Routes, "connect", connect_elsewhere)
     with canned_server(lambda _: (status, {}, b"")) as server:
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=message) as caught:
             await region_of(AWS)
+        assert "--region" in getattr(caught.value, "hint", "")
         assert len(server.seen) == 1
+
+
+async def test_an_instance_with_a_role_asks_in_its_own_region(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts: list[str] = []
+
+    async def record(_: Routes, route: Route) -> Connection:
+        hosts.append(route.endpoint.host)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    monkeypatch.setattr(Routes, "connect", record)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    with canned_server(lambda _: (200, {}, b"cn-north-1a")) as server:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
+        session = S3Session(AWS)
+        assert session.credentials is not None
+        async with aclosing(S3Client(session)) as client:
+            for provider in ("env", "iam-role"):
+                session.credentials.take(Credentials(access_key="a", secret_key="b", provider=provider))
+                with pytest.raises(ServiceError) as caught:
+                    await client.region("bucket")
+                assert ("us-east-1 was asked: give --region" in caught.value.hint) == (provider == "env")
+    assert set(hosts) == {"bucket.s3.us-east-1.amazonaws.com", "bucket.s3.cn-north-1.amazonaws.com.cn"}
 
 
 async def test_a_search_for_a_region_ends(monkeypatch: pytest.MonkeyPatch) -> None:

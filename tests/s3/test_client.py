@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -56,7 +57,6 @@ LONG_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n"
 DATA = bytes(range(256)) * 8192  # 2 MiB: most of it is received in a thread
 REF = ObjectRef("bucket", "key", len(DATA), "", 0)
 PATIENCE = Patience(60.0, 60.0)
-RANGE_HEAD = f"HTTP/1.1 206 Partial\r\nContent-Length: 10\r\nContent-Range: bytes 0-9/{len(DATA)}\r\n\r\n".encode()
 
 
 def paired() -> tuple[socket.socket, socket.socket, Connection]:
@@ -229,15 +229,19 @@ async def test_a_long_body_is_received_without_a_thread_where_there_is_no_room_f
 
 
 @pytest.mark.parametrize("after_bytes", [0, 300_000])
-async def test_a_cancelled_read_ends_at_once_wherever_it_is(served: Served, after_bytes: int) -> None:
+async def test_a_cancelled_read_ends_at_once_wherever_it_is(
+    served: Served, after_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = bytearray(len(DATA))
     async with served() as (server, reader):
+        monkeypatch.setattr(reader._buffers, "take", lambda _: memoryview(body))
         rule = server.faults.add(FaultRule(action=Stall(after_bytes), operation="GetObject"))
-        with trio.CancelScope() as scope:
+        with trio.fail_after(10):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(reader.get, REF, 0, len(DATA))
-                while not server.requests:
+                while not (body[after_bytes - 1] if after_bytes else server.requests):
                     await trio.lowlevel.checkpoint()
-                scope.cancel()
+                nursery.cancel_scope.cancel()
         server.faults.remove(rule)
         assert await reader.get(REF, 0, len(DATA)) == DATA
 
@@ -456,6 +460,18 @@ async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) ->
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
         assert len(server.requests) == 1
         server.faults.remove(rule)
+
+
+async def test_a_read_for_which_the_system_has_no_memory_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    async with loopback_client({"key": DATA}) as (server, reader):
+        for requests in (2, 4):  # over a new connection, and over an idle one
+            monkeypatch.setattr(np, "empty", no_memory)
+            assert await reader.get(REF, 0, 1000) == DATA[:1000]
+            assert len(server.requests) == requests
 
 
 async def test_a_whole_object_is_not_read_through_for_a_range_far_inside(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from bench.s3server import EXPIRED_TOKEN, FaultRule, LoopbackServer, MemoryObjec
 from fastfuse.errors import (
     AccessError,
     ConfigurationError,
+    DeadlineError,
     FastfuseError,
     ObjectDeniedError,
     ServiceError,
@@ -69,6 +70,12 @@ async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) 
     assert (await source_of(ConnectionConfig(profile="other")).current()).access_key == "AKIAOTHER"
 
 
+async def test_half_of_a_pair_of_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(ConfigurationError, match="incomplete"):
+        await source_of().current()
+
+
 async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Path) -> None:
     configure(aws_environment, "[profile\n")
     with pytest.raises(ConfigurationError, match="cannot be parsed"):
@@ -113,6 +120,15 @@ async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigurationError, match="takes a region") as caught:
         await source_of(ConnectionConfig(profile="role")).current()
     assert caught.value.hint == "Give --region."
+
+
+@pytest.mark.usefixtures("no_environment_keys")
+async def test_a_profile_that_asks_for_an_mfa_code_asks_nobody(aws_environment: Path) -> None:
+    role = "role_arn = arn:aws:iam::123456789012:role/test\nmfa_serial = arn:aws:iam::123456789012:mfa/user\n"
+    keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
+    configure(aws_environment, f"[profile role]\n{role}source_profile = base\n{keys}")
+    with pytest.raises(AccessError, match="asks for an MFA code"):
+        await source_of(ConnectionConfig(profile="role", region="us-east-1")).current()
 
 
 @pytest.mark.usefixtures("no_environment_keys")
@@ -181,6 +197,22 @@ async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_th
         assert session.credentials is not None
         assert session.credentials.latest is not None
         assert session.credentials.latest.access_key == "AKIASECOND"
+        await reader.aclose()
+
+
+@pytest.mark.parametrize("size_bytes", [4, 1 << 20])
+async def test_a_read_waits_for_other_credentials_until_its_deadline(size_bytes: int) -> None:
+    data = bytes(size_bytes)
+    with LoopbackServer({"bucket": MemoryObjects({"key": data})}) as server:
+        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5))
+        session.credentials, resolver, _ = source_with(None)
+        reader = S3Client(session)
+        ref = ObjectRef("bucket", "key", size_bytes, "")
+        assert await reader.get(ref, 0, size_bytes) == data
+        resolver.answers = trio.Event()
+        server.faults.add(FaultRule(action=EXPIRED_TOKEN))
+        with trio.fail_after(30), pytest.raises(DeadlineError, match="could not be read within"):
+            await reader.get(ref, 0, size_bytes)
         await reader.aclose()
 
 

@@ -60,6 +60,12 @@ def test_nothing_but_plain_words_of_a_reply_is_shown(code: str, region: str, sta
     assert len(shown) < 140
 
 
+def test_a_service_that_refuses_path_style_is_told_with_the_setting() -> None:
+    failure = failure_of_reply(403, "SecondLevelDomainForbidden")
+    error = start_error(failure, bucket="bucket", endpoint="https://oss.example.com", region="r")
+    assert "addressing_style = virtual" in error.hint
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     failure = Failure(kind=kind, detail="503 Detail")

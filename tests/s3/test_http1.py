@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.http1 import BadReplyHeadError, BodyDecoder, parse_head
@@ -141,39 +139,6 @@ def decoded(pieces: Iterable[bytes]) -> Outcome:
 def split_at(raw: bytes, places: Iterable[int]) -> list[bytes]:
     bounds = sorted({0, len(raw), *(place for place in places if place < len(raw))})
     return [raw[start:end] for start, end in pairwise(bounds)]
-
-
-CHUNKS = st.lists(
-    st.tuples(st.binary(min_size=1, max_size=20), st.sampled_from([b"", b";", b";a=b", b' ;a="b"', b"\t"])), max_size=5
-)
-TRAILERS = st.sampled_from([b"", b"a: b\r\n", b"a: b\r\nc: d\r\n"])
-PLACES = st.lists(st.integers(1, 200), max_size=10)
-
-
-def chunked(chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes) -> bytes:
-    sent = b"".join([b"%x%b\r\n%b\r\n" % (len(chunk), extension, chunk) for chunk, extension in chunks])
-    return sent + b"0\r\n" + trailers + b"\r\n" + excess
-
-
-BODIES = st.builds(chunked, CHUNKS, TRAILERS, st.binary(max_size=10))
-
-
-@given(CHUNKS, TRAILERS, st.binary(max_size=10), PLACES)
-def test_a_chunked_body_is_its_chunks_in_whatever_pieces_it_comes(
-    chunks: list[tuple[bytes, bytes]], trailers: bytes, excess: bytes, places: list[int]
-) -> None:
-    pieces = split_at(chunked(chunks, trailers, excess), places)
-    assert decoded(pieces) == (b"".join(chunk for chunk, _ in chunks), True, len(excess))
-
-
-@given(BODIES, st.integers(0, 200))
-def test_a_body_that_is_cut_off_has_not_ended(raw: bytes, end: int) -> None:
-    whole = whole_body(raw)
-    assert whole is not None
-    found = decoded([raw[:end]] if end else [])
-    assert found is not None
-    assert whole[0].startswith(found[0])
-    assert found[1] == (end >= len(raw) - whole[1])
 
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1000, 100_000])

@@ -1,7 +1,6 @@
 import errno
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,9 +9,6 @@ from fastfuse.s3.failures import CODES, STATUSES, Failure, Kind, read_error
 from fastfuse.s3.retry_policy import (
     LAST_ATTEMPT_S,
     LAST_ATTEMPT_SHARE,
-    LONGEST_PAUSE_S,
-    RETRIES_PER_S,
-    RETRY_BURST,
     UNTIL_DEADLINE,
     FailedAttempts,
     RetryBudget,
@@ -48,28 +44,6 @@ def test_the_page_shows_the_policy() -> None:
     assert f"\n\n{policy_table()}\n\n" in page, f"docs/SEMANTICS.md should have this table:\n{policy_table()}"
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_what_was_mended_is_tried_again_and_a_denied_object_a_few_times_only(kind: Kind) -> None:
-    expected = 4 if kind is Kind.DENIED else UNTIL_DEADLINE
-    assert attempts(kind, is_read=False, is_mended=True) == expected
-
-
-def test_retries_are_spread_once_a_burst_is_used_up_and_answers_allow_more() -> None:
-    budget = RetryBudget()
-    assert [budget.wait_s(100.0) for _ in range(RETRY_BURST)] == [0.0] * RETRY_BURST
-    waits = [budget.wait_s(100.0) for _ in range(100)]
-    assert waits == pytest.approx([(number + 1) / RETRIES_PER_S for number in range(100)])
-    for _ in range(200):
-        budget.answered()
-    assert budget.wait_s(100.0) == pytest.approx(1 / RETRIES_PER_S)
-    assert budget.wait_s(200.0) == 0
-
-
-def test_the_longest_pause_doubles_up_to_its_limit() -> None:
-    assert [longest_pause_s(failures) for failures in (1, 2, 3)] == [0.2, 0.4, 0.8]
-    assert {longest_pause_s(failures) for failures in (6, 100, 5000)} == {LONGEST_PAUSE_S}
-
-
 @given(
     kinds=st.lists(st.sampled_from([Kind.BUSY, Kind.EXPIRED, Kind.UNREACHABLE, Kind.DENIED]), max_size=12),
     draws=st.lists(st.floats(0, 1), min_size=12, max_size=12),
@@ -91,21 +65,3 @@ def test_a_request_is_given_up_by_the_count_of_its_kind_or_the_deadline(
         # The budget is not used up by one request.
         assert pause_s == min(draw * longest_pause_s(number), latest_s - now_s)
         now_s += pause_s
-
-
-@pytest.mark.parametrize("deadline_s", [2.0, 60.0])
-@pytest.mark.parametrize("failed_before", [0, 5000])
-def test_a_pause_longer_than_the_time_that_is_left_ends_shortly_before_the_deadline(
-    deadline_s: float, failed_before: int
-) -> None:
-    """Its length is drawn, or other requests have used up the budget."""
-    budget, now_s = RetryBudget(), deadline_s - 1.5
-    for _ in range(failed_before):
-        budget.wait_s(0.0)
-    failed = FailedAttempts(budget, began_s=0.0, deadline_s=deadline_s)
-    for _ in range(10):
-        failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=1.0, now_s=0.0)
-    pause_s = failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=0.0 if failed_before else 1.0, now_s=now_s)
-    assert pause_s is not None
-    assert 0.9 * deadline_s < now_s + pause_s < deadline_s
-    assert failed.pause_s(Kind.BUSY, UNTIL_DEADLINE, draw=0.0, now_s=now_s + pause_s + 0.001) is None

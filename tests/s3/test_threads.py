@@ -1,3 +1,4 @@
+import errno
 import gc
 import threading
 import weakref
@@ -8,6 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 import trio
+import trio.testing
 
 from fastfuse.s3.threads import NoThreadError, in_thread
 
@@ -82,6 +84,36 @@ async def test_without_room_for_a_thread_nothing_is_called(monkeypatch: pytest.M
     monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_room)
     with pytest.raises(NoThreadError, match="no room"):
         await in_thread(pytest.fail)
+
+
+async def test_a_loop_that_the_kernel_had_no_memory_to_wake_is_woken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wakeup, failures = trio.lowlevel.current_trio_token()._reentry_queue.wakeup, [errno.ENOBUFS, errno.ENOMEM]
+    wake = wakeup.wakeup_thread_and_signal_safe
+
+    def wake_or_fail() -> None:
+        if failures:
+            raise OSError(failures.pop(), "no memory")
+        wake()
+
+    monkeypatch.setattr(wakeup, "wakeup_thread_and_signal_safe", wake_or_fail)
+    with trio.fail_after(DEADLINE_S):
+        assert await in_thread(lambda: 1) == 1
+    assert not failures
+
+
+async def test_a_work_whose_end_is_told_twice_wakes_its_task_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(call: Callable[[], None], deliver: Callable[[object], None]) -> None:
+        call()
+        deliver(None)
+        trio.lowlevel.spawn_system_task(tell_again, deliver)
+
+    async def tell_again(deliver: Callable[[object], None]) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        deliver(None)
+
+    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", start)
+    assert await in_thread(lambda: 1) == 1
+    await trio.testing.wait_all_tasks_blocked()
 
 
 def test_a_work_that_outlives_its_run_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:

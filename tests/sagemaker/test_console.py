@@ -115,17 +115,3 @@ def test_the_lines_of_channels_stay_as_they_are_above_a_bar(monkeypatch: pytest.
         phases.relay(b"key :dog:[bold]")
         phases.finish_bar()
         assert b"train " in read_until(fd, b"\x1b[2Kkey :dog:[bold]\r\n")
-
-
-def test_a_terminal_that_hangs_up_is_no_error_whether_a_bar_is_drawn_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stderr_on_terminal(monkeypatch, "xterm") as fd:
-        drawn, silent = Phases(is_json=False), Phases(is_json=False)
-        drawn.progress("train", 50, 100)
-        read_until(fd, b"train ")
-        with open(os.devnull) as nowhere:
-            os.dup2(nowhere.fileno(), fd)
-        monkeypatch.setattr(module, "can_redraw", lambda _: True)  # as it was found just before
-        drawn.progress("train", 60, 100)
-        for phases in (drawn, silent):
-            phases.relay(b"a line")
-            phases.enter(Phase.STOPPING, "x")

@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
-from fastfuse.sagemaker.description.channel import HOMOGENEOUS, OutputConfig, RequestedGroup, SyncedDirectory
+from fastfuse.sagemaker.description.channel import (
+    HOMOGENEOUS,
+    Channel,
+    InputMode,
+    OutputConfig,
+    RequestedGroup,
+    SyncedDirectory,
+)
 from fastfuse.sagemaker.files import JobPaths
 from tests.sagemaker.jobs import ABSENT, S3, job_of, refusal, request, source, with_field
 
@@ -44,6 +52,22 @@ def test_a_pipe_of_an_augmented_manifest_needs_attribute_names() -> None:
     tree = with_field(request(source(InputMode="Pipe")), (*S3, "S3DataType"), "AugmentedManifestFile")
     error = refusal(with_field(tree, (*S3, "S3Uri"), "s3://bucket/manifest"))
     assert "InputDataConfig[0].DataSource.S3DataSource.AttributeNames: is missing" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "path", "expected"),
+    [
+        (InputMode.FILE, SourceKind.PREFIX, "train", True),
+        (InputMode.FILE, SourceKind.PREFIX, "train/", False),
+        (InputMode.PIPE, SourceKind.PREFIX, "", False),
+        (InputMode.FILE, SourceKind.MANIFEST, "train.json", False),
+    ],
+)
+def test_a_kept_listing_of_a_folder_or_a_manifest_serves_every_mode(
+    mode: InputMode, kind: SourceKind, path: str, expected: bool
+) -> None:
+    channel = Channel(name="train", input_mode=mode, source=S3Uri("b", path), source_kind=kind)
+    assert channel.is_key_name_prefix is expected
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_wha
         archived = "s: 'cold' is in an archive storage class (DEEP_ARCHIVE). Restore the object first."
         assert here.mount.log.count(archived) == 1
         assert here.mount.log.count("a read at 0 failed with EACCES after ") == 1
+        assert here.mount.log.count("1 objects are archived, and not all of them restored: restore them") == 1
         assert os.stat(here.path / "cold").st_size == SIZE
         objects.put("cold", block_bytes(1, SIZE))  # what a GET sees of a restored object; its ETag is the same
         assert (here.path / "cold").read_bytes() == block_bytes(1, SIZE)
@@ -143,6 +144,18 @@ def test_a_reader_that_is_killed_ends_although_the_service_does_not_answer() -> 
         here.server.faults.clear()
         assert {name: (here.path / name).read_bytes() for name in data} == data
         assert here.mount.stop() == 0
+
+
+def test_a_mount_ends_without_the_reads_of_killed_readers() -> None:
+    """L2"""
+    with place({"large": block_bytes(1, 8 * MIB)}, "--grace-s", "10") as here:
+        here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        reader = subprocess.Popen([sys.executable, "-c", _READER, here.path / "large", "direct"])
+        here.wait_for_gets(1)
+        reader.kill()
+        reader.wait(30)
+        assert here.mount.stop() == 0
+        assert "under way fail" not in here.mount.log
 
 
 @pytest.mark.skipif(not _REQUEST_TIMEOUT.exists(), reason="Linux before 6.14 has no such limit")

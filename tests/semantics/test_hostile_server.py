@@ -8,12 +8,12 @@ import trio
 
 from tests.mounting import ENVIRONMENT, mounted
 from tests.s3.hostile import BUCKET, DATA, Peer, Request, create_certificates, good, good_reply, page_of, serving
-from tests.s3.hostile_rows import ERRNOS, ROWS
+from tests.s3.hostile_rows import BY_NAME, ERRNOS
 from tests.semantics.places import direct_read, errno_of
 
 _WORST = (
     "chunks: of one byte for ever",
-    "chunks: size of 64 bits",
+    "chunks: size for ever",
     "dripping body",
     "a flood behind the body",
     "another reply behind the body",
@@ -27,7 +27,7 @@ _WORST = (
     "silent in the body",
     "the settings of HTTP/2",
 )
-_BAD = {f"bad-{at}": row for at, name in enumerate(_WORST) for row in ROWS if row.name == name}
+_BAD = {f"bad-{at}": BY_NAME[name] for at, name in enumerate(_WORST)}
 _PAGE = page_of(*((key, len(DATA)) for key in (*sorted(_BAD), "good")))
 _PAGE_BYTES = 4096
 _TOKEN = "FwoGZXIvYXdzEJr//////////wEaDHRva2VuLXRva2VuLXRva2Vu+/=="

@@ -18,7 +18,7 @@ from tests.filesystem.waiting import wait_until
 from tests.mounting import mounted
 from tests.s3 import hostile, hostile_rows
 from tests.s3.hostile import BUCKET, Peer, Reply, Request, page_of, serving
-from tests.s3.hostile_rows import ERRNOS, ROWS
+from tests.s3.hostile_rows import BY_NAME, ERRNOS
 from tests.semantics.places import errno_of
 
 _NAMES = (
@@ -49,7 +49,7 @@ _NAMES = (
     "two lengths",
     "weak ETag",
 )
-_ROWS = [row for name in _NAMES for row in ROWS if row.name == name]
+_ROWS = [BY_NAME[name] for name in _NAMES]
 # Names in no order, so that nothing is fetched ahead.
 _KEYS = [f"{number:08x}" for number in random.Random(0).sample(range(1 << 32), 900)]
 _BAD = dict(zip(_KEYS, _ROWS, strict=False))

@@ -273,6 +273,17 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert mount.stop() == 0
 
 
+def test_mount_all_leaves_a_mount_whose_name_mount_cannot_compare(server: LoopbackServer) -> None:
+    """L4"""
+    uri = f"{URI}/50 %é#1"
+    with mounted(uri, server.endpoint_url, "--allow-empty") as mount:
+        done = run_fastfuse(uri, str(mount.path), "-o", "ro,_netdev")
+        assert (done.returncode, done.stderr) == (0, "")
+        other = run_fastfuse(f"{uri}2", str(mount.path), "-o", "ro,_netdev")
+        assert (other.returncode, "is mounted already" in other.stderr) == (5, True)
+        assert mount.stop() == 0
+
+
 def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
     """L5"""
     with place({"elsewhere": b""}, "--allow-empty", uri=f"{URI}/nothing/") as here:

@@ -45,7 +45,7 @@ _UNTIL = """
 cursor=$(journalctl --lines=1 --show-cursor --quiet | sed -n 's/^-- cursor: //p')
 {cause}
 exec 3< <(exec journalctl --follow --after-cursor="$cursor" --output=cat --unit={unit})
-timeout 120 sed -u '/{text}/q' <&3
+timeout 300 sed -u '/{text}/q' <&3
 kill $!
 """
 

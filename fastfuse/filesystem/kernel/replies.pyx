@@ -17,6 +17,7 @@ from libc.errno cimport EAGAIN, ECONNABORTED, EINTR, EIO, ENODEV, ENOENT, ENOTCO
 from libc.signal cimport SIGKILL
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from fastfuse.filesystem.kernel.threads cimport (
     PR_SET_NAME, prctl,
@@ -88,6 +89,8 @@ cdef struct Kept:
     uint32_t crashes, is_begun
     # Whether `refuse_killed` has seen it.
     uint32_t was_seen
+    # When the first worker took it.
+    timespec came
 
 # Memory that outlives the worker.
 cdef struct Requests:
@@ -140,24 +143,31 @@ pthread_cond_init(&has_ended, NULL)
 
 
 def keep(memory):
-    """Keep requests in `memory`, of `REQUESTS_BYTES`, until they are answered, and begin with those that are there."""
+    """Keep requests in `memory`, of `REQUESTS_BYTES`, until they are answered, and begin with those that are there.
+
+    Return when READs that are there came, by their numbers, on the clock of `time.monotonic`.
+    """
     global requests, left_count, left_begun, is_last_left, _memory
     cdef uint8_t[::1] view = memory
     cdef uint64_t last
+    cdef timespec *came
     if len(view) != sizeof(Requests):
         raise ValueError("no memory for requests")
     _memory, requests = view, <Requests *> &view[0]
     last = (<fuse_in_header *> requests.message).unique
-    found = []
+    found, came_s = [], {}
     for at in range(_MOST_KEPT):
+        came = &requests.reads[<int> at].came
         unique = requests.reads[<int> at].head.unique
         if unique:
             found.append((unique, at))
+            came_s[unique] = came.tv_sec + came.tv_nsec * 1e-9
         if unique == last:
             last = 0  # it is kept, and the worker may have died while it copied that to `message`
     for place, (_, at) in enumerate(sorted(found)):
         left[<int> place] = at
     left_begun, left_count, is_last_left, requests.begun = 0, len(found), last != 0, 0
+    return came_s
 
 
 def are_left():
@@ -271,7 +281,9 @@ cdef char *next_request(int device, ssize_t *size_bytes) noexcept:
         size_bytes[0] = head.len
     else:
         STORE(head.unique, 0)
-        (<Kept *> head).crashes = (<Kept *> head).was_seen = 0  # of the READ that may come
+        # Of the READ that may come.
+        (<Kept *> head).crashes = (<Kept *> head).was_seen = 0
+        clock_gettime(CLOCK_MONOTONIC, &(<Kept *> head).came)
         size_bytes[0] = read(device, requests.message, _MESSAGE_BYTES)
         if size_bytes[0] < 0:
             # ENOENT: the caller was killed. ENODEV: the mount is gone.

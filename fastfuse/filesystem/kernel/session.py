@@ -16,7 +16,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 import trio
 
@@ -25,6 +24,7 @@ from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
 from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
 from fastfuse.filesystem.kernel.notices import OUT_HEADER
 from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mount_settings import quoted
 from fastfuse.filesystem.mounting.mountpoint import SUBTYPE, new_mount, unmount
 from fastfuse.filesystem.mounting.preflight import CONTAINER, DEVICE_NUMBER
 
@@ -101,8 +101,7 @@ class Session:
         Raises:
             MountError: the kernel or fusermount3 refused; the error says what to do.
         """
-        # libfuse splits options at commas, and pyfuse3 encodes them as ASCII.
-        name = quote(source, safe="/:@!$&'()*+;=~ ")
+        name = quoted(source)
         arguments = {"ro", "default_permissions", f"fsname={name}", f"subtype={SUBTYPE}", *options}
         if allow_other:
             arguments.add("allow_other")

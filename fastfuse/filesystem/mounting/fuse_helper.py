@@ -73,9 +73,10 @@ def listen_at(path: Path, uid: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = "too long for a socket" if "too long" in str(error) else error.strerror
-        raise MountError(
-            f"--socket {path} cannot be made: {reason}", hint="give a path in a directory of root"
-        ) from error
+        hint = "give a path in a directory of root"
+        if error.errno == errno.EPERM:
+            hint = f"it takes CAP_CHOWN to give the socket to user {uid}"
+        raise MountError(f"--socket {path} cannot be made: {reason}", hint=hint) from error
     return listener
 
 

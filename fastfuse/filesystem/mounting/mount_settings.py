@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
-from fastfuse.cache.settings import FLUSH_S, CacheSettings, queue_bytes
+from fastfuse.cache.settings import CacheSettings, queue_bytes
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
@@ -28,6 +29,11 @@ _SPARE_BYTES: Final = 512 << 20
 _LIMITS: Final = Path("/proc/sys/fs/fuse")
 # fs/fuse/dev.c, FUSE_TIMEOUT_TIMER_FREQ: so often it looks, and no limit is shorter.
 _KERNEL_LOOKS_EVERY_S: Final = 15.0
+
+
+def quoted(source: str) -> str:
+    """Return the name of `source` in mountinfo: libfuse splits options at commas, and pyfuse3 encodes them as ASCII."""
+    return quote(source, safe="/:@!$&'()*+;=~ ")
 
 
 def request_timeout_s(limits: Path = _LIMITS) -> float:
@@ -119,8 +125,3 @@ class MountSettings:
     def queue_bytes(self) -> int:
         """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
         return queue_bytes(self.memory_target_bytes) if self.cache else 0
-
-    @property
-    def cache_flush_s(self) -> float:
-        """The time that a worker that ends has to write to the local tier what it has fetched."""
-        return FLUSH_S if self.cache else 0.0

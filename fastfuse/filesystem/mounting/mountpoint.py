@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 SUBTYPE = "fastfuse"
 _FILE_SYSTEM_TYPE = f"fuse.{SUBTYPE}"
+_OWN = Path("/proc/self")
 
 # The kernel's own limit on links that lead to links (path_resolution(7)).
 _MAX_LINKS = 40
@@ -78,9 +79,9 @@ def fastfuse_file_systems() -> list[MountEntry]:
 
 
 def find_mount(path: Path) -> MountEntry | None:
-    """Return the topmost mount at exactly `path`, or None."""
+    """Return the topmost mount at exactly `path`, or None. The trigger of an automount is none."""
     place = _resolved(path)
-    return next((entry for entry in reversed(_entries()) if entry.path == place), None)
+    return next((one for one in reversed(_entries()) if one.path == place and one.file_system_type != "autofs"), None)
 
 
 def new_mount(place: Path) -> MountEntry:
@@ -100,10 +101,10 @@ def place_of(mount_id: int, device: str) -> Path | None:
     return next((entry.path for entry in _entries() if (entry.id, entry.device) == (mount_id, device)), None)
 
 
-def mount_holding(path: Path) -> MountEntry:
-    """Return the mount that `path`, which is absolute and has no link in it, lies in."""
+def mount_holding(path: Path) -> MountEntry | None:
+    """Return the mount that `path`, which is absolute and has no link in it, lies in; a chroot may have none at /."""
     holding = [entry for entry in reversed(_entries()) if path.is_relative_to(entry.path)]
-    return max(holding, key=lambda entry: len(entry.path.parts))  # of those at one place, the topmost
+    return max(holding, key=lambda entry: len(entry.path.parts), default=None)  # of those at one place, the topmost
 
 
 def is_mounted(path: Path, device: str) -> bool:
@@ -272,7 +273,8 @@ def _create(path: Path, *, parents: bool) -> list[Path]:
 
 
 def _no_directory_error(path: Path) -> MountError:
-    return MountError(f"the mountpoint {path} is not a directory", hint="mount on an empty directory")
+    hint = f"serve it with --fuse-fd {path.name}" if path.parent == Path("/dev/fd") else "mount on an empty directory"
+    return MountError(f"the mountpoint {path} is not a directory", hint=hint)
 
 
 def _require_dead(entry: MountEntry) -> None:
@@ -342,14 +344,16 @@ def _umount2(entry: MountEntry, flags: int) -> None:
         place = f"/proc/self/fd/{parent_fd}/{entry.path.name}"
         root_fd = os.open(place, os.O_PATH | os.O_NOFOLLOW)  # O_PATH: a daemon that hangs is not asked
         root.callback(os.close, root_fd)
-        if f"\nmnt_id:\t{entry.id}\n" not in Path(f"/proc/self/fdinfo/{root_fd}").read_text():
+        found = Path(f"/proc/self/fdinfo/{root_fd}").read_text()
+        # A directory of a shared mount that is bound onto itself shows a later mount below it twice.
+        ids = [one.id for one in _entries() if (one.path, one.device) == (entry.path, entry.device)]
+        if not any(f"\nmnt_id:\t{number}\n" in found for number in ids):
             raise OSError(errno.EINVAL, "another directory has taken its place")
         if not flags & _MNT_FORCE:
             root.close()
-        if libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) != 0:
-            number = ctypes.get_errno()
-            if not (flags & _MNT_FORCE and number == errno.EBUSY):
-                raise OSError(number, os.strerror(number))
+        number = ctypes.get_errno() if libc.umount2(os.fsencode(place), flags | _UMOUNT_NOFOLLOW) else 0
+        if number and not (flags & _MNT_FORCE and number == errno.EBUSY):
+            raise OSError(number, os.strerror(number))
 
 
 def _unmount_as_user(path: Path, *, lazy: bool) -> None:
@@ -397,10 +401,17 @@ def _resolved(path: Path) -> Path:
     return place
 
 
+def read_own(name: str) -> bytes:
+    """Return what ``/proc/self/NAME`` says, or raise `MountError` where /proc is missing."""
+    try:
+        return (_OWN / name).read_bytes()
+    except FileNotFoundError as error:
+        raise MountError("/proc is not mounted here", hint="mount -t proc proc /proc") from error
+
+
 def _entries() -> list[MountEntry]:
     # Not splitlines: a carriage return in a path is not escaped.
-    lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
-    return [_entry(line) for line in lines if line]
+    return [_entry(line) for line in read_own("mountinfo").split(b"\n") if line]
 
 
 def _entry(line: bytes) -> MountEntry:

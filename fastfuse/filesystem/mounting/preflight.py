@@ -13,13 +13,12 @@ import stat
 from pathlib import Path
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount, read_own
 
 CONTAINER = "in a container: --device /dev/fuse --cap-add SYS_ADMIN (and --security-opt apparmor=unconfined)"
 
 _DEVICE = Path("/dev/fuse")
 DEVICE_NUMBER = os.makedev(10, 229)  # https://www.kernel.org/doc/html/latest/admin-guide/devices.html
-_STATUS = Path("/proc/self/status")
 _FUSE_CONF = Path("/etc/fuse.conf")
 _PROGRAM = "fusermount3"
 _SYSTEM = frozenset({Path("/bin"), Path("/usr/bin")})
@@ -57,7 +56,7 @@ def obstacle(mountpoint: Path | None, *, allow_other: bool) -> MountError | None
 
 def may_mount() -> bool:
     """Return whether this process may mount by itself."""
-    return _has_capability(_STATUS.read_bytes(), b"CapEff")
+    return _has_capability(read_own("status"), b"CapEff")
 
 
 def fusermount() -> str | None:
@@ -78,7 +77,7 @@ def may_allow_other() -> bool:
 
 def _may_gain_rights() -> bool:
     """Return whether a set-uid program may give this process the right to mount."""
-    status = _STATUS.read_bytes()
+    status = read_own("status")
     return _has_capability(status, b"CapBnd") and b"\nNoNewPrivs:\t1" not in status
 
 

@@ -42,8 +42,10 @@ _log = logging.getLogger(__name__)
 
 _KEYS, _SAVE = b"keys", b"save"
 _LONGEST_BYTES = 64 << 10
-# A program may ask a person. The Go SDK gives a credential_process as long.
+# A program may ask a person. The Go SDK gives a credential_process as long; a read that waits names the cause only if
+# the search ends before its deadline.
 _RESOLVE_WITHIN_S = 60.0
+_SHARE_OF_DEADLINE = 0.75
 # Whoever does not give up then is stuck in the kernel or in a library.
 _KILL_AFTER_S = _RESOLVE_WITHIN_S + 5.0
 
@@ -150,10 +152,11 @@ def _with_gone_files(error: FastfuseError) -> FastfuseError:
 
 
 async def _resolve(session: S3Session) -> Credentials:
-    with trio.move_on_after(_RESOLVE_WITHIN_S):
+    within_s = min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE)
+    with trio.move_on_after(within_s):
         return await resolve_credentials(session.aws)
     raise ServiceError(
-        f"The AWS credentials did not come within {_RESOLVE_WITHIN_S:.0f} s.",
+        f"The AWS credentials did not come within {within_s:g} s.",
         hint="Look whether the profile's credential_process hangs, or the service that issues them.",
     )
 
@@ -202,7 +205,8 @@ class KeyFinder:
             message = pipe.read()
         if not message:
             how = f"the process that finds them {how_it_ended(exit_code)}"
-            message = error_message(AccessError(f"The AWS credentials cannot be had: {how}."))
+            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
+            message = error_message(ServiceError(f"The AWS credentials cannot be had: {how}.", hint=hint))
         self._is_asked()  # this is the answer to those questions, too
         self._answer(message)
         with suppress(FastfuseError):  # the worker logs it

@@ -25,7 +25,7 @@ from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.readahead.small_files import Threads
 from fastfuse.s3.aws import stall_timeout_s
@@ -122,7 +122,7 @@ class DirectFiles:
     ) -> None:
         """Start nothing yet. A worker makes one, with its first table.
 
-        `take` gives the memory of parts. A local `tier` claims and keeps them, and says where small files lie.
+        `take` gives memory of parts and of joined answers. A local `tier` keeps parts and says where small files lie.
         """
         self._reads = reads
         self._engine = engine
@@ -165,6 +165,7 @@ class DirectFiles:
                 held=direct_reads.held_ahead,
             )
         )
+        engine.join_parts_in(take)
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
 
     def _keep_in(self, tier: CachedReader) -> None:
@@ -218,8 +219,9 @@ class DirectFiles:
         """
         assert self._tier is not None
         number, inode, _, size_bytes, process = request
-        ref = self._reads.table.ref(inode)
-        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in ARCHIVE_STORAGE_CLASSES
+        table = self._reads.table
+        ref = table.ref(inode)
+        is_one = ref.bucket and ref.size_bytes <= size_bytes and ref.storage_class not in table.unread_classes
         if not is_one or not direct_reads.may_read_kept(inode, ref.size_bytes):
             return False
         asked, found = (number, inode, size_bytes, process, ref.size_bytes), self._tier.look(ref)

@@ -19,7 +19,6 @@ from fastfuse.filesystem.kernel.session import InitialisedOperations
 from fastfuse.filesystem.serving.outcomes import Outcomes, answered
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 from fastfuse.readahead import ReadEngine
 
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
@@ -75,6 +74,12 @@ class MountOperations(InitialisedOperations):
         direct_reads.drop_all_ahead()
         self._answer_from(table)
         self._engine.refreshed()
+
+    def read_all_classes(self, table: InodeTable) -> None:
+        """Read archived objects of the `table` as all others from now on, if it is still the one that answers."""
+        table.unread_classes = frozenset()
+        if table is self.table:
+            self._answer_from(table)
 
     def _answer_from(self, table: InodeTable) -> None:
         # The one that answers now.
@@ -203,7 +208,7 @@ class MountOperations(InitialisedOperations):
 
 def unread_classes(table: InodeTable) -> bytes:
     """Return a 1 for each storage class of the table whose objects cannot be read at once, by its number."""
-    return bytes(name in ARCHIVE_STORAGE_CLASSES for name in table.metadata.storage_classes).ljust(256, b"\0")
+    return bytes(name in table.unread_classes for name in table.metadata.storage_classes).ljust(256, b"\0")
 
 
 def _refuse_change(name: str) -> Callable[..., Coroutine[Any, Any, None]]:

@@ -7,7 +7,7 @@ answers.
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, ReadError
+from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError
 from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
@@ -25,7 +25,7 @@ from fastfuse.filesystem.serving.outcomes import answered
 from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.objects import Buffer
+from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
 from fastfuse.repeats import RepeatedFailures
 
@@ -82,6 +82,9 @@ class Reads:
         # tells what to fetch ahead. With each, whether it came in a drain.
         self._task_count = 0
         self._waiting: deque[tuple[Request, bool]] = deque()
+        # When the reads came that a dead worker has left, by their numbers, in seconds of `perf_counter`.
+        self.came_s: Mapping[int, float] = {}
+        self._read_deadline_s = read_deadline_s
         # Suspects begin one after the other (`in_hand`), each when the one before is answered.
         self._suspects_turn = trio.Lock()
         # The numbers of the suspects in hand, each with what tells its end.
@@ -142,10 +145,11 @@ class Reads:
         try:
             if number in self.in_hand.suspects and not is_refused:
                 await self._begin_suspect(number)
+            came_s = self.came_s.get(number, inf)
             if self.watched is None:
-                data = await self.read(inode, offset, size_bytes, is_refused=is_refused)
+                data = await self.read(inode, offset, size_bytes, is_refused=is_refused, came_s=came_s)
             else:
-                read = partial(self.read, is_refused=is_refused)
+                read = partial(self.read, is_refused=is_refused, came_s=came_s)
                 data = await self.watched.read(Read(inode, offset, size_bytes), process, read)
         except pyfuse3.FUSEError as refusal:
             replies.refuse(number, refusal.errno)
@@ -161,9 +165,12 @@ class Reads:
                 direct_reads.end_wait()
 
     @answered
-    async def read(self, inode: int, offset: int, size_bytes: int, *, is_refused: bool = False) -> Buffer:
+    async def read(
+        self, inode: int, offset: int, size_bytes: int, *, is_refused: bool = False, came_s: float = inf
+    ) -> Buffer:
         """Return what is answered, or raise `FUSEError`: at once if it `is_refused`, because the mount stops.
 
+        A read that came at `came_s`, to an earlier worker, has what is left of its deadline.
         Linux 5.10 asks for the end of a file, too. That is not refused, or a reader that has all would not know it.
         """
         if is_refused:
@@ -178,17 +185,27 @@ class Reads:
             ref = self.table.ref(inode)
             if self.in_hand.is_poisoned(read):
                 raise ReadError(f"{ref.key!r} is not read: workers died of it.")
-            buffer = await self._engine.read(inode, ref, offset, size_bytes)
+            if came_s == inf:
+                buffer = await self._engine.read(inode, ref, offset, size_bytes)
+            else:
+                buffer = await self._go_on(came_s, inode, ref, offset, size_bytes)
             self._failed_reads.answered()
         except ReadError as error:
             now_s = perf_counter()
-            if not self._failed_reads.note(read, error.errno, took_s=now_s - began_s, now_s=now_s):
-                self._tell(error, inode, offset, now_s - began_s)
+            took_s = now_s - min(began_s, came_s)
+            if not self._failed_reads.note(read, error.errno, took_s=took_s, now_s=now_s):
+                self._tell(error, inode, offset, took_s)
             raise
         finally:
             self._count_time(perf_counter() - began_s)
         self._served_bytes[0] += len(buffer)
         return buffer
+
+    async def _go_on(self, came_s: float, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+        with trio.move_on_at(trio.current_time() + came_s + self._read_deadline_s - perf_counter()):
+            return await self._engine.read(inode, ref, offset, size_bytes)
+        deadline_s = self._read_deadline_s
+        raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s: a worker died meanwhile.")
 
     def count(self, size_bytes: int, took_s: float) -> None:
         """Count a read that was answered in another way than by `read`."""
@@ -202,7 +219,7 @@ class Reads:
 
     def _is_begun_elsewhere(self, request: Request) -> bool:
         begins = self.begins_elsewhere
-        if begins is None or self._is_draining[0]:
+        if begins is None or self._is_draining[0] or request.number in self.came_s:
             return False
         try:
             return begins(request)

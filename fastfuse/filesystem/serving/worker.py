@@ -15,12 +15,14 @@ import json
 import logging
 import mmap
 import os
+import resource
 import signal
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -28,7 +30,7 @@ import trio
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
-from fastfuse.errors import FastfuseError
+from fastfuse.errors import FastfuseError, ObjectArchivedError
 from fastfuse.filesystem.figures.status import Board, delivered, show_trouble
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
@@ -44,6 +46,7 @@ from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.filesystem.talking.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
+from fastfuse.index.inodes.selection import holds_archived, readable_rows, spread
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
@@ -105,9 +108,12 @@ class WorkerTask:
 def run_worker(task: WorkerTask) -> None:
     """Serve the inherited session until it ends; the caller has just forked this process."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # Ctrl-C reaches every process; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)  # systemd sends them to every process; the supervisor decides
     faulthandler.register(DUMP_SIGNAL, task.dump_fd, all_threads=True)
     tune_malloc()
+    # Shells give 1,024 descriptors, for programs that use select(), and allow more.
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
@@ -155,19 +161,19 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
                 trusted_uids=task.hint_uids, takes_all=settings.allow_other,
             )  # fmt: skip
             nursery.start_soon(taker.run, task.hints)
+        retire = partial(_retire, tier, nursery.cancel_scope)
         report = _Report(counters, engine, reads)
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
-        most_bytes = most_worker_bytes(settings.memory_target_bytes)
-        nursery.start_soon(_watch_memory, limit_bytes, most_bytes, counters, nursery.cancel_scope)
-        nursery.start_soon(_take_handed_over, task.tables, operations, WatchedReads(engine, reads, gets), nursery)
+        nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
+        nursery.start_soon(_take_handed_over, task, client, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
-            replies.keep(task.requests)
+            reads.came_s = replies.keep(task.requests)
             await requests.serve()
         finally:
             replies.finish()
@@ -203,6 +209,7 @@ async def _begin(
     """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
     if task.begin_fd is not None:
         await trio.lowlevel.wait_readable(task.begin_fd)
+    await look_into_archive(task.operations, client)
     # After a worker died, readers are in the middle of their files.
     if not task.counters.get("fastfuse_worker_respawns"):
         engine.begin()
@@ -212,6 +219,24 @@ async def _begin(
     await direct_files.arm()
 
 
+async def look_into_archive(operations: MountOperations, client: S3Client) -> None:
+    """Read archived objects as all others if those that are asked for are restored, which no listing tells."""
+    table = operations.table
+    if not holds_archived(table):
+        return
+    rows = readable_rows(table, in_archive=True)
+    try:
+        for ref in spread(table, rows):
+            await client.get(ref, 0, 1)
+        operations.read_all_classes(table)
+    except ObjectArchivedError:
+        _log.warning(
+            "%d objects are archived, and not all of them restored: restore them, then 'fastfuse refresh'", len(rows)
+        )
+    except FastfuseError:
+        pass  # their readers hear of it
+
+
 async def _prepare(client: S3Client, bucket: str) -> None:
     """Prepare the connections of `bucket`; the first read reports what goes wrong."""
     with suppress(FastfuseError):
@@ -219,8 +244,9 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 
 
 async def _take_handed_over(
-    tables: socket.socket, operations: MountOperations, watched: WatchedReads, nursery: trio.Nursery
+    task: WorkerTask, client: S3Client, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
 ) -> None:
+    tables, operations = task.tables, task.operations
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
@@ -235,9 +261,10 @@ async def _take_handed_over(
                 _take_table(operations, descriptors)
             except OSError as error:
                 _log.warning("the new table cannot be taken: %s; another worker takes over", error.strerror)
-                nursery.cancel_scope.cancel()
+                retire()
                 return
             tables.send(SWAPPED)
+            nursery.start_soon(look_into_archive, operations, client)
         elif not descriptors:
             _log.warning("no descriptor is left for what the supervisor hands over; see ulimit -n")
         elif what == LOG_FILE:
@@ -248,6 +275,13 @@ async def _take_handed_over(
                 send_answer(connection, json.dumps({"fastfuse": PROTOCOL, "tasks": task_report()}).encode())
             else:
                 nursery.start_soon(watched.serve, connection, asked)
+
+
+def _retire(tier: CachedReader | None, scope: trio.CancelScope) -> None:
+    """Leave the readers, and what `tier` has not written, to the next worker."""
+    if tier is not None:
+        tier.flush_s = 0.0
+    scope.cancel()
 
 
 def _take_table(operations: MountOperations, descriptors: Sequence[int]) -> None:
@@ -354,18 +388,20 @@ def _failed_reads(counters: Counters) -> dict[str, int]:
     return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
-async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, scope: trio.CancelScope) -> None:
+async def _watch_memory(parts_bytes: int, target_bytes: int, counters: Counters, retire: Callable[[], None]) -> None:
     """Have the C library give back what it keeps beyond `parts_bytes` more than at the start.
 
-    Cancel `scope` once this process has more than `most_bytes` of its own. The next worker goes on.
+    Call `retire` once this process has more of its own than `target_bytes` allows. The next worker goes on.
     """
-    kept_bytes = private_bytes() + parts_bytes
+    used_bytes, most_bytes = private_bytes(), most_worker_bytes(target_bytes)
+    kept_bytes = used_bytes + parts_bytes
     while True:
-        used_bytes = private_bytes()
-        if used_bytes > kept_bytes:
-            trim_malloc()  # takes 2 to 20 ms
+        with suppress(OSError):  # no descriptor is left for now
             used_bytes = private_bytes()
-            kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
+            if used_bytes > kept_bytes:
+                trim_malloc()  # takes 2 to 20 ms
+                used_bytes = private_bytes()
+                kept_bytes = max(kept_bytes, used_bytes)  # what could not be given back is in use
         counters.set("fastfuse_worker_memory_bytes", used_bytes)
         if used_bytes > most_bytes:
             break
@@ -375,4 +411,4 @@ async def _watch_memory(parts_bytes: int, most_bytes: int, counters: Counters, s
         used_bytes >> 20,
         most_bytes >> 20,
     )
-    scope.cancel()
+    retire()

@@ -7,7 +7,7 @@ from math import inf
 
 _logger = logging.getLogger(__name__)
 
-# A sixth of WatchdogSec= in systemd/fastfuse@.service. Of a shorter one it is a third, for looks come a second apart.
+# Far less than WatchdogSec= in systemd/fastfuse@.service; a third of a short one, for looks come a second apart.
 _ALIVE_EVERY_S = 5.0
 _SEND_WITHIN_S = 5.0
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastfuse.index.inodes.builder import complete_table, levels_of
 from fastfuse.index.inodes.columns import BLOBS, Kind, are_objects
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 
 _Rows = npt.NDArray[np.int64]
 _SLASH = ord("/")
@@ -24,9 +24,21 @@ def archived(table: InodeTable) -> npt.NDArray[np.bool_]:
     return found
 
 
-def readable_rows(table: InodeTable) -> _Rows:
-    """Return the rows of the objects that have bytes and are in no archive."""
-    return np.flatnonzero(are_objects(table.columns["kinds"]) & (table.columns["sizes"] != 0) & ~archived(table))
+def readable_rows(table: InodeTable, *, in_archive: bool = False) -> _Rows:
+    """Return the rows of the objects that have bytes, and are in no archive, or all of them `in_archive`."""
+    has_bytes = are_objects(table.columns["kinds"]) & (table.columns["sizes"] != 0)
+    return np.flatnonzero(has_bytes & (archived(table) == in_archive))
+
+
+def spread(table: InodeTable, rows: _Rows) -> list[ObjectRef]:
+    """Return the objects in the first, the middle and the last of `rows`."""
+    chosen = dict.fromkeys(int(rows[at]) for at in (0, len(rows) // 2, -1)) if len(rows) else ()
+    return [table.ref(table.inode(row)) for row in chosen]
+
+
+def holds_archived(table: InodeTable) -> bool:
+    """Return whether the table has a storage class that is an archive, without a look at its rows."""
+    return not ARCHIVE_STORAGE_CLASSES.isdisjoint(table.metadata.storage_classes)
 
 
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:

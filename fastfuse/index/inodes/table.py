@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fastfuse.errors import StaleInodeError
 from fastfuse.index.inodes.columns import MADE, OTHER_ETAG, Kind
-from fastfuse.objects import ObjectRef
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, ObjectRef
 
 ROOT = 1
 
@@ -63,7 +63,7 @@ class TableMetadata:
 
 
 class InodeTable:
-    """A read-only view of the columns. Cheap to make; safe to share; never changes."""
+    """A read-only view of the columns. Cheap to make; safe to share; what is listed never changes."""
 
     def __init__(self, metadata: TableMetadata, columns: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Keep `columns`, which are all of `COLUMN_TYPES` and perhaps optional ones, without copying them."""
@@ -83,6 +83,8 @@ class InodeTable:
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
         self._gone_inodes = columns["gone_inodes"].data if "gone_inodes" in columns else memoryview(b"")
         self._gone_rows = columns["gone_rows"].data if "gone_rows" in columns else memoryview(b"")
+        # The storage classes whose objects nobody fetches ahead of their readers; none where they are restored.
+        self.unread_classes = ARCHIVE_STORAGE_CLASSES
         # Caches: the paths by row, the objects by inode.
         self._directory_paths: dict[int, str] = {}
         self._refs: dict[int, ObjectRef] = {}

@@ -19,7 +19,7 @@ from fastfuse.errors import (
     ReadError,
     SourceError,
 )
-from fastfuse.index.inodes.selection import readable_rows
+from fastfuse.index.inodes.selection import readable_rows, spread
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.sources.uri import S3Uri
@@ -108,9 +108,8 @@ def samples(refs: Sequence[ObjectRef]) -> list[ObjectRef]:
 
 
 def samples_of_table(table: InodeTable) -> list[ObjectRef]:
-    """Return `samples` of the objects in `table`."""
-    rows = readable_rows(table)
-    return samples([table.ref(table.inode(int(rows[at]))) for at in (0, len(rows) // 2, -1)]) if len(rows) else []
+    """Return as many of the objects in `table`; of those in an archive where there are no others."""
+    return spread(table, readable_rows(table)) or spread(table, readable_rows(table, in_archive=True))
 
 
 async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> None:
@@ -124,9 +123,9 @@ async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> Non
         for ref in refs:
             try:
                 await objects.get(ref, 0, 1)
-            except ObjectArchivedError:
-                continue
             except ObjectDeniedError as error:
+                if isinstance(error, ObjectArchivedError) and has_readable_bytes(ref):
+                    continue  # the listing does not tell of such archives, and others may be in none
                 refusal = refusal or AccessError(f"s3://{ref.bucket}/: {error}", hint=error.hint or _HINT)
                 continue
             except ReadError:

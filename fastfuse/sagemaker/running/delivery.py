@@ -296,7 +296,7 @@ class Delivery:
         self._is_ending = True
         for process in self._processes:
             process.kill()
-            while process.exit_code is None:
+            while not process.is_over:
                 self._take_signal(_LOOK_EVERY_S)
 
     def _send(self, kms_key_id: str, *outgoing: Outgoing, patience_s: float = 0.0) -> list[FastfuseError]:
@@ -327,7 +327,7 @@ class Delivery:
         The second signal since the uploads began stops the process `patience_s` later, and what is sent after it.
         """
         stop_at_s = kill_at_s = math.inf
-        while process.exit_code is None:
+        while not process.is_over:
             self._heed_signal()
             now_s = time.monotonic()
             if self._signals > 1:

@@ -70,7 +70,11 @@ class Guardian:
 
     def heed(self, command_pid: int) -> None:
         """Watch the running command: if we die, the guardian kills it unless it ends in time."""
-        command_fd = os.pidfd_open(command_pid)
+        try:
+            command_fd = os.pidfd_open(command_pid)
+        except OSError as error:
+            _log.warning("if this run is killed, its command may live on: %s", error)  # a seccomp filter
+            return
         with suppress(OSError):  # somebody has killed the guardian
             socket.send_fds(self._ours, [b"\0"], [command_fd])
         os.close(command_fd)

@@ -7,6 +7,7 @@ the job, is for the command, and a child goes on until the parent stops it. Proc
 
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -16,7 +17,14 @@ from typing import Any
 
 from fastfuse.errors import FastfuseError, ServiceError, about
 from fastfuse.filesystem.figures.recorder import Recorder, moment
-from fastfuse.filesystem.processes.children import STOP_ORDER, NoRoomError, error_message, fork_child, heard
+from fastfuse.filesystem.processes.children import (
+    DIES_WITHIN_S,
+    STOP_ORDER,
+    NoRoomError,
+    error_message,
+    fork_child,
+    heard,
+)
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
@@ -74,6 +82,7 @@ class ChildProcess:
         """Fork a child that does `work` and exits with its result. It inherits what the object has until now."""
         # None while it lives; negative for a signal.
         self.exit_code: int | None = None
+        self._killed_s = math.inf
         # The last error that it has told, by the name of what it is about.
         self.errors: dict[str, FastfuseError] = {}
         self._told, self._log = LinePipe(), LinePipe()
@@ -113,6 +122,7 @@ class ChildProcess:
         self.send(STOP_ORDER)
 
     def kill(self) -> None:
+        self._killed_s = min(self._killed_s, time.monotonic())
         self.send(signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
@@ -120,8 +130,14 @@ class ChildProcess:
             os.kill(self.pid, number)
 
     @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more: it has ended, or was killed and does not end."""
+        return self.exit_code is not None or time.monotonic() >= self._killed_s + DIES_WITHIN_S
+
+    @property
     def how_it_ended(self) -> str:
-        assert self.exit_code is not None
+        if self.exit_code is None:
+            return "was killed and does not end: a disk that hangs may hold it"
         return f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
 
     def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:

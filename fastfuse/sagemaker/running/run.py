@@ -424,14 +424,16 @@ class _Run:
         for channel in self._channels:
             channel.stop()
         kill_at_s = time.monotonic() + self._settings.grace_s + _TAKE_DOWN_S
-        while any(channel.exit_code is None for channel in self._channels):
+        while left := [channel for channel in self._channels if not channel.is_over]:
             is_told_again = self._take_signal(_LOOK_EVERY_S)
-            is_late = time.monotonic() >= kill_at_s
-            for channel in self._channels:
-                if is_late:
+            for channel in left:
+                if time.monotonic() >= kill_at_s:
                     channel.kill()
                 elif is_told_again:  # do not wait for open files
                     channel.stop()
+        for channel in self._channels:
+            if channel.exit_code is None:
+                _log.error("channel %s: its process %s", channel.channel.name, channel.how_it_ended)
         sweep(self._settings.channels, self._settings.paths.data)
 
     def _deliver(self, outcome: Outcome) -> Outcome:

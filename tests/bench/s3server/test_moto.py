@@ -50,55 +50,6 @@ def _observe(clients: tuple[Any, Any], action: Callable[[Any], Any]) -> list[Any
     return observed
 
 
-def _listing(client: Any, **arguments: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401
-    """Every page: keys, sizes, ETags, prefixes, counts, whether it goes on; StartAfter on the first only."""
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket="data", **arguments)
-    return [
-        (
-            [(found["Key"], found["Size"], found["ETag"], found["StorageClass"]) for found in page.get("Contents", [])],
-            [found["Prefix"] for found in page.get("CommonPrefixes", [])],
-            page["KeyCount"],
-            page["MaxKeys"],
-            page["IsTruncated"],
-            page.get("Delimiter"),
-            page.get("StartAfter") if number == 0 else None,
-        )
-        for number, page in enumerate(pages)
-    ]
-
-
-@pytest.mark.parametrize("page_size", [1, 3, 1000])
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {},
-        {"Delimiter": "/"},
-        {"Prefix": "a"},
-        {"Prefix": "a/", "Delimiter": "/"},
-        {"Prefix": "b"},
-        {"Prefix": "nothing"},
-        {"StartAfter": "a/b"},
-        {"StartAfter": "a", "Delimiter": "/"},
-        {"StartAfter": "a/b", "Delimiter": "/"},
-        {"StartAfter": "a/", "Delimiter": "/"},
-        {"Prefix": "é", "Delimiter": "/"},
-        {"Delimiter": "//"},
-    ],
-)
-def test_pages_are_those_of_moto(clients: tuple[Any, Any], arguments: dict[str, str], page_size: int) -> None:
-    ours, theirs = (_listing(client, **arguments, PaginationConfig={"PageSize": page_size}) for client in clients)
-    assert ours == theirs
-
-
-@pytest.mark.parametrize("max_keys", [0, 1, 999, 1000])
-def test_max_keys_at_its_limits_is_answered_as_by_moto(clients: tuple[Any, Any], max_keys: int) -> None:
-    def observe(client: Any) -> Any:  # noqa: ANN401
-        page = client.list_objects_v2(Bucket="data", MaxKeys=max_keys)
-        return page["KeyCount"], page["MaxKeys"], page["IsTruncated"]
-
-    assert observe(clients[0]) == observe(clients[1])
-
-
 def _get(client: Any, key: str, **arguments: Any) -> tuple[Any, ...]:  # noqa: ANN401
     reply = client.get_object(Bucket="data", Key=key, **arguments)
     with reply["Body"] as body:

@@ -101,7 +101,7 @@ def test_all_ranges_together_are_the_serial_listing_in_order(
     assert Service(list(keys), page_keys=page_keys, limit=limit).run(folders=folders, chance=chance) == sorted(keys)
 
 
-_COUNT = 200_000
+_COUNT = 50_000
 _CHANCE = random.Random(7)
 _FOLDERS = ["test"] * 4 + ["train"] * 11 + ["unlabeled"] * 12 + ["val"]
 # Made when they are tried: each worker of the tests imports this module.
@@ -122,10 +122,10 @@ SHAPES: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_large_prefix_takes_few_round_trips_and_few_requests_more_than_it_has_pages(shape: str) -> None:
-    service = Service([SHAPES[shape](number) for number in range(_COUNT)])
+    service = Service([SHAPES[shape](number) for number in range(_COUNT)], page_keys=250)
     folders = sorted({key[: key.index("/") + 1] for key in service.keys if "/" in key})[:1000]
     assert service.run(folders=folders) == service.keys
-    assert service.requests <= 1.35 * 200
+    assert service.requests <= 1.4 * 200
     assert service.rounds <= 30
 
 

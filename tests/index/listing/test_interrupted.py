@@ -14,7 +14,7 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.forked import Forked
-from tests.mounting import ENVIRONMENT, mount_command
+from tests.mounting import ENVIRONMENT, children_of, mount_command
 
 KEYS = [f"{folder}/{number:03}" for folder in "abc" for number in range(100)]
 
@@ -32,8 +32,8 @@ def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_pat
     with Forked(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         try:
             server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > page, 60)
-            [lister] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(lister), signal.SIGKILL)
+            [lister] = children_of(process.pid)
+            os.kill(lister, signal.SIGKILL)
             _, stderr = process.communicate(timeout=60)
         finally:
             process.kill()

@@ -9,10 +9,8 @@ import trio
 
 from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
-    AccessError,
     ConfigurationError,
     EmptySourceError,
-    ForbiddenObjectError,
     MissingObjectError,
     SourceError,
 )
@@ -35,17 +33,14 @@ class Objects:
 
     max_connections = 7
 
-    def __init__(self, objects: Mapping[str, bytes], *, denied: Sequence[str] = ()) -> None:
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
         self.objects = dict(objects)
-        self.denied = set(denied)
         self.heads: list[str] = []
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
         uri = f"s3://{bucket}/{key}"
         self.heads.append(uri)
         await trio.lowlevel.checkpoint()
-        if uri in self.denied:
-            raise ForbiddenObjectError(uri)
         if uri not in self.objects:
             raise MissingObjectError(uri)
         return ObjectRef(bucket, key, len(self.objects[uri]), f'"{uri}"', 10**18, "STANDARD")
@@ -58,13 +53,11 @@ class Objects:
         await trio.lowlevel.checkpoint()
 
 
-def manifest(
-    *keys: str, sizes: Sequence[int] = (), prefix: str = "s3://data/set/", **options: Sequence[str]
-) -> Objects:
+def manifest(*keys: str, sizes: Sequence[int] = (), prefix: str = "s3://data/set/") -> Objects:
     text = json.dumps([{"prefix": prefix}, *keys], indent=0)
     sizes = sizes or [len(key) for key in keys]
     found = {f"{prefix}{key}": bytes(size) for key, size in zip(keys, sizes, strict=True)}
-    return Objects({str(SOURCE): text.encode(), **found}, **options)
+    return Objects({str(SOURCE): text.encode(), **found})
 
 
 def augmented(*lines: Mapping[str, object]) -> Objects:
@@ -131,21 +124,6 @@ async def test_a_part_may_be_empty_and_a_manifest_may_not() -> None:
     with pytest.raises(EmptySourceError, match=rf"the manifest {SOURCE} names no object"):
         await list_manifest(manifest(), SOURCE, shard=Shard(index=0, count=5))
     assert paths((await list_manifest(manifest(), SOURCE, allow_empty=True)).table) == {}
-
-
-async def test_what_is_missing_is_listed_with_its_places() -> None:
-    objects = manifest(*(f"{at:02}" for at in range(30)))
-    for at in range(0, 30, 2):
-        del objects.objects[f"s3://data/set/{at:02}"]
-    with pytest.raises(SourceError) as raised:
-        await list_manifest(objects, SOURCE)
-    named = "; ".join(f"train.manifest:{at + 5}:1: 's3://data/set/{at:02}'" for at in range(0, 20, 2))
-    assert str(raised.value) == f"15 of the 30 keys in {SOURCE} do not exist ({named}; and 5 more)"
-
-
-async def test_what_may_not_be_read_is_listed() -> None:
-    with pytest.raises(AccessError, match=r"1 of the 2 keys .* may not be read .* \(train.manifest:6:1: "):
-        await list_manifest(manifest("a", "b", denied=["s3://data/set/b"]), SOURCE)
 
 
 async def test_an_augmented_manifest_is_a_file_beside_what_it_refers_to() -> None:

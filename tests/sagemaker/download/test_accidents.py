@@ -10,12 +10,11 @@ import pytest
 
 from bench.s3server import FaultRule, MemoryObjects, Stall
 from fastfuse.errors import DiskError
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.download import disk
-from fastfuse.sagemaker.download.file_channel import DownloadReport, download_channel, settle_channel
+from fastfuse.sagemaker.download.file_channel import settle_channel
 from tests.forked import Forked
 from tests.mounting import tmpfs
-from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, settings_for, snapshot_fd
+from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, snapshot_fd
 
 OBJECTS = {f"small/{number:02}": os.urandom(1000) for number in range(20)} | {"z-large": os.urandom(40 * PART_BYTES)}
 # Rows go breadth first: the large object is on its way before the small ones.
@@ -108,29 +107,6 @@ def test_without_extended_attributes_only_an_md5_keeps_a_file(s3: Source, tmp_pa
             os.removexattr(path, "user.fastfuse")
     report = s3.run(tmp_path)
     assert (report.kept_files, report.fetched_bytes) == (20, 40 * PART_BYTES)
-
-
-def test_a_disk_that_fills_up_is_told_and_the_next_run_ends_well(s3: Source, tmp_path: Path) -> None:
-    connection = ConnectionConfig(endpoint_url=s3.server.endpoint_url, region="us-east-1", sign_request=False)
-    fd = snapshot_fd(s3.table())
-    with tmpfs(tmp_path / "disk", f"size={TOTAL_BYTES + (1 << 20)}") as place:
-        filler = place / "filler"
-
-        def fill(_: DownloadReport) -> None:
-            """Somebody else takes the space after it was found to be enough."""
-            if not filler.exists():
-                filler.write_bytes(bytes(2 << 20))
-
-        with pytest.raises(DiskError, match=r"the disk is full: '.*' could not be written") as told:
-            download_channel(fd, connection, settings_for(place / "channel"), fill)
-        assert told.value.exit_code == 5
-        shown = files_below(place / "channel")
-        assert {name: shown[name] for name in shown.keys() & OBJECTS.keys()}.items() <= OBJECTS.items()
-        assert "z-large" not in shown
-        filler.unlink()
-        s3.run(place / "channel")
-        assert files_below(place / "channel") == OBJECTS
-    os.close(fd)
 
 
 def test_a_disk_without_enough_inodes_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:

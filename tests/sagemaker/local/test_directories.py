@@ -138,7 +138,7 @@ def test_no_link_leads_out_of_a_file_system(tmp_path: Path) -> None:
 
 
 def test_a_file_system_that_is_not_mounted_is_refused_whatever_lies_there() -> None:
-    root = next(path for path in Path("/usr/share").iterdir() if mount_holding(path).path == Path("/"))
+    root = next(path for path in Path("/usr/share").iterdir() if mount_holding(path) == mount_holding(Path("/")))
     with pytest.raises(SourceError, match="nothing is mounted at") as refused:
         found("/", root)
     assert ID in str(refused.value)

@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, run
-from tests.mounting import tmpfs
+from tests.mounting import Mount, mounted, tmpfs
 from tests.sagemaker.local.conftest import FILES, write_files
 from tests.sagemaker.running.jobs import CHECKSUMS, channel, running
 from tests.sagemaker.running.test_accidents import kill_all
@@ -122,17 +126,28 @@ def test_an_ordinary_user_gets_a_link(tmp_path: Path) -> None:
     assert left_in(base / "input/data") == []
 
 
-def test_nothing_is_left_after_kill_9(tmp_path: Path) -> None:
+@pytest.fixture
+def mount() -> Iterator[Mount]:
+    server = LoopbackServer({"bucket": MemoryObjects({"data/x": b"x"})})
+    with server, mounted("s3://bucket", server.endpoint_url) as mount:
+        yield mount
+
+
+def test_nothing_is_left_after_kill_9(tmp_path: Path, mount: Mount) -> None:
     directory = write_files(tmp_path / "data")
-    channels = [local("whole", "FastFile", directory), local("share", "File", directory, "ShardedByS3Key")]
+    channels = [
+        local("whole", "FastFile", directory),
+        local("share", "File", directory, "ShardedByS3Key"),
+        local("ours", "FastFile", mount.path / "data"),
+    ]
     with running(NO_S3, channels, base=tmp_path / "ml") as job:
         job.wait_for_log("All channels are ready")
         kill_all(job)
-        assert find_mount(job.data / "whole") is not None
+        assert all(find_mount(job.data / name) is not None for name in ("whole", "ours"))
         assert len(left_in(job.data / "share")) == len(FILES)
     with running(NO_S3, channels, base=tmp_path / "ml") as job:
         job.wait_for_log("All channels are ready")
         job.kill()
-        assert find_mount(job.data / "whole") is None
+        assert all(find_mount(job.data / name) is None for name in ("whole", "ours"))
         assert left_in(job.data) == []
     assert all((directory / name).read_bytes() == content for name, content in FILES.items())

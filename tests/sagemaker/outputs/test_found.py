@@ -1,5 +1,6 @@
 """What changes while it is found and read is an error, never less than was there."""
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.sagemaker.outputs import sending
 from fastfuse.sagemaker.outputs.found import content_of, open_found, walk
-from tests.sagemaker.outputs.closed import refuse_to_open
 
 
 async def test_a_file_that_gets_shorter_meanwhile_is_an_error(tmp_path: Path) -> None:
@@ -42,7 +42,15 @@ def test_a_directory_that_cannot_be_read_hides_nothing_else(tmp_path: Path, monk
     for name in ("a", "closed", "z"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
-    refuse_to_open("closed", monkeypatch)
+    opening = os.open
+
+    def refuse(path: str, *arguments: int, dir_fd: int | None = None) -> int:
+        """Refuse root, too."""
+        if path == "closed":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opening(path, *arguments, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refuse)
     failed: dict[str, FastfuseError] = {}
     found = [one.path for one in walk(tmp_path, tmp_path, fail=failed.setdefault)]
     assert found == ["a", "a/file", "closed", "z", "z/file"]

@@ -18,6 +18,7 @@ import trio
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
+from fastfuse.filesystem.processes.children import wait_child
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
@@ -27,13 +28,12 @@ from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
 from fastfuse.sagemaker.outputs.syncing import sync_directories
-from fastfuse.sagemaker.running import delivery
+from fastfuse.sagemaker.running import delivery, job_processes
 from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
 from tests.sagemaker.jobs import source
-from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, running
 from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
@@ -243,19 +243,6 @@ def test_files_that_s3_cannot_have_keep_no_other_from_it(moto_server: S3Server, 
         sync.finish()
         (failure,) = sync.process.failures()
     assert f"1 of 3 files are there, not 'b\\udcff', '{long}': the name " in str(failure)
-
-
-def test_a_directory_that_cannot_be_read_keeps_no_other_checkpoint_from_s3(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse_to_open("closed", monkeypatch)
-    put(directory / "closed/b", b"hidden")
-    put(directory / "z", b"last")
-    with syncing(moto_server, directory) as sync:
-        sync.wait_for(z=b"last")
-        sync.finish()
-        (failure,) = sync.process.failures()
-    assert f"1 of 1 files are there, not 'closed': '{directory}/closed' cannot be read: Permission " in str(failure)
 
 
 def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
@@ -498,6 +485,8 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
 def test_another_process_goes_on_in_the_place_of_one_that_is_lost(moto_server: S3Server, tmp_path: Path) -> None:
     server, prefix = moto_server, f"lost-{tmp_path.name}/"
     server.put("train/x", b"data")
+    restored = {"Bucket": server.bucket, "Key": f"{prefix}earlier"}
+    server.client.put_object(**restored, Body=b"0", Metadata={"put": "by the test"})
     text = f"""
 import os, signal
 place = "{tmp_path}/checkpoints/"
@@ -518,7 +507,9 @@ open(place + "second", "w").write("2")
         assert job.stop() == 0, job.log
         assert job.log.count("no longer uploaded") == 1
     stored = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]
-    assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["first", "second"]
+    assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["earlier", "first", "second"]
+    # What was brought back is not sent again.
+    assert server.client.head_object(**restored)["Metadata"] == {"put": "by the test"}
 
 
 def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_path: Path) -> None:
@@ -653,34 +644,6 @@ def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_sin
     assert log.endswith("stored after the file was written: another host may have gone on from there\n")
 
 
-def test_a_job_begins_once_its_checkpoints_are_in_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """For the process that goes on with them: what was brought back is older than the job."""
-    ready: list[bool] = []
-    began_ns: list[int] = []
-
-    class Sending(SimpleNamespace):
-        def __init__(self, work: partial[None], _: object) -> None:
-            began_ns.append(work.keywords["began_ns"])
-            super().__init__(exit_code=None, failure=None, listen=lambda _: None)
-
-        @property
-        def is_ready(self) -> bool:
-            return ready[-1]
-
-    monkeypatch.setattr(delivery, "Sender", Sending)
-    now_ns = iter(range(100, 200))
-    monkeypatch.setattr(delivery, "time", SimpleNamespace(time_ns=lambda: next(now_ns), monotonic=time.monotonic))
-    settings = settings_of_a_job(tmp_path)
-    made = delivery.Delivery(settings, Phases(is_json=False), lambda _: False)
-    made.begin()
-    for is_ready in (False, True, True):
-        ready.append(is_ready)
-        made.listen()
-    made._syncer.failure = AccessError("lost")  # type: ignore[union-attr,misc]
-    made.listen()
-    assert began_ns == [100, 101]
-
-
 def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -688,11 +651,11 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
 
     class Sending(SimpleNamespace):
         def __init__(self, *_: object) -> None:
-            super().__init__(exit_code=None, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
+            super().__init__(is_over=False, failure=None, is_ready=True, listen=lambda _: None, kill=self._die)
             made.append(self)
 
         def _die(self) -> None:
-            self.exit_code, self.failure = -signal.SIGKILL, OutputError("the process was killed")
+            self.is_over, self.failure = True, OutputError("the process was killed")
 
     def take_signal(_: float) -> bool:
         delivered.listen()
@@ -707,6 +670,25 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
     delivered.listen()
     assert len(made) == 1
     assert caplog.messages == []
+
+
+def test_a_process_that_a_hanging_disk_holds_does_not_keep_the_run_from_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here nobody sends it the signals."""
+    phases = Phases(is_json=False)
+    phases.enter(Phase.UPLOADING, "")
+    delivered = delivery.Delivery(settings_of_a_job(tmp_path), phases, lambda _: True)
+    process = delivered._uploader = Sender(lambda _: signal.pause(), {"model": "is not in S3"})
+    with monkeypatch.context() as patched:
+        patched.setattr(job_processes, "DIES_WITHIN_S", 0.0)
+        patched.setattr(delivery, "_END_S", 0.0)
+        patched.setattr(process, "send", lambda _: None)
+        failures = delivered._end(process)
+        delivered.give_up()
+    process.kill()
+    process.ended(wait_child(process.pid), phases)
+    assert [str(failure) for failure in failures] == ["the model is not in S3: the upload was told to stop"]
 
 
 def test_what_was_sent_before_is_known_again_though_its_etag_is_no_md5(

@@ -51,7 +51,6 @@ from fastfuse.sagemaker.running import delivery
 from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request, source
-from tests.sagemaker.outputs.closed import refuse_to_open
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.outputs.test_syncing import put_and_replace
 from tests.sagemaker.running.jobs import BUCKET, Job, running, script
@@ -239,25 +238,6 @@ async def test_an_unforeseen_failure_of_the_model_does_not_keep_the_output_from_
     assert told["note"]["sent"]["S3Uri"] == f"s3://{moto_server.bucket}/unforeseen/note"
 
 
-async def test_a_directory_that_cannot_be_read_keeps_no_other_file_of_a_model_from_s3(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
-) -> None:
-    refuse_to_open("closed", monkeypatch)
-    for name in ("a", "closed/b", "z"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    uri = S3Uri(moto_server.bucket, "partly/model/")
-    told: dict[str, Any] = {}
-    connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
-    outgoing = [sending.Outgoing(name="model", place=tmp_path, uri=uri)]
-    await sending.send_outputs(
-        outgoing, tmp_path, S3Session(connection), "", lambda name, **more: told.update({name: more})
-    )
-    assert re.search("not 'closed': '.*/closed' cannot be read: Permission denied", str(told["model"]["error"]))
-    listed = moto_server.client.list_objects_v2(Bucket=moto_server.bucket, Prefix=uri.path)["Contents"]
-    assert [entry["Key"].removeprefix(uri.path) for entry in listed] == ["a", "z"]
-
-
 async def test_what_was_waited_for_in_vain_is_told_for_what_is_sent_next(
     monkeypatch: pytest.MonkeyPatch, aws_environment: object, tmp_path: Path
 ) -> None:
@@ -282,7 +262,7 @@ def test_the_record_does_not_wait_once_more_for_what_the_model_has_waited_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     class Waiting:
-        exit_code, artifacts, silent_s = 0, MappingProxyType[str, Any]({}), 250.0
+        is_over, artifacts, silent_s = True, MappingProxyType[str, Any]({}), 250.0
 
         def __init__(self, work: Callable[[object], None], _: object) -> None:
             work(None)

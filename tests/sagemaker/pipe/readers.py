@@ -1,16 +1,10 @@
-"""Readers of FIFOs, in processes of their own; and a streamer that can be killed."""
+"""Readers of FIFOs, in processes of their own."""
 
 import hashlib
-import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from tests.forked import Forked
 
 # Reads epoch after epoch as AWS's example does, or up to `stop_bytes`; prints the bytes of each, and their digest.
 _EPOCHS = """
@@ -73,44 +67,3 @@ class Reader:
 def digest(data: bytes) -> tuple[int, str]:
     """As `Reader.epochs` has it."""
     return len(data), hashlib.sha256(data).hexdigest()
-
-
-@dataclass(slots=True)
-class Streamer:
-    """A process that streams a channel and tells how it goes, line by line."""
-
-    process: subprocess.Popen[str]
-    directory: Path
-    heard: list[dict[str, Any]] = field(default_factory=list)
-
-    def hear(self, name: str) -> Any:  # noqa: ANN401 - whatever JSON can carry
-        """The next thing told under `name`, which is waited for; a process that has ended tells nothing any more."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            told = json.loads(line)
-            self.heard.append(told)
-            if told.get(name):
-                return told[name]
-        raise AssertionError(f"nothing was told of {name} but {self.heard}, and the process has ended")
-
-    def stop(self) -> int:
-        self.process.terminate()
-        self.process.communicate()
-        return self.process.returncode
-
-
-@contextmanager
-def streaming(endpoint_url: str, source: str, directory: Path, **settings: object) -> Iterator[Streamer]:
-    """Streams `source`; `settings` are those of `tests.sagemaker.pipe.streamer`."""
-    arguments = json.dumps({"endpoint_url": endpoint_url, "source": source, "directory": str(directory), **settings})
-    process = Forked(
-        [sys.executable, "-m", "tests.sagemaker.pipe.streamer", arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield Streamer(process, directory)
-    finally:
-        process.kill()
-        process.communicate()

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.forked import Forked
-from tests.mounting import ENVIRONMENT
+from tests.mounting import ENVIRONMENT, children_of
 from tests.semantics.leftovers import descendants
 
 BUCKET = "bucket"
@@ -82,8 +82,7 @@ class Job:
 
     def children(self) -> list[int]:
         """The children of the run, by age."""
-        text = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()]
+        return children_of(self.process.pid)
 
     def metrics(self) -> str:
         address = re.search(r"metrics are served at (\S+)", self.log)

@@ -215,3 +215,14 @@ _Run._environment = fail
         assert "Stopping - Taking down mounted, piped" in job.log
         assert find_mount(job.data / "mounted") is None
         assert not [path for path in job.data.iterdir() if path.is_fifo()]
+
+
+def test_a_run_ends_though_a_disk_that_hangs_holds_the_process_of_a_channel(run: Run) -> None:
+    """Here nobody sends the signals, so the process stays until the run has ended."""
+    change = """
+from fastfuse.sagemaker.running import job_processes, run
+job_processes.DIES_WITHIN_S = run._TAKE_DOWN_S = 0.1
+job_processes.ChannelProcess.send = lambda *_: None
+"""
+    with run([channel("data", "Pipe", "data/")], "--grace-s", "0", change=change, command="''", ends_with=0) as job:
+        assert "channel data: its process was killed and does not end: a disk that hangs may hold it" in job.log

@@ -1,5 +1,6 @@
 """How a run ends before its time: signals, kill -9, a terminal; nothing stays mounted and no process stays."""
 
+import errno
 import os
 import pty
 import re
@@ -10,11 +11,13 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.sagemaker.running.guardian import Guardian
 from fastfuse.sagemaker.running.run import _LOOK_EVERY_S
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.mounting import ENVIRONMENT, run_fastfuse
@@ -301,6 +304,18 @@ def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: R
             process = os.pidfd_open(guardian)
         wait_for_end(process)
         assert_nothing_is_left(job)
+
+
+def test_a_command_is_not_watched_where_a_filter_refuses_pidfds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    guardian = Guardian([], tmp_path, [], stop_timeout_s=1, not_done="", listener=None)
+    try:
+        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=PermissionError(errno.EPERM, "refused")))
+        guardian.heed(os.getpid())
+    finally:
+        guardian.dismiss()
+    assert "if this run is killed, its command may live on: [Errno 1] refused" in caplog.text
 
 
 def test_epochs_end_even_if_the_guardian_was_killed(run: Run) -> None:

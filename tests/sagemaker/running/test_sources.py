@@ -5,7 +5,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.sagemaker.prefixes import matching
 from tests.sagemaker.running.jobs import BUCKET, Run, channel
 
 FILES = ("data/other", "data/train-01.txt", "data/train-01/data.csv", "data/train-011/x", "one/only.csv", "set/train/a",
@@ -54,7 +53,7 @@ def test_hosts_divide_every_key_that_begins_with_the_prefix_and_one_may_be_witho
     channels += [channel("folder", "File", "set/train")]
     for each in channels:
         each["DataSource"]["S3DataSource"]["S3DataDistributionType"] = "ShardedByS3Key"
-    keys = [key for key in matching(OBJECTS, "data/train-01") if OBJECTS[key]]
+    keys = sorted(key for key in FILES if key.startswith("data/train-01"))
     hosts = [contents(run, channels, "--host", f"{host}/2") for host in (1, 2)]
     for host, found in enumerate(hosts):
         # Paths are relative to the folder, or else to the last slash.

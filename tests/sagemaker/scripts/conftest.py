@@ -1,5 +1,0 @@
-"""Fixtures of the tests with real scripts: nothing may be left behind."""
-
-from tests.semantics.leftovers import nothing_is_left
-
-__all__ = ["nothing_is_left"]
