@@ -39,7 +39,6 @@ _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 # One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
 _BDI = Path("/sys/class/bdi")
-
 # https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 

@@ -196,7 +196,7 @@ class HintSender:
         entry = find_mount(self._mountpoint)
         place = Path(os.path.realpath(self._mountpoint)) if entry is None else entry.path
         entry = entry or mount_holding(place)
-        if not entry.is_ours:
+        if entry is None or not entry.is_ours:
             raise MountError(f"nothing of fastfuse is mounted at {self._mountpoint}", hint="fastfuse mount mounts it")
         self._roots.add(os.fsencode(place))
         self._folder = os.fsencode(entry.root / place.relative_to(entry.path) / "_")[1:-1]

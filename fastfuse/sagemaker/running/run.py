@@ -101,8 +101,7 @@ class _Run:
         runtime_s = settings.job.max_runtime_s
         # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
         self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
-        # Everything was ready: from then on the job may have made something.
-        self._was_ready = False
+        self._was_ready = False  # from then on the job may have made something
         self._delivery = Delivery(settings, self._phases, self._take_signal)
 
     def run(self) -> int:
@@ -215,8 +214,7 @@ class _Run:
             not_done=self._delivery.not_done(),
             listener=self._endpoint.listener,
         )
-        # An event that the channels' processes inherit: all channels are ready.
-        begin_fd = os.eventfd(0)
+        begin_fd = os.eventfd(0)  # all channels are ready; their processes inherit it
         try:
             try:
                 outcome = self._run_to_the_end(program, guards, begin_fd)
