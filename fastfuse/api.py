@@ -1,7 +1,7 @@
 """Mounts for Python programs. A daemon serves each, so nothing of it runs in the program: no thread, no event loop."""
 
-import atexit
 import json
+import logging
 import os
 import re
 import subprocess
@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,9 +25,15 @@ _KINDS: dict[int, type[FastfuseError]] = {
 }
 # As `log.command_text` writes it.
 _REFUSAL = re.compile(r"^fastfuse: error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
+# As `log.command_text` and the formatters of `log` write a warning; of JSON, the whole line.
+_WARNING = re.compile(
+    r'^(?:fastfuse: warning: |\S+ WARNING \S+: |(?={"time": "\S+", "level": "warning"))(.*)', re.MULTILINE
+)
 _OPTION = re.compile(r"[a-z][a-z_]*")
 # They change who the mount belongs to or where it is, or make none.
 _RESERVED = {"channel", "daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
+
+_log = logging.getLogger(__name__)
 
 
 class Mount:
@@ -42,7 +49,8 @@ class Mount:
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
         self._owner_pid = os.getpid()
-        atexit.register(self.unmount)
+        # Not atexit: a process that multiprocessing has forked, as for a data loader, ends without it.
+        self._finalizer = Finalize(None, self.unmount, exitpriority=0)
 
     def __enter__(self) -> "Mount":
         return self
@@ -79,7 +87,7 @@ class Mount:
         if self._is_there():
             raise failure
         self._is_mounted = False
-        atexit.unregister(self.unmount)
+        self._finalizer.cancel()
         if self._is_temporary:
             with suppress(OSError):  # somebody else may have put something there
                 self.path.rmdir()
@@ -117,6 +125,8 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
             with suppress(OSError):
                 place.rmdir()
         raise
+    for warning in _WARNING.findall(done.stderr):
+        _log.warning("%s", warning)
     return Mount(source, place, device, is_temporary=path is None)
 
 

@@ -195,6 +195,35 @@ def test_variables_that_would_put_the_mount_elsewhere_are_not_its(
         assert contents(mnt.path) == OBJECTS
 
 
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_warnings_of_the_mount_are_those_of_the_program(
+    options: dict[str, Any],
+    log_format: str,
+    server: LoopbackServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("FASTFUSE_FROBNICATE", "1")
+    monkeypatch.setitem(server.buckets, "odd", MemoryObjects({"a": b"", "b//c": b""}))
+    del options["log_file"]
+    fastfuse.mount("s3://odd/", **options, log_format=log_format).unmount()
+    told = "\n".join(caplog.messages)
+    assert "the environment has FASTFUSE_FROBNICATE, which fastfuse does not read" in told
+    assert "left out: key b'b//c' has an empty path segment" in told
+    assert "mounted s3://odd/" not in told
+
+
+def test_a_mount_of_a_forked_process_goes_with_it(options: dict[str, Any], tmp_path: Path) -> None:
+    def made() -> None:
+        assert contents(fastfuse.mount("s3://bucket/train/", tmp_path / "data", **options).path) == OBJECTS
+
+    process = multiprocessing.get_context("fork").Process(target=made)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert find_mount(tmp_path / "data") is None
+
+
 def test_it_mounts_within_a_running_event_loop_as_in_a_notebook_cell(options: dict[str, Any]) -> None:
     async def cell() -> dict[str, bytes]:
         with fastfuse.mount("s3://bucket/train/", **options) as mnt:

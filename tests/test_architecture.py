@@ -49,7 +49,7 @@ FLOORS: Mapping[str, set[str]] = {
         "filesystem.kernel": "filesystem.mounting index errors",
         "filesystem.mounting": "filesystem.processes cache index s3 errors",
         "filesystem.processes": "s3 errors",
-        "hints": "errors filesystem",
+        "hints": "filesystem",
         "index": f"s3 {LEAVES}",
         "cache": f"s3 {LEAVES}",
         "readahead": f"s3 {LEAVES}",
@@ -77,7 +77,8 @@ STRICTER: Mapping[str, set[str]] = {
         "index.inodes": "errors objects index.inodes index.sources",
         "index.sources": "errors objects index.sources",
         "advise.model": "prices sizes",
-        "hints": "errors filesystem.mounting.mountpoint filesystem.processes.sockets",
+        "hints": "filesystem.mounting.mountpoint filesystem.talking.hint_sender",
+        "filesystem.talking.hint_sender": "errors filesystem.mounting.mountpoint filesystem.processes.sockets",
     }.items()
 }
 LIBRARIES: Mapping[str, set[str]] = {
@@ -96,7 +97,6 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pygal": "report.layout",
         "pyfuse3": "filesystem.kernel.fuse",
         "rich": "cli demo index sagemaker terminal",
-        "torch": "hints",
         "trio": "advise cache doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
         "xxhash": "cache.segments demo",

@@ -16,16 +16,20 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse import hints
+from fastfuse.cli.mounted import paths_in
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry
 from fastfuse.filesystem.processes.sockets import MAX_PATH_BYTES, REFUSED, SERVED, TAKEN, hint_prefix, listen
-from fastfuse.hints import HintedSampler, hand_over, order, paths_in
+from fastfuse.filesystem.talking import hint_sender
+from fastfuse.filesystem.talking.hint_sender import HintSender
+from fastfuse.hints import HintedSampler, hand_over, order
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 
 DEVICE = f"test-client:{os.getpid()}"
@@ -34,8 +38,8 @@ DEVICE = f"test-client:{os.getpid()}"
 @pytest.fixture(autouse=True)
 def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was logged; nothing was warned of before."""
-    monkeypatch.setattr(hints, "_warned", set())
-    monkeypatch.setattr(hints, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(hint_sender, "_warned", set())
+    monkeypatch.setattr(hint_sender, "_RETRY_PAUSE_S", 0.001)
     return lambda: [record.message for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -50,7 +54,8 @@ def mount(
     monkeypatch: pytest.MonkeyPatch, place: Path, *, root: str = "/", owner_uid: int = os.geteuid(), seen: str = ""
 ) -> None:
     entry = MountEntry(Path(seen or place), DEVICE, "fuse.fastfuse", "s3://b/", owner_uid, Path(root))
-    monkeypatch.setattr(hints, "find_mount", lambda _: entry)
+    for module in (hints, hint_sender):
+        monkeypatch.setattr(module, "find_mount", lambda _: entry)
 
 
 class Listener:
@@ -96,7 +101,7 @@ def is_silent(connection: socket.socket) -> bool:
 
 class TestOrder:
     def test_paths_are_sent_in_their_order_and_nothing_more(self, mountpoint: Path, listener: Listener) -> None:
-        paths: list[hints.AnyPath] = ["b", Path("d/a"), b"c\xff", str(mountpoint / "e" / "f")]
+        paths: list[hint_sender.AnyPath] = ["b", Path("d/a"), b"c\xff", str(mountpoint / "e" / "f")]
         with order(paths, mountpoint), listener.accept() as connection:
             assert received(connection, 4) == [b"b", b"d/a", b"c\xff", b"e/f"]
             assert is_silent(connection)
@@ -118,7 +123,7 @@ class TestOrder:
 
     def test_no_more_paths_are_made_than_the_mount_takes(self, mountpoint: Path, listener: Listener) -> None:
         made = itertools.count()
-        sender = hints._Sender((f"{number:0100}" for number in made), mountpoint)
+        sender = HintSender((f"{number:0100}" for number in made), mountpoint)
         sender.start()
         with listener.accept() as connection:
             received(connection, 1)
@@ -154,6 +159,17 @@ class TestOrder:
         with order([str(tmp_path / "a"), "b"], tmp_path), listener.accept() as connection:
             assert received(connection, 2) == [b"train/images/a", b"train/images/b"]
 
+    def test_a_folder_of_a_mount_stands_for_the_mount(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
+    ) -> None:
+        entry = MountEntry(tmp_path, DEVICE, "fuse.fastfuse", "s3://b/", os.geteuid(), Path("/train"))
+        monkeypatch.setattr(hint_sender, "mount_holding", lambda _: entry)
+        (tmp_path / "images").mkdir()
+        (tmp_path / "link").symlink_to("images")
+        paths = [f"{tmp_path}/link/a", f"{tmp_path}/images/b", "c"]
+        with order(paths, tmp_path / "link"), listener.accept() as connection:
+            assert received(connection, 3) == [b"train/images/a", b"train/images/b", b"train/images/c"]
+
     def test_what_cannot_be_in_the_mount_is_passed_over(
         self, mountpoint: Path, listener: Listener, warnings: Callable[[], list[str]]
     ) -> None:
@@ -172,13 +188,13 @@ class TestOrder:
     def test_an_order_waits_for_room_among_those_who_wait(
         self, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        dial, had_room = hints._Sender._dial, list[bool]()
+        dial, had_room = HintSender._dial, list[bool]()
 
         def dial_and_tell(*arguments: Any) -> bool:  # noqa: ANN401 - as they are
             had_room.append(dial(*arguments))
             return had_room[-1]
 
-        monkeypatch.setattr(hints._Sender, "_dial", dial_and_tell)
+        monkeypatch.setattr(HintSender, "_dial", dial_and_tell)
         with listen(hint_prefix(DEVICE), backlog=0) as made, socket.socket(socket.AF_UNIX) as first:
             first.connect(made.getsockname())
             with order(["a"], mountpoint):
@@ -196,7 +212,7 @@ class TestOrder:
                 assert received(connection, 1) == [b"a"]
 
 
-def is_writable(sender: hints._Sender) -> bool:
+def is_writable(sender: HintSender) -> bool:
     assert sender._connection is not None
     _, writable, _ = select.select([], [sender._connection], [], 0)
     return bool(writable)
@@ -205,7 +221,7 @@ def is_writable(sender: hints._Sender) -> bool:
 class TestNothingFailsTheScript:
     def test_no_mount_is_one_warning_for_all_epochs(self, tmp_path: Path, warnings: Callable[[], list[str]]) -> None:
         for _ in range(3):
-            sender = hints._Sender(["a"], tmp_path)
+            sender = HintSender(["a"], tmp_path)
             sender.start()
             wait_until(lambda sender=sender: not sender._thread.is_alive())  # type: ignore[misc]
             with order(["a"], tmp_path):
@@ -216,7 +232,7 @@ class TestNothingFailsTheScript:
 
     def ended(self, paths: Iterator[object], mountpoint: Path) -> None:
         """Send until the thread gives up."""
-        sender = hints._Sender(paths, mountpoint)  # type: ignore[arg-type]
+        sender = HintSender(paths, mountpoint)  # type: ignore[arg-type]
         sender.start()
         assert sender._thread is not None
         sender._thread.join(PATIENCE_S)
@@ -237,7 +253,7 @@ class TestNothingFailsTheScript:
         warnings: Callable[[], list[str]],
     ) -> None:
         mount(monkeypatch, tmp_path, owner_uid=54321)
-        monkeypatch.setattr(hints, "peer_uid", lambda _: 12345)
+        monkeypatch.setattr(hint_sender, "peer_uid", lambda _: 12345)
         self.ended(iter(["a"]), tmp_path)
         with listener.accept(b"") as connection:
             assert is_at_its_end(connection)
@@ -252,7 +268,7 @@ class TestNothingFailsTheScript:
             asked.append(0)
             return 12345 if len(asked) == 1 else 0
 
-        monkeypatch.setattr(hints, "peer_uid", peer_uid)
+        monkeypatch.setattr(hint_sender, "peer_uid", peer_uid)
         with listen(hint_prefix(DEVICE), backlog=4) as other, order(["a"], mountpoint):
             wait_until(lambda: len(asked) == 2)
             readable, _, _ = select.select([other, listener._listener], [], [], 0)
@@ -286,7 +302,7 @@ class TestNothingFailsTheScript:
     ) -> None:
         with listen(hint_prefix(DEVICE), backlog=4) as made:
             listener = Listener(made)
-            sender = hints._Sender(itertools.repeat("a"), mountpoint)
+            sender = HintSender(itertools.repeat("a"), mountpoint)
             sender.start()
             connection = listener.accept()
         connection.close()
@@ -385,7 +401,7 @@ class TestHintedSampler:
         monkeypatch.setattr(hints, "_MAX_UNSENT_SAMPLES", 10)
         sent: SimpleQueue[tuple[int] | None] = SimpleQueue()
         monkeypatch.setattr(hints, "SimpleQueue", lambda: sent)
-        monkeypatch.setattr(hints._Sender, "start", lambda _: None)
+        monkeypatch.setattr(HintSender, "start", lambda _: None)
         samples = iter(HintedSampler(itertools.count(), self.paths, tmp_path))
         assert list(itertools.islice(samples, 1000)) == list(range(1000))
         assert sent.qsize() == 10
@@ -445,11 +461,47 @@ class TestHintedSampler:
         sampler = HintedSampler(Shuffled(10), self.paths, tmp_path)
         sampler.set_epoch(4)
         assert sampler.epoch == 4
+        sampler.count = 5
+        assert len(sampler) == 5
         assert not hasattr(sampler, "batch_size")
         assert not hasattr(HintedSampler([1], ["a"], tmp_path), "set_epoch")
-        with pytest.raises(TypeError, match="has no length"):
+        with pytest.raises(TypeError, match=r"has no len\(\)"):
             len(HintedSampler(itertools.count(), self.paths, tmp_path))
         assert list(pickle.loads(pickle.dumps(sampler))) == list(sampler)
+
+    def test_its_state_is_not_that_of_the_sampler_which_is_ahead(self, tmp_path: Path) -> None:
+        inner = Mock(state_dict=dict, load_state_dict=dict)
+        sampler = HintedSampler(inner, self.paths, tmp_path)
+        assert hasattr(inner, "state_dict")
+        assert not hasattr(sampler, "state_dict")
+        assert not hasattr(sampler, "load_state_dict")
+
+    def test_the_samples_of_a_rank_are_seen_to_be_divided_already(self, mountpoint: Path, listener: Listener) -> None:
+        data = pytest.importorskip("torch.utils.data", exc_type=ImportError)
+
+        class OfRank(data.DistributedSampler):  # type: ignore[misc,name-defined]
+            def set_epoch(self, epoch: int) -> None:
+                super().set_epoch(epoch + 7)
+
+        inner = OfRank(range(20), num_replicas=2, rank=1)
+        sampler = HintedSampler(sampler=inner, paths=self.paths, mountpoint=mountpoint)
+        sampler.set_epoch(1)
+        loader = data.DataLoader(range(20), sampler=sampler)
+        assert isinstance(loader.sampler, data.DistributedSampler)
+        assert (len(sampler), sampler.rank, inner.epoch) == (10, 1, 8)
+        drawn = list(sampler)
+        assert drawn == list(inner)
+        with listener.accept() as connection:
+            assert received(connection, 10) == [self.paths[sample].encode() for sample in drawn]
+        for protocol in (2, 5):  # 2 is torch.save's
+            copied = pickle.loads(pickle.dumps(HintedSampler(Shuffled(3), self.paths, mountpoint), protocol))
+            assert not isinstance(copied, data.DistributedSampler)
+        inner.__class__ = data.DistributedSampler  # which pickle finds
+        for protocol in (2, 5):
+            copied = pickle.loads(pickle.dumps(sampler, protocol))
+            assert isinstance(copied, data.DistributedSampler)
+            copied.set_epoch(8)
+            assert list(copied) == drawn
 
 
 class TestHandOver:
@@ -483,21 +535,21 @@ class TestHandOver:
     def test_a_turn_that_does_not_come_is_waited_for_while_the_mount_answers(
         self, mountpoint: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(hints, "_TURN_S", 0.01)
+        monkeypatch.setattr(hint_sender, "_TURN_S", 0.01)
         looks = itertools.count()
 
-        def hang() -> None:
+        def hang(_: Path) -> None:
             if next(looks) == 3:
                 raise MountError("the mount does not answer")
 
         with pytest.raises(MountError, match="does not answer"):
             hand_over(["a"], mountpoint, meanwhile=hang)
         listener.accept(b"").close()
-        looked = threading.Semaphore(0)
-        thread = threading.Thread(target=hand_over, args=(["a"], mountpoint), kwargs={"meanwhile": looked.release})
+        looked: SimpleQueue[Path] = SimpleQueue()
+        thread = threading.Thread(target=hand_over, args=(["a"], mountpoint), kwargs={"meanwhile": looked.put})
         thread.start()
         with listener.accept(b"") as connection:
-            assert looked.acquire(timeout=PATIENCE_S)
+            assert looked.get(timeout=PATIENCE_S) == mountpoint
             connection.send(SERVED)
             received(connection, 1)
             connection.send(TAKEN)
@@ -528,7 +580,7 @@ def test_chunks_grow_while_paths_are_quick_and_hold_nothing_back_otherwise(
             now_s += 1.0 if 1000 <= number < 1003 else 0.0
             yield str(number)
 
-    sizes = [len(chunk) for chunk in hints._chunks(paths())]
+    sizes = [len(chunk) for chunk in hint_sender._chunks(paths())]
     assert sizes[:9] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert sizes[9:16] == [256, 256, 1, 2, 4, 8, 16]
     assert sum(sizes) == 2000

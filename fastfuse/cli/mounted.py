@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,6 +28,7 @@ def _absolute(path: Path | None) -> Path | None:
 _PLACE: Final[dict[str, Any]] = {"metavar": "MOUNTPOINT", "parser": Path, "callback": _absolute}
 Mountpoint = Annotated[Path, typer.Argument(help="Where fastfuse is mounted.", **_PLACE)]
 _EVERY_S: Final = 1.0
+_READ_BYTES: Final = 64 << 10
 
 
 def unmount(
@@ -194,14 +196,24 @@ def hint(
     from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
     from fastfuse.filesystem.talking import control
 
-    def look() -> None:
+    def look(place: Path) -> None:
         """Raise `MountError` if the mount hangs; one of another user does not say."""
         with suppress(ForeignMountError):
-            control.ask_status(control.entry_of(mountpoint))
+            control.ask_status(control.entry_of(place))
 
     with _opened(file) as listing:
-        hints.hand_over(hints.paths_in(listing, b"\0" if null else b"\n"), mountpoint, meanwhile=look)
+        hints.hand_over(paths_in(listing, b"\0" if null else b"\n"), mountpoint, meanwhile=look)
     return 0
+
+
+def paths_in(listing: io.BufferedReader, end: bytes) -> Iterator[bytes]:
+    """Yield the paths of a list in which `end` ends each, as they come; leave out empty ones."""
+    rest = b""
+    while received := listing.read1(_READ_BYTES):
+        *paths, rest = (rest + received).split(end)
+        yield from filter(None, paths)
+    if rest:
+        yield rest
 
 
 def fuse_helper(

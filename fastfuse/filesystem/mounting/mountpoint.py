@@ -39,7 +39,6 @@ _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 # One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
 _BDI = Path("/sys/class/bdi")
-
 # https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -294,7 +293,8 @@ def _require_dead(entry: MountEntry) -> None:
         )
     if number == 0:
         raise MountError(
-            f"{entry.path} is mounted already, with {entry.source}", hint=f"fastfuse unmount {entry.path} first"
+            f"{entry.path} is mounted already, with {entry.source}",
+            hint=f"fastfuse unmount {entry.path} first, or read it: another process has mounted it",
         )
     if number not in _DEAD:
         raise MountError(f"{entry.path} is mounted already and not to be seen: {os.strerror(number)}")

@@ -34,7 +34,8 @@ class FieldError(Exception):
 # Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar.
 _MARKS: Final = {"+": Handling.DONE, "~": Handling.DIFFERENTLY, "-": Handling.NOT_DONE}
 _TABLE: Final = """
-+ TrainingJobName TrainingJobArn HyperParameters Environment
++ TrainingJobName TrainingJobArn Environment
+~ HyperParameters | in hyperparameters.json, SM_HPS and SM_USER_ARGS; as arguments only by the toolkit (-- train)
 AlgorithmSpecification
 + TrainingInputMode
 ~ ContainerEntrypoint | the command, if none is given after --; it runs on this host, in no image

@@ -45,7 +45,7 @@ _STOPPING = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 _WARNING = {signal.SIGUSR1, signal.SIGUSR2}
 # The order to stop is a child's: blocked in us, it waits until a child that was just forked can take it.
 _SIGNALS = _STOPPING | _WARNING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO, STOP_ORDER}
-# <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C, to every process of the group.
+# <asm-generic/siginfo.h>: the kernel sent the signal, for a terminal's Ctrl-C or hangup, to the whole process group.
 _SI_KERNEL = 0x80
 # The time that a channel may need to end after the grace period of its open files.
 _TAKE_DOWN_S = 15.0
@@ -94,15 +94,14 @@ class _Run:
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
-        # The first reason to stop.
+        # The first reason to stop. A Ctrl-C is one if the command ends by then.
         self._stop: Stop | None = None
-        # Channels that ended by themselves and were logged.
-        self._lost: set[str] = set()
+        self._interrupted_until_s = -math.inf
+        self._lost: set[str] = set()  # channels that ended by themselves and were logged
         runtime_s = settings.job.max_runtime_s
         # MaxRuntimeInSeconds counts from the start, downloads included, as SageMaker's TrainingStartTime.
         self._end_at_s = math.inf if runtime_s is None else time.monotonic() + runtime_s
-        # Everything was ready: from then on the job may have made something.
-        self._was_ready = False
+        self._was_ready = False  # from then on the job may have made something
         self._delivery = Delivery(settings, self._phases, self._take_signal)
 
     def run(self) -> int:
@@ -194,8 +193,7 @@ class _Run:
             phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        with suppress(OSError):  # as told next
-            # Again, for the script may have removed everything.
+        with suppress(OSError):  # again, for the script may have removed everything; as told next
             note_run(settings.paths, self._name, settings.synced_places)
         data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
         if self._was_ready:
@@ -216,8 +214,7 @@ class _Run:
             not_done=self._delivery.not_done(),
             listener=self._endpoint.listener,
         )
-        # An event that the channels' processes inherit: all channels are ready.
-        begin_fd = os.eventfd(0)
+        begin_fd = os.eventfd(0)  # all channels are ready; their processes inherit it
         try:
             try:
                 outcome = self._run_to_the_end(program, guards, begin_fd)
@@ -309,6 +306,8 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
+        if time.monotonic() < self._interrupted_until_s:
+            self._stop = self._stop or Stop(Phase.STOPPED, "by SIGINT", signal.SIGINT)
         while command.press_leftovers(settings.stop_timeout_s, [*self._delivery.pids, self._endpoint.pid]):
             self._take_signal(_LOOK_EVERY_S)
         self._outlast_members()
@@ -347,9 +346,8 @@ class _Run:
             self._note_losses()
         for failure in self._failures():
             raise failure
-        if (stop := self._reason_to_stop()) is not None:
-            return Outcome(stop.phase, stop.text, 0)
-        return Outcome(Phase.COMPLETED, "nothing is left to be served", 0)
+        stop = self._reason_to_stop() or Stop(Phase.COMPLETED, "nothing is left to be served")
+        return Outcome(stop.phase, stop.text, 0)
 
     def _take_signal(self, timeout_s: float) -> bool:
         """Wait for the next signal, do what it asks for, and take in what children say and how they end.
@@ -376,10 +374,13 @@ class _Run:
             for channel in self._channels:
                 channel.refresh()
             return False
+        has_it = is_lost or caught.si_code == _SI_KERNEL
+        if number == signal.SIGINT and has_it and self._command is not None and not self._command.is_over:
+            # An interactive command goes on: Ctrl-C interrupts what it does.
+            self._interrupted_until_s = time.monotonic() + self._settings.stop_timeout_s
+            return False
         self._stop = self._stop or Stop(Phase.STOPPED, f"by {number.name}", number)
         if self._command is not None:
-            # A terminal, and its hangup, signal the whole process group; a plain signal reaches one process.
-            has_it = is_lost or caught.si_code == _SI_KERNEL
             self._command.stop(number, self._settings.stop_timeout_s, has_it=has_it)
         return True
 
@@ -445,6 +446,5 @@ class _Run:
         failures += [outcome.error] if outcome.error is not None else []
         for failure in failures[1:]:
             _log.error("%s", failure)
-        # Whatever the command returned: the log has it.
-        self._phases.say(f"{outcome.phase}: {outcome.text}")
+        self._phases.say(f"{outcome.phase}: {outcome.text}")  # whatever the command returned
         return failed(failures[0])

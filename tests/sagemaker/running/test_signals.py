@@ -203,16 +203,40 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_no_descriptor_and_no_va
         }
 
 
-def test_ctrl_c_reaches_the_command_once_and_no_channel(run: Run) -> None:
+def test_ctrl_c_reaches_the_command_once_and_no_channel_and_is_why_the_command_ends(run: Run, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     read = "say(len(open(os.environ['SM_CHANNEL_' + channel] + file, 'rb').read()))"
     reads = f"for channel, file in ('MOUNTED', '/x'), ('PIPED', '_0'): {read}"
     program = PATIENT.replace("    sys.exit(", f"    {reads}\n    sys.exit(")
-    with run(CHANNELS, command=program, terminal=theirs) as job:
+    with (
+        (tmp_path / "log").open("wb") as log,
+        run(CHANNELS, command=program, terminal=theirs, stderr=log.fileno()) as job,
+    ):
         job.wait_for_output("ready")
         os.write(ours, b"\x03")
         assert job.wait() == 40 + signal.SIGINT
         assert job.output.split() == ["ready", "SIGINT", *[str(40 << 20)] * 2]
+    assert "Stopped - by SIGINT: the command exited with 42" in (tmp_path / "log").read_text()
+    os.close(ours)
+
+
+def test_a_command_that_goes_on_after_ctrl_c_is_not_told_to_end(run: Run, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    options = {"command": STUBBORN, "terminal": theirs}
+    with (
+        (tmp_path / "log").open("wb") as log,
+        run(CHANNELS[:1], "--stop-timeout", "0.1", **options, stderr=log.fileno()) as job,
+    ):
+        job.wait_for_output("ready")
+        for count in (1, 2):
+            os.write(ours, b"\x03")
+            wait_until(lambda count=count: job.output.split().count("SIGINT") == count)  # type: ignore[misc]
+        # Of two signals that wait, SIGINT is taken first.
+        assert job.stop(signal.SIGTERM) == 128 + signal.SIGKILL
+    said = (tmp_path / "log").read_text()
+    assert "s to end after SIGTERM" in said
+    assert "s to end after SIGINT" not in said
+    assert "Stopped - by SIGTERM: the command was killed by SIGKILL" in said
     os.close(ours)
 
 
