@@ -230,9 +230,7 @@ async def look_into_archive(operations: MountOperations, client: S3Client) -> No
             await client.get(ref, 0, 1)
         operations.read_all_classes(table)
     except ObjectArchivedError:
-        _log.warning(
-            "%d objects are archived, and not all of them restored: restore them, then 'fastfuse refresh'", len(rows)
-        )
+        _log.warning("archived objects, not all of them restored: %d; restore them, then 'fastfuse refresh'", len(rows))
     except FastfuseError:
         pass  # their readers hear of it
 
