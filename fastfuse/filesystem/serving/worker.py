@@ -113,7 +113,8 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with suppress(ValueError, OSError):  # fs.nr_open was lowered
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
