@@ -1,6 +1,7 @@
 """When a worker hangs, when another one follows a dead one, and when reads count as failing."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,24 +45,9 @@ def test_the_next_worker_has_its_own_time() -> None:
     assert answers == [number >= HANGS_AFTER_S for number in range(8)]
 
 
-def note(
-    deaths: DeathRecord,
-    now_s: float,
-    how: str = "x",
-    *,
-    answered: int = 7,
-    was_killed: bool = True,
-    is_waited_for: bool = True,
-    has_retired: bool = False,
-) -> float:
-    return deaths.note(
-        how,
-        now_s=now_s,
-        answered=answered,
-        was_killed=was_killed,
-        is_waited_for=is_waited_for,
-        has_retired=has_retired,
-    )
+def note(deaths: DeathRecord, now_s: float, how: str = "x", **about: Any) -> float:  # noqa: ANN401
+    usual = {"answered": 7, "was_killed": True, "is_waited_for": True}
+    return deaths.note(how, now_s=now_s, **usual | about)
 
 
 def pauses(answered: Iterable[int], deaths: DeathRecord) -> list[float]:
