@@ -47,7 +47,7 @@ class FakeEngine(ReadEngine):
     def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return False
 
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
         if self.error is not None:
             raise self.error
