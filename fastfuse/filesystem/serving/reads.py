@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import ObjectChangedError, ReadError
+from fastfuse.errors import ObjectArchivedError, ObjectChangedError, ReadError
 from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
@@ -187,7 +187,11 @@ class Reads:
                 raise ReadError(f"{ref.key!r} is not read: workers died of it.")
             buffer = await self._engine.read(inode, ref, offset, size_bytes, self._ends_s(came_s))
             self._failed_reads.answered()
+            if buffer and ref.storage_class in self.table.unread_classes:
+                self._operations.read_archived(is_refused=False)
         except ReadError as error:
+            if isinstance(error, ObjectArchivedError):
+                self._operations.read_archived(is_refused=True)
             now_s = perf_counter()
             took_s = now_s - min(began_s, came_s)
             if not self._failed_reads.note(read, error.errno, took_s=took_s, now_s=now_s):
