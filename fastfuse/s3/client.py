@@ -383,8 +383,7 @@ class S3Client:
     ) -> tuple[Failure, bool]:
         """Return why the service refused, and whether new credentials or the right region remove the reason now.
 
-        Raises:
-            DeadlineError: the time of `get` is over before there are other credentials.
+        Raise `DeadlineError` if there are no other credentials in the time of `get`.
         """
         document = await bodies.read_document(connection, head) if has_body else b""
         is_of_s3 = bodies.is_of_s3(head, document)
