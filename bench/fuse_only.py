@@ -6,6 +6,7 @@ knows the adapter: whatever takes its place is put in here.
 
 import os
 import sys
+from math import inf
 from pathlib import Path
 
 import trio
@@ -42,7 +43,7 @@ class _MemoryEngine(ReadEngine):
     def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return False
 
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 
     def began(self, reader: int) -> None: ...

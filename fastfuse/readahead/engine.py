@@ -7,6 +7,7 @@ readers lasts until one of them has come to its end, the kernel forgets the inod
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
+from math import inf
 
 import trio
 
@@ -109,14 +110,14 @@ class ReadEngine:
             self.release(inode)
         return data
 
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         """Return ``min(size_bytes, ref.size_bytes - offset)`` bytes of the listed version of `ref`; none at its end.
 
         Where one part has them all, the result is a slice of it, which keeps its memory alive: write it out and drop
         it at once. A checkpoint only where it has to wait; the loop that takes requests from the kernel is another.
 
-        Raise the `ReadError` of a fetch that this read needs; a failed readahead fails no read. After an error or a
-        cancellation the next read starts clean.
+        Raise the `ReadError` of a fetch that this read needs; a failed readahead fails no read. A read that began
+        in a process that died has until `ends_s`. After an error or a cancellation the next read starts clean.
         """
         end = min(offset + size_bytes, ref.size_bytes)
         if offset >= end:
@@ -125,21 +126,22 @@ class ReadEngine:
         if stream is None:
             is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
             is_found, is_missed = self._pool.is_guess(inode), is_small and self._pool.file(inode) is None
-            if is_whole and is_missed and self._pool.try_reserve(end):
+            is_new = ends_s == inf
+            if is_new and is_whole and is_missed and self._pool.try_reserve(end):
                 return await self._read_whole(inode, ref)
             whole = self._take_expected(inode, ref) if is_whole else None
             if whole is not None:
                 return whole
             is_cached = self._delivered.has(inode)
             stream = self._open(inode, ref, is_cached=is_cached)
-            if is_small and not is_whole and not is_cached:
+            if is_new and is_small and not is_whole and not is_cached:
                 stream.fetch_whole()
             self._begin(inode, offset, is_found=is_found, is_missed=is_missed)
         else:
             self._streams[inode] = self._streams.pop(inode)  # as the one read last
             if not stream.was_read:
                 self._begin(inode, offset)
-        data = await stream.read(offset, end)
+        data = await stream.read(offset, end, ends_s)
         if stream.is_done and self._streams.get(inode) is stream:
             self.release(inode)
         return data

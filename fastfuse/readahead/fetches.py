@@ -60,6 +60,7 @@ class Fetches:
         self._read_deadline_s = config.read_deadline_s
         # Why the last GET failed that the service did not answer, and when, on trio's clock.
         self._cause, self._failed_s = "", -math.inf
+        self._made_s = trio.current_time()
         self._next: deque[Callable[[], Awaitable[None]]] = deque()
 
     def start(self, task: Callable[[], Awaitable[None]]) -> None:
@@ -78,10 +79,8 @@ class Fetches:
         elif not self._begin(part, partial(self._ended, part, landed)):
             self.start(partial(self.run, part, landed))
 
-    async def run(
-        self, part: Part, landed: _Landed | None = None, *, may_begin: bool = False, ends_s: float = math.inf
-    ) -> None:
-        """Fetch `part`, once there is room for it, or fail its readers, until `ends_s`. Raise nothing but `Cancelled`.
+    async def run(self, part: Part, landed: _Landed | None = None, *, may_begin: bool = False) -> None:
+        """Fetch `part`, once there is room for it, or fail its readers. Raise nothing but `Cancelled`.
 
         It `may_begin` without this task if that was not tried.
         """
@@ -91,7 +90,7 @@ class Fetches:
             if part.error is not None or (may_begin and self._begin(part, partial(self._ended, part, landed))):
                 return
             self._note_begin(part)
-            data = await self._get(part, ends_s)
+            data = await self._get(part)
         except trio.Cancelled:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
@@ -120,6 +119,8 @@ class Fetches:
         text = f"{ref.key!r} could not be read within {self._read_deadline_s:g} s."
         if self._failed_s >= began_s:
             return DeadlineError(f"{text} What failed last: {self._cause}")
+        if began_s < self._made_s:
+            return DeadlineError(f"{text} A worker died meanwhile.")
         return DeadlineError(text, hint=DeadlineError.TOO_SLOW_HINT)
 
     async def _run_next(self) -> None:
@@ -138,12 +139,13 @@ class Fetches:
     def _ended(self, part: Part, landed: _Landed | None, data: Buffer | None) -> None:
         if data is None:
             # Readers have waited since it began, and are to hear from this GET why it failed.
-            self.start(partial(self.run, part, landed, ends_s=part.began_s + self._read_deadline_s))
+            part.ends_s = min(part.ends_s, part.began_s + self._read_deadline_s)
+            self.start(partial(self.run, part, landed))
         else:
             self._land(part, landed, data)
 
-    async def _get(self, part: Part, ends_s: float) -> Buffer:
-        get = partial(self._reader.get, part.file.ref, part.start, part.end)
+    async def _get(self, part: Part) -> Buffer:
+        get, ends_s = partial(self._reader.get, part.file.ref, part.start, part.end), part.ends_s
         if ends_s == math.inf:
             return await get()  # a cancel scope would be in vain
         with trio.move_on_at(ends_s):

@@ -3,6 +3,7 @@
 from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from math import inf
 from typing import Protocol
 
 import trio
@@ -47,8 +48,8 @@ class Part:
     """
 
     __slots__ = (
-        *("arrived", "began_beside", "began_s", "data", "end", "error", "file", "is_demanded", "is_expected"),
-        *("is_left", "losses", "readers", "room", "shelf", "size_bytes", "start", "unread_bytes"),
+        *("arrived", "began_beside", "began_s", "data", "end", "ends_s", "error", "file", "is_demanded"),
+        *("is_expected", "is_left", "losses", "readers", "room", "shelf", "size_bytes", "start", "unread_bytes"),
     )
 
     def __init__(
@@ -72,6 +73,8 @@ class Part:
         self.room: trio.Event | None = None
         # When its GET began, on trio's clock, and how many were in flight then.
         self.began_s, self.began_beside = 0.0, 0
+        # When its GET is over, on trio's clock, if that is not left to the client.
+        self.ends_s = inf
         # Tasks that wait for this part; it cannot be evicted before they have taken their bytes.
         self.readers = 0
         # At zero the kernel's page cache has it all. A byte read twice counts twice, so it is an estimate.

@@ -5,6 +5,7 @@ Awaits are the lock boundaries: there is none between a look into the index and 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 import trio
 
@@ -52,14 +53,14 @@ class Stream:
     # These ranges of the rest are wanted, in this order.
     _rest_parts: list[tuple[int, int]] = field(default_factory=list)
 
-    async def read(self, offset: int, end: int) -> Buffer:
+    async def read(self, offset: int, end: int, ends_s: float = inf) -> Buffer:
         """Return the bytes of ``[offset, end)``, not empty and within the file; a slice of a part if one has them all.
 
         Raise the `ReadError` of a part that could not be fetched, or a `DeadlineError` where the read waits for too
-        long; the next read starts clean.
+        long, or until `ends_s` if that is given; the next read starts clean.
         """
         data = self.at_hand(offset, end)
-        return data if data is not None else await self._read_parts(self._foresee(offset, end), offset, end)
+        return data if data is not None else await self._read_parts(self._foresee(offset, end), offset, end, ends_s)
 
     def at_hand(self, offset: int, end: int) -> memoryview | None:
         """Return what `read` would if one part that is there has all of it, None otherwise."""
@@ -129,10 +130,10 @@ class Stream:
                 self._pool.rank(part, is_left=True)
         left.clear()
 
-    async def _read_parts(self, cursor: Cursor, offset: int, end: int) -> Buffer:
+    async def _read_parts(self, cursor: Cursor, offset: int, end: int, ends_s: float) -> Buffer:
         """Do as `read`, where bytes are missing, in flight, or in more than one part."""
         counts, missing_bytes = self._fetches.counts, self.file.missing_bytes(offset, end)
-        began_s = trio.current_time()
+        began_s = trio.current_time() if ends_s == inf else ends_s - self._config.read_deadline_s
         if missing_bytes:
             counts.waits += 1
         else:
@@ -143,7 +144,7 @@ class Stream:
             self.window.faults.came_together(cursor, end - offset)
         try:
             self._resize()
-            self._demand(cursor, offset, end)
+            self._demand(cursor, offset, end, ends_s)
             self._read_ahead(cursor)
             part = self.file.at(offset)
             if part is not None and end <= part.end:
@@ -210,8 +211,8 @@ class Stream:
             self._pool.spend(part)
         return data[offset - part.start : end - part.start]
 
-    def _demand(self, cursor: Cursor, offset: int, end: int) -> None:
-        """Start the fetches of what is missing in ``[offset, end)``."""
+    def _demand(self, cursor: Cursor, offset: int, end: int, ends_s: float = inf) -> None:
+        """Start the fetches of what is missing in ``[offset, end)``, which end at `ends_s`."""
         file = self.file
         while offset < end:
             part = file.at(offset)
@@ -224,7 +225,7 @@ class Stream:
             for start, part_end in self.window.demand(cursor, offset, end, gap):
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
-                part.is_left = not cursor.is_foreseen
+                part.is_left, part.ends_s = not cursor.is_foreseen, ends_s
                 self._fetches.fetch(part, self._landed)
                 offset = part_end
             if is_lost and file.cached.lose(min(offset, end) - first):

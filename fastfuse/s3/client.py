@@ -9,6 +9,7 @@ tried again until the deadline. `integrity` compares the bytes with their checks
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 from urllib.parse import quote
 
@@ -43,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 # A LIST over many delete markers has taken 120 s to its first byte (xuanwo.io, 2025-02).
 _LIST_STALL_S = 130.0
+# The share of a read's deadline that is left when a wait for other credentials ends.
+_TO_TELL_SHARE = 0.01
 
 
 @dataclass(slots=True)
@@ -207,7 +210,7 @@ class S3Client:
         began_s = trio.current_time()
         get, failed = _Get(ref, start, end, ends_s), None
         if end - start <= TASK_BYTES:
-            # The connection's own patience ends a stalled reply, and `_exchange` the wait for other credentials. A
+            # The connection's own patience ends a stalled reply, and `_refusal` the wait for other credentials. A
             # deadline here would take a fifth of the CPU time.
             try:
                 reply = await self._get_at_once(get)
@@ -283,11 +286,11 @@ class S3Client:
             self._saw_first_byte(trio.current_time() - began_s)
             try:
                 if head.status not in (200, 206):
-                    with trio.move_on_at(get.ends_s):
-                        failure, is_mended = await self._refusal(connection, head, route, credentials, is_read=True)
-                        self._note_refusal(failure, get)
-                        raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
-                    raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
+                    failure, is_mended = await self._refusal(
+                        connection, head, route, credentials, is_read=True, get=get
+                    )
+                    self._note_refusal(failure, get)
+                    raise RetryableError(read_error(failure, ref), failure, is_read=True, is_mended=is_mended)
                 self._routes.has_met_s3 = True
                 data = self._buffers.take(end - start)
                 await bodies.read_range(connection, head, ref, start, data)
@@ -375,9 +378,13 @@ class S3Client:
         credentials: Credentials | None,
         *,
         is_read: bool,
+        get: _Get | None = None,
         has_body: bool = True,
     ) -> tuple[Failure, bool]:
-        """Return why the service refused, and whether new credentials or the right region remove the reason now."""
+        """Return why the service refused, and whether new credentials or the right region remove the reason now.
+
+        Raise `DeadlineError` if there are no other credentials in the time of `get`.
+        """
         document = await bodies.read_document(connection, head) if has_body else b""
         is_of_s3 = bodies.is_of_s3(head, document)
         self._routes.has_met_s3 = self._routes.has_met_s3 or is_of_s3
@@ -396,8 +403,15 @@ class S3Client:
         if is_denied and self.session.clock.correct(date):
             return failure, True
         kind = Kind.BAD_KEYS if is_denied else failure.kind
-        is_mended, trouble = await self.session.replace_refused(credentials, kind)
-        return trouble if is_read and trouble and not is_mended else failure, is_mended
+        deadline_s = self.session.config.deadline_s
+        # Before the deadlines of those who wait for this GET, who could not tell why.
+        with trio.move_on_at(get.ends_s - _TO_TELL_SHARE * deadline_s if get else inf):
+            is_mended, trouble = await self.session.replace_refused(credentials, kind)
+            return trouble if is_read and trouble and not is_mended else failure, is_mended
+        assert get is not None
+        told = f"{get.ref.key!r} was refused ({failure.detail})"
+        told += f", and other credentials did not come within {deadline_s:g} s."
+        raise DeadlineError(told, hint="See what gives them: STS, the metadata service or a program.")
 
     def _note_refusal(self, failure: Failure, get: _Get) -> None:
         """Keep to a lower rate if the refusal of an attempt of `get` throttles."""

@@ -4,11 +4,12 @@ import errno
 import logging
 import os
 from collections.abc import Awaitable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from math import inf
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
 import trio
@@ -20,13 +21,11 @@ from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.serving import late_reads
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
-from fastfuse.filesystem.serving.worker import look_into_archive
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
-from fastfuse.s3.client import S3Client
 from tests.index.indexes import table_of
 
 CONTEXT: Any = SimpleNamespace(pid=42)  # all that a handler looks at
@@ -47,7 +46,7 @@ class FakeEngine(ReadEngine):
     def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return False
 
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         self.reads.append((inode, offset, size_bytes))
         if self.error is not None:
             raise self.error
@@ -238,26 +237,19 @@ async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_un
     assert await reads.read(mounted.file, 4, 1) == b"x"
 
 
-async def test_restored_objects_are_read_as_all_others_and_others_are_counted(
-    mounted: Mounted, caplog: pytest.LogCaptureFixture
+async def test_archived_objects_are_fetched_ahead_once_one_was_read_and_left_once_one_was_refused(
+    mounted: Mounted,
 ) -> None:
     """D5"""
 
-    class Client:
-        errors: ClassVar[list[Exception]] = [ObjectArchivedError("it is archived"), UnavailableError("503")]
+    async def is_ahead_after(error: Exception | None) -> bool:
+        mounted.engine.error = error
+        with suppress(pyfuse3.FUSEError):
+            await mounted.reads.read(mounted.archived, 0, 5)
+        return interposed.object_at(mounted.archived) is not None
 
-        async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:
-            assert (ref.key, start, end) == ("p/archived", 0, 1)
-            if self.errors:
-                raise self.errors.pop(0)
-            return b"x"
-
-    client = cast(S3Client, Client())
-    for is_restored in (False, False, True):
-        await look_into_archive(mounted.operations, client)
-        assert (interposed.object_at(mounted.archived) is not None) == is_restored
-    (line,) = caplog.messages
-    assert line.startswith("archived objects, not all of them restored: 1; ")
-    mounted.operations.swap(refreshed(mounted, {"file": 1}))
-    mounted.operations.read_all_classes(mounted.table)  # which answers no more
-    assert mounted.operations.table.unread_classes
+    refusal = ObjectArchivedError("it is archived")
+    assert [await is_ahead_after(error) for error in (UnavailableError("503"), None)] == [False, True]
+    assert [await is_ahead_after(error) for error in (refusal, None)] == [False, False]
+    mounted.operations.swap(InodeTable(mounted.table.metadata, mounted.table.columns))
+    assert [await is_ahead_after(error) for error in (None, refusal)] == [True, False]

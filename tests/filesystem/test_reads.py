@@ -5,6 +5,8 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from math import inf
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
@@ -45,7 +47,7 @@ class Engine(ReadEngine):
     def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return size_bytes in self.put_off
 
-    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
+    async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         self.asked.append(offset)
         await self.may_fetch.wait()
         if inode == FAILING:
@@ -68,8 +70,8 @@ class Place:
     def __init__(self, kernel: socket.socket, nursery: trio.Nursery) -> None:
         self.counters, self.engine, self.in_hand = Counters(), Engine(), ReadsInHand()
         self._kernel = kernel
-        serving = SimpleNamespace(table=SimpleNamespace(ref=ref), outcomes=Outcomes(self.counters))
-        self.reads = Reads(cast(Any, serving), self.engine, self.counters, self.in_hand, nursery)
+        serving = SimpleNamespace(table=SimpleNamespace(ref=ref, unread_classes=()), outcomes=Outcomes(self.counters))
+        self.reads = Reads(cast(Any, serving), self.engine, self.counters, self.in_hand, nursery, 60.0)
 
     def answered(self) -> dict[int, bytes | int]:
         """The answers that have come: bytes or errno, by number."""
@@ -236,6 +238,22 @@ async def test_however_many_suspects_there_are_all_begin_soon_though_none_is_ans
         assert len(place.engine.asked) == 1
         await trio.sleep(within_s)
         assert place.engine.asked == [read.offset for read in suspects.values()]
+
+
+async def test_a_suspect_waits_for_no_other_once_its_deadline_is_over(
+    connection: socket.socket, autojump_clock: trio.testing.MockClock
+) -> None:
+    """D5"""
+    async with place_at(connection) as place:
+        suspects = {7: Read(FETCHED, 0, 3), 8: Read(FETCHED, 8, 3)}
+        place.in_hand.suspects, place.in_hand.most_deaths = dict(suspects), 3
+        place.reads.came_s = {8: perf_counter() - 59}
+        for number, read in suspects.items():
+            place.reads.take(number, *read, 4711, False)
+        await trio.testing.wait_all_tasks_blocked()
+        assert place.engine.asked == [0]
+        await trio.sleep(2)
+        assert place.engine.asked == [0, 8]
 
 
 async def test_a_read_waits_until_its_answer_is_written(

@@ -421,7 +421,7 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
         with pytest.raises(OSError, match="Input/output error"):
             reader.result(30)
         server.faults.clear()
-        assert "'large/file' could not be read within 60 s: a worker died meanwhile." in mount.log
+        assert "'large/file' could not be read within 60 s. A worker died meanwhile." in mount.log
         assert mount.stop() == 0
 
 

@@ -121,6 +121,21 @@ async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("size_bytes", [128 * KIB, MIB, 4 * PART_BYTES])
+@pytest.mark.parametrize(("takes_s", "cause"), [(0.01, "503"), (1000.0, "60 s. A worker died meanwhile")])
+async def test_a_read_of_a_worker_that_died_has_the_rest_of_its_deadline_and_its_error_names_the_cause(
+    autojump_clock: MockClock, takes_s: float, cause: str, size_bytes: int
+) -> None:
+    async with trio.open_nursery() as nursery:
+        engine = ReadEngine(Service(takes_s=takes_s), CONFIG, nursery, lambda: Files([]))
+        ends_s = trio.current_time() + 5
+        with pytest.raises(ReadError, match=cause):
+            await engine.read(1, listed("large", size_bytes), 0, 128 * KIB, ends_s)
+        assert trio.current_time() <= ends_s
+        check_books(engine)
+        nursery.cancel_scope.cancel()
+
+
 async def test_what_no_reader_waits_for_any_more_is_not_fetched(autojump_clock: MockClock) -> None:
     """Each read is of two parts."""
     ref, config = listed("silent", MIB), replace(SMALL, max_parts_in_flight=4, read_deadline_s=DEADLINE_S)

@@ -19,6 +19,7 @@ from fastfuse.filesystem.kernel.session import InitialisedOperations
 from fastfuse.filesystem.serving.outcomes import Outcomes, answered
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import Counters
+from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 from fastfuse.readahead import ReadEngine
 
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
@@ -75,10 +76,13 @@ class MountOperations(InitialisedOperations):
         self._answer_from(table)
         self._engine.refreshed()
 
-    def read_all_classes(self, table: InodeTable) -> None:
-        """Read archived objects of the `table` as all others from now on, if it is still the one that answers."""
-        table.unread_classes = frozenset()
-        if table is self.table:
+    def read_archived(self, *, is_refused: bool) -> None:
+        """Have archived objects fetched ahead like others, or left to their readers once one of these `is_refused`."""
+        table = self.table
+        table.is_archive_refused |= is_refused
+        unread_classes = ARCHIVE_STORAGE_CLASSES if table.is_archive_refused else frozenset()
+        if table.unread_classes != unread_classes:
+            table.unread_classes = unread_classes
             self._answer_from(table)
 
     def _answer_from(self, table: InodeTable) -> None:

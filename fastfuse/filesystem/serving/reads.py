@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.errors import DeadlineError, ObjectChangedError, ReadError
+from fastfuse.errors import ObjectArchivedError, ObjectChangedError, ReadError
 from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
@@ -25,7 +25,7 @@ from fastfuse.filesystem.serving.outcomes import answered
 from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
-from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine
 from fastfuse.repeats import RepeatedFailures
 
@@ -142,10 +142,10 @@ class Reads:
         """Answer a request, which `direct_reads` counts as waiting unless it `is_refused`: it came in a drain."""
         number, inode, offset, size_bytes, process = request
         self.under_way[number] = inode, process, perf_counter()
+        came_s = self.came_s.get(number, inf)
         try:
             if number in self.in_hand.suspects and not is_refused:
-                await self._begin_suspect(number)
-            came_s = self.came_s.get(number, inf)
+                await self._begin_suspect(number, self._ends_s(came_s))
             if self.watched is None:
                 data = await self.read(inode, offset, size_bytes, is_refused=is_refused, came_s=came_s)
             else:
@@ -185,12 +185,13 @@ class Reads:
             ref = self.table.ref(inode)
             if self.in_hand.is_poisoned(read):
                 raise ReadError(f"{ref.key!r} is not read: workers died of it.")
-            if came_s == inf:
-                buffer = await self._engine.read(inode, ref, offset, size_bytes)
-            else:
-                buffer = await self._go_on(came_s, inode, ref, offset, size_bytes)
+            buffer = await self._engine.read(inode, ref, offset, size_bytes, self._ends_s(came_s))
             self._failed_reads.answered()
+            if buffer and ref.storage_class in self.table.unread_classes:
+                self._operations.read_archived(is_refused=False)
         except ReadError as error:
+            if isinstance(error, ObjectArchivedError):
+                self._operations.read_archived(is_refused=True)
             now_s = perf_counter()
             took_s = now_s - min(began_s, came_s)
             if not self._failed_reads.note(read, error.errno, took_s=took_s, now_s=now_s):
@@ -201,11 +202,9 @@ class Reads:
         self._served_bytes[0] += len(buffer)
         return buffer
 
-    async def _go_on(self, came_s: float, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer:
-        with trio.move_on_at(trio.current_time() + came_s + self._read_deadline_s - perf_counter()):
-            return await self._engine.read(inode, ref, offset, size_bytes)
-        deadline_s = self._read_deadline_s
-        raise DeadlineError(f"{ref.key!r} could not be read within {deadline_s:g} s: a worker died meanwhile.")
+    def _ends_s(self, came_s: float) -> float:
+        """Return on trio's clock when a read is over that came at `came_s`, to an earlier worker."""
+        return inf if came_s == inf else trio.current_time() + came_s + self._read_deadline_s - perf_counter()
 
     def count(self, size_bytes: int, took_s: float) -> None:
         """Count a read that was answered in another way than by `read`."""
@@ -248,16 +247,17 @@ class Reads:
             await self.answer(request, is_refused=is_refused)
         self._task_count -= 1
 
-    async def _begin_suspect(self, number: int) -> None:
-        """Let a read begin, once it is its turn, that was in hand when a worker died."""
-        async with self._suspects_turn:
-            # One that takes long may wait for the service, which may not answer: then the next one begins.
-            begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
-            with trio.move_on_after(begin_s / len(self.in_hand.suspects)):
-                while self._suspects_begun:
-                    await next(iter(self._suspects_begun.values())).wait()
-            self._suspects_begun[number] = trio.Event()
-            replies.begin_read(number)
+    async def _begin_suspect(self, number: int, ends_s: float) -> None:
+        """Let a read begin that was in hand when a worker died: at its turn, or at `ends_s`, when it is over."""
+        with trio.move_on_at(ends_s):
+            async with self._suspects_turn:
+                # One that takes long may wait for the service, which may not answer: then the next one begins.
+                begin_s = _SUSPECTS_BEGIN_S * 10.0 ** (self.in_hand.most_deaths - 1)
+                with trio.move_on_after(begin_s / len(self.in_hand.suspects)):
+                    while self._suspects_begun:
+                        await next(iter(self._suspects_begun.values())).wait()
+        self._suspects_begun[number] = trio.Event()
+        replies.begin_read(number)
 
     def _tell(self, error: ReadError, inode: int, offset: int, waited_s: float) -> None:
         name = errno.errorcode[error.errno]

@@ -30,7 +30,7 @@ import trio
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
-from fastfuse.errors import FastfuseError, ObjectArchivedError
+from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.figures.status import Board, delivered, show_trouble
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
@@ -46,7 +46,6 @@ from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.filesystem.talking.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
-from fastfuse.index.inodes.selection import holds_archived, readable_rows, spread
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
@@ -169,7 +168,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(report.beat)
         nursery.start_soon(_show, task.board, reads, retries, counters)
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
-        nursery.start_soon(_take_handed_over, task, client, WatchedReads(engine, reads, gets), nursery, retire)
+        nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
         os.write(task.ready_fd, READY)
         os.close(task.ready_fd)
@@ -212,7 +211,6 @@ async def _begin(
     """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
     if task.begin_fd is not None:
         await trio.lowlevel.wait_readable(task.begin_fd)
-    await look_into_archive(task.operations, client)
     # After a worker died, readers are in the middle of their files.
     if not task.counters.get("fastfuse_worker_respawns"):
         engine.begin()
@@ -222,22 +220,6 @@ async def _begin(
     await direct_files.arm()
 
 
-async def look_into_archive(operations: MountOperations, client: S3Client) -> None:
-    """Read archived objects as all others if those that are asked for are restored, which no listing tells."""
-    table = operations.table
-    if not holds_archived(table):
-        return
-    rows = readable_rows(table, in_archive=True)
-    try:
-        for ref in spread(table, rows):
-            await client.get(ref, 0, 1)
-        operations.read_all_classes(table)
-    except ObjectArchivedError:
-        _log.warning("archived objects, not all of them restored: %d; restore them, then 'fastfuse refresh'", len(rows))
-    except FastfuseError:
-        pass  # their readers hear of it
-
-
 async def _prepare(client: S3Client, bucket: str) -> None:
     """Prepare the connections of `bucket`; the first read reports what goes wrong."""
     with suppress(FastfuseError):
@@ -245,9 +227,9 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 
 
 async def _take_handed_over(
-    task: WorkerTask, client: S3Client, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
+    task: WorkerTask, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
 ) -> None:
-    tables, operations = task.tables, task.operations
+    tables = task.tables
     while True:
         await trio.lowlevel.wait_readable(tables)
         message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
@@ -259,13 +241,12 @@ async def _take_handed_over(
             log.set_level(told.decode())
         elif what == TABLE:
             try:
-                _take_table(operations, descriptors)
+                _take_table(task.operations, descriptors)
             except OSError as error:
                 _log.warning("the new table cannot be taken: %s; another worker takes over", error.strerror)
                 retire()
                 return
             tables.send(SWAPPED)
-            nursery.start_soon(look_into_archive, operations, client)
         elif not descriptors:
             _log.warning("no descriptor is left for what the supervisor hands over; see ulimit -n")
         elif what == LOG_FILE:

@@ -83,8 +83,9 @@ class InodeTable:
         self._inode_rows = columns["inode_rows"].data if "inode_rows" in columns else None
         self._gone_inodes = columns["gone_inodes"].data if "gone_inodes" in columns else memoryview(b"")
         self._gone_rows = columns["gone_rows"].data if "gone_rows" in columns else memoryview(b"")
-        # The storage classes whose objects nobody fetches ahead of their readers; none where they are restored.
-        self.unread_classes = ARCHIVE_STORAGE_CLASSES
+        # The storage classes whose objects nobody fetches ahead of their readers: none once an archived one was read,
+        # and archives for good once one was refused. Threads stop at each refusal, and some may never be restored.
+        self.unread_classes, self.is_archive_refused = ARCHIVE_STORAGE_CLASSES, False
         # Caches: the paths by row, the objects by inode.
         self._directory_paths: dict[int, str] = {}
         self._refs: dict[int, ObjectRef] = {}
