@@ -16,7 +16,7 @@ from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.credentials import Credentials
-from fastfuse.s3.failures import Kind
+from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
 from tests.s3.canned import canned_server
@@ -170,7 +170,18 @@ async def test_aws_that_tells_no_region_is_an_error(
         assert len(server.seen) == 1
 
 
-async def test_an_instance_with_a_role_asks_in_its_own_region(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("zone", "host"),
+    [
+        ("cn-north-1a", "s3.cn-north-1.amazonaws.com.cn"),
+        ("us-west-2-lax-1a", "s3.us-west-2.amazonaws.com"),
+        ("us-east-1-wl1-bos-wlz-1", "s3.us-east-1.amazonaws.com"),
+        ("evil.test/", "s3.us-east-1.amazonaws.com"),
+    ],
+)
+async def test_an_instance_with_a_role_asks_in_its_own_region(
+    monkeypatch: pytest.MonkeyPatch, zone: str, host: str
+) -> None:
     hosts: list[str] = []
 
     async def record(_: Routes, route: Route) -> Connection:
@@ -179,7 +190,7 @@ async def test_an_instance_with_a_role_asks_in_its_own_region(monkeypatch: pytes
 
     monkeypatch.setattr(Routes, "connect", record)
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-    with canned_server(lambda _: (200, {}, b"cn-north-1a")) as server:
+    with canned_server(lambda _: (200, {}, zone.encode())) as server:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", server.url)
         session = S3Session(AWS)
         assert session.credentials is not None
@@ -188,8 +199,11 @@ async def test_an_instance_with_a_role_asks_in_its_own_region(monkeypatch: pytes
                 session.credentials.take(Credentials(access_key="a", secret_key="b", provider=provider))
                 with pytest.raises(ServiceError) as caught:
                     await client.region("bucket")
-                assert ("us-east-1 was asked: give --region" in caught.value.hint) == (provider == "env")
-    assert set(hosts) == {"bucket.s3.us-east-1.amazonaws.com", "bucket.s3.cn-north-1.amazonaws.com.cn"}
+                assert ("us-east-1 was asked: give --region" in caught.value.hint) == ("us-east-1" in hosts[-1])
+    assert {hosts[0], hosts[-1]} == {"bucket.s3.us-east-1.amazonaws.com", f"bucket.{host}"}
+    # The service has named the region by the time of a request for an object.
+    missing = session.command_error(Failure(kind=Kind.CHANGED, detail="404"), "bucket", "key", "us-east-1")
+    assert missing.hint == ""
 
 
 async def test_a_search_for_a_region_ends(monkeypatch: pytest.MonkeyPatch) -> None:
