@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
+from fastfuse.cli.main import main
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mountpoint
 from fastfuse.filesystem.mounting.mount_places import Place
@@ -218,6 +219,7 @@ def test_a_root_without_proc_or_without_a_mount_of_its_own_is_told(
     for ask in (fastfuse_mounts, may_mount):
         with pytest.raises(MountError, match="/proc is not mounted here"):
             ask()
+    assert main(["s3://b/ü", "/mnt"]) == MountError.exit_code
     (tmp_path / "mountinfo").write_text("22 1 0:20 / /proc rw - proc proc rw\n")
     assert mount_holding(tmp_path) is None
 
@@ -228,14 +230,16 @@ def test_an_automount_is_mounted_on_by_the_process_group_that_autofs_asks(tmp_pa
     options = f"fd={tells},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
     with LoopbackServer({"b": MemoryObjects({"a": b"abc"})}) as server, kernel_mount(place, "autofs", options):
         trigger = os.open(place, os.O_RDONLY)
-        reader = subprocess.Popen(["cat", place / "a"], stdout=subprocess.PIPE, start_new_session=True)
+        command = mount_command("s3://b", place, server.endpoint_url)
+        by_hand = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRONMENT, start_new_session=True)
         try:
             *_, token = struct.unpack_from("iiI", os.read(told, 512))
             log = ("--log-file", str(tmp_path / "log"))
-            done = run_forked(mount_command("s3://b", place, server.endpoint_url, "--daemon", *log), ENVIRONMENT)
+            done = run_forked([*command, "--daemon", *log], ENVIRONMENT)
             assert done.returncode == 0, done.stderr
             fcntl.ioctl(trigger, _AUTOFS_IOC_READY, token)
-            assert reader.communicate(timeout=60)[0] == b"abc"
+            assert b"is mounted already, with s3://b" in by_hand.communicate(timeout=60)[1]
+            assert (place / "a").read_bytes() == b"abc"
             assert find_mount(place) in fastfuse_file_systems()
             unmount(place)
             assert find_mount(place) is None
@@ -243,8 +247,8 @@ def test_an_automount_is_mounted_on_by_the_process_group_that_autofs_asks(tmp_pa
             fcntl.ioctl(trigger, _AUTOFS_IOC_CATATONIC, 0)
             for fd in (trigger, told, tells):
                 os.close(fd)
-            reader.kill()
-            reader.communicate()
+            by_hand.kill()
+            by_hand.communicate()
 
 
 @pytest.mark.parametrize("through_link", [False, True])
@@ -297,11 +301,11 @@ def stopped(mount: Mount) -> Iterator[None]:
 def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path: Path) -> None:
     """L4"""
     with (
-        LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server,
-        mounted("s3://bucket", server.endpoint_url, path=tmp_path) as mount,
+        LoopbackServer({"bucket": MemoryObjects({"ü/a": b"a"})}) as server,
+        mounted("s3://bucket/ü/", server.endpoint_url, path=tmp_path) as mount,
     ):
         with stopped(mount):
-            error = r"is mounted already, with s3://bucket/, and does not answer"
+            error = r"is mounted already, with s3://bucket/%C3%BC/, and does not answer"
             with pytest.raises(MountError, match=error) as caught:
                 prepare_mountpoint(tmp_path, create_parents=False)
             assert caught.value.hint == f"fastfuse unmount --lazy {tmp_path} takes it away"
@@ -316,7 +320,8 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
                 "import sys; from fastfuse.filesystem.mounting import mountpoint; mountpoint._ANSWER_WITHIN_S = 0.2;"
                 "from fastfuse.cli.main import main; sys.exit(main())"
             )
-            done = run_forked([sys.executable, "-c", program, "mount", "s3://bucket", str(tmp_path)], ENVIRONMENT)
+            # As `mount -a` does.
+            done = run_forked([sys.executable, "-c", program, "s3://bucket/ü/", str(tmp_path)], ENVIRONMENT)
             assert done.returncode == 5
             assert "and does not answer" in done.stderr
         assert (mount.path / "a").read_bytes() == b"a"
