@@ -55,17 +55,11 @@ def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: st
     assert "hunter2" not in str(caught.value) + caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["/absent", f"/{'x' * 256}"])
-def test_a_missing_ca_bundle_is_named(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"no CA bundle '{name}'") as caught:
+@pytest.mark.parametrize("name", ["/absent", f"/{'x' * 256}", "/"])
+def test_a_ca_bundle_that_is_missing_or_a_directory_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"no CA bundle '{name}'|bundle '/' is a directory") as caught:
         _ = S3Session(ConnectionConfig(ca_bundle=name)).authorities
-    assert "--ca-bundle" in caught.value.hint
-
-
-def test_a_ca_bundle_that_is_a_directory_is_told_as_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is a directory") as caught:
-        _ = S3Session(ConnectionConfig(ca_bundle=str(tmp_path))).authorities
-    assert "file" in caught.value.hint
+    assert "a file of certificates in PEM with --ca-bundle" in caught.value.hint
 
 
 def test_the_ca_bundle_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -172,16 +166,10 @@ async def test_aws_that_tells_no_region_is_an_error(
 
 @pytest.mark.parametrize(
     ("zone", "host"),
-    [
-        ("cn-north-1a", "s3.cn-north-1.amazonaws.com.cn"),
-        ("us-west-2-lax-1a", "s3.us-west-2.amazonaws.com"),
-        ("us-east-1-wl1-bos-wlz-1", "s3.us-east-1.amazonaws.com"),
-        ("evil.test/", "s3.us-east-1.amazonaws.com"),
-    ],
-)
-async def test_an_instance_with_a_role_asks_in_its_own_region(
-    monkeypatch: pytest.MonkeyPatch, zone: str, host: str
-) -> None:
+    [("cn-north-1a", "cn-north-1.amazonaws.com.cn"), ("us-west-2-lax-1a", "us-west-2.amazonaws.com"),
+     ("us-east-1-wl1-bos-wlz-1", "us-east-1.amazonaws.com"), ("evil.test/", "us-east-1.amazonaws.com")],
+)  # fmt: skip
+async def test_an_instance_with_a_role_asks_its_region(monkeypatch: pytest.MonkeyPatch, zone: str, host: str) -> None:
     hosts: list[str] = []
 
     async def record(_: Routes, route: Route) -> Connection:
@@ -200,7 +188,7 @@ async def test_an_instance_with_a_role_asks_in_its_own_region(
                 with pytest.raises(ServiceError) as caught:
                     await client.region("bucket")
                 assert ("us-east-1 was asked: give --region" in caught.value.hint) == ("us-east-1" in hosts[-1])
-    assert {hosts[0], hosts[-1]} == {"bucket.s3.us-east-1.amazonaws.com", f"bucket.{host}"}
+    assert (hosts[0], hosts[-1]) == ("bucket.s3.us-east-1.amazonaws.com", f"bucket.s3.{host}")
     # The service has named the region by the time of a request for an object.
     missing = session.command_error(Failure(kind=Kind.CHANGED, detail="404"), "bucket", "key", "us-east-1")
     assert missing.hint == ""

@@ -203,9 +203,9 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_no_descriptor_and_no_va
         }
 
 
-@pytest.mark.parametrize(("exit_code", "stop_timeout_s"), [(42, 120), (128 + signal.SIGINT, 0)])
+@pytest.mark.parametrize(("exit_code", "options"), [(42, ()), (128 + signal.SIGINT, ("--stop-timeout", "0"))])
 def test_ctrl_c_reaches_the_command_once_and_no_channel_and_is_why_the_command_ends(
-    run: Run, tmp_path: Path, exit_code: int, stop_timeout_s: int
+    run: Run, tmp_path: Path, exit_code: int, options: tuple[str, ...]
 ) -> None:
     ours, theirs = pty.openpty()
     read = "say(len(open(os.environ['SM_CHANNEL_' + channel] + file, 'rb').read()))"
@@ -213,9 +213,7 @@ def test_ctrl_c_reaches_the_command_once_and_no_channel_and_is_why_the_command_e
     program = PATIENT.replace("    sys.exit(40 + number", f"    {reads}\n    sys.exit({exit_code}")
     with (
         (tmp_path / "log").open("wb") as log,
-        run(
-            *(CHANNELS, "--stop-timeout", f"{stop_timeout_s}"), command=program, terminal=theirs, stderr=log.fileno()
-        ) as job,
+        run(CHANNELS, *options, command=program, terminal=theirs, stderr=log.fileno()) as job,
     ):
         job.wait_for_output("ready")
         os.write(ours, b"\x03")
