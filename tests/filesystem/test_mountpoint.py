@@ -151,20 +151,15 @@ def test_what_takes_the_place_of_a_directory_with_a_mount_does_not_lead_to_anoth
         _libc.umount2(os.fsencode(eve / "mnt"), _MNT_DETACH)
 
 
-def test_a_missing_parent_is_an_error_that_says_how_to_create_it(tmp_path: Path) -> None:
-    place = tmp_path / "missing" / "place"
-    message = f"the mountpoint {place} cannot be created: {place.parent} does not exist"
-    with pytest.raises(MountError, match=message) as caught:
-        prepare_mountpoint(place, create_parents=False)
-    assert caught.value.hint == f"mkdir -p {place}"
-
-
 def test_a_missing_directory_is_created_and_its_parents_where_that_was_asked_for(tmp_path: Path) -> None:
     """L7"""
     alone = tmp_path / "alone"
     assert prepare_mountpoint(alone, create_parents=False) == alone.resolve()
     alone.rmdir()
     place, created = tmp_path / "missing" / "parent" / "place", list[Path]()
+    with pytest.raises(MountError, match=f"{place} cannot be created: {place.parent} does not exist") as caught:
+        prepare_mountpoint(place, create_parents=False)
+    assert caught.value.hint == f"mkdir -p {place}"
     assert prepare_mountpoint(place, create_parents=True, created=created) == place.resolve()
     assert place.is_dir()
     assert created == [place, place.parent, place.parent.parent]
@@ -263,19 +258,18 @@ def test_a_dead_mount_of_ours_is_cleared_l4(place: Path, through_link: bool) -> 
 
 @pytest.mark.fuse
 @pytest.mark.parametrize(
-    ("kind", "uid", "options", "is_dead", "message", "hint"),
+    ("options", "is_dead", "message", "hint"),
     [
-        ("fuse.other", 0, "", True, r"is a mountpoint already, of type fuse\.other", ""),
-        ("fuse.fastfuse", 65534, ",allow_other", True, "holds a dead mount of user 65534", "fastfuse unmount {} as"),
+        (",allow_other", True, "holds a dead mount of user 65534", "fastfuse unmount {} as"),
         # Without allow_other the kernel answers statvfs for it, dead or alive, and even root learns nothing.
-        ("fuse.fastfuse", 65534, "", True, "is mounted already", ""),
-        ("fuse.fastfuse", 65534, "", False, "is mounted already", ""),
+        ("", True, "is mounted already", ""),
+        ("", False, "is mounted already", ""),
     ],
 )
-def test_a_mount_of_another_kind_or_user_is_left_alone_l4(
-    tmp_path: Path, kind: str, uid: int, options: str, is_dead: bool, message: str, hint: str
+def test_a_mount_of_another_user_is_left_alone_l4(
+    tmp_path: Path, options: str, is_dead: bool, message: str, hint: str
 ) -> None:
-    with fuse_mount(tmp_path, kind, uid=uid, options=options) as connection:
+    with fuse_mount(tmp_path, uid=65534, options=options) as connection:
         if is_dead:
             connection.close()
         with pytest.raises(MountError, match=message) as caught:

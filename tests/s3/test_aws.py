@@ -62,18 +62,17 @@ def test_a_ca_bundle_that_is_missing_or_a_directory_is_named(name: str) -> None:
     assert "a file of certificates in PEM with --ca-bundle" in caught.value.hint
 
 
-def test_the_ca_bundle_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_ca_bundle_is_botocores_or_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = S3Session(ConnectionConfig()).authorities
+    assert found is not None
+    assert "BEGIN CERTIFICATE" in Path(found).read_text()
     bundle = tmp_path / "ca.pem"
     bundle.touch()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
     assert S3Session(ConnectionConfig()).authorities == str(bundle)
     assert S3Session(ConnectionConfig(verify_ssl=False)).authorities is None
-
-
-def test_without_a_ca_bundle_the_authorities_are_botocores() -> None:
-    found = S3Session(ConnectionConfig()).authorities
-    assert found is not None
-    assert "BEGIN CERTIFICATE" in Path(found).read_text()
 
 
 # --- the region of a bucket
