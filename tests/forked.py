@@ -4,7 +4,7 @@ Each command is a process of its own, with its own environment, streams and exit
 the start is saved: half a second of CPU, in which an interpreter starts, loads the libraries of a mount, and makes the
 options of all commands.
 `python -m tests.forked FD` is the process that is forked. It has one thread. A command is forked twice: the fork
-between ends at once, and the tests adopt the command as the nearest subreaper.
+between ends at once, and the tests adopt the command as the nearest subreaper. It gets SIGTERM if they are killed.
 
 Tests of the start itself, and commands that another program runs, start an interpreter as ever.
 """
@@ -16,6 +16,8 @@ import importlib
 import json
 import os
 import runpy
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -38,7 +40,7 @@ _LOADED = (
 )
 _MOST_BYTES = 1 << 17
 _PATIENCE_S = 60.0
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # <sys/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # <sys/prctl.h>
 _ADOPTED = b"adopted"
 _forking = threading.Lock()
 
@@ -158,10 +160,14 @@ def _serve(control: socket.socket) -> dict[str, Any] | None:
             return None
         between = os.fork()
         if between == 0:
+            ours_fd = os.pidfd_open(os.getpid())
             pid = os.fork()
             if pid:
                 os.write(fds[0], str(pid).encode())
                 os._exit(0)
+            select.select([ours_fd], [], [])  # from then on the tests are its parent
+            os.close(ours_fd)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
             for number, fd in enumerate(fds[1:]):
                 os.dup2(fd, number)
         else:

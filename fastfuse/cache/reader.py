@@ -134,7 +134,7 @@ class CachedReader:
         # Objects that had not the service's checksum: the tier has forgotten them, and keeps nothing of them.
         self._wrong: set[int] = set()
         self._is_closed = False
-        self.flush_s = FLUSH_S  # 0: readers wait for the process that takes over
+        self.flush_s = FLUSH_S  # less where readers wait for the process that takes over
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
@@ -292,7 +292,7 @@ class CachedReader:
             self._is_closed = True
             if await trio.to_thread.run_sync(self._writer.close, self.flush_s):
                 self._cache.close()
-            elif self.flush_s:
+            else:
                 left, within = format_size(self.queued_bytes), f"{self.flush_s:g} s"
                 self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
         await self._reader.aclose()

@@ -131,11 +131,13 @@ class Writer:
             self._tell("disk", self.end_reason)
 
     def close(self, patience_s: float) -> bool:
-        """Write what is queued, and end; return False if that takes longer than `patience_s`."""
+        """Write what is queued, and end; return False, and count the rest, if that takes longer than `patience_s`."""
         self._queue.put(None)
         if self._thread.ident is not None:  # it has begun
             self._thread.join(patience_s)
-        return not self._thread.is_alive()
+        if is_left := self._thread.is_alive():
+            self._count("dropped", self.queued_bytes)
+        return not is_left
 
     def ask(self, name: int, size_bytes: int) -> int | None:
         """Note that the range `name` is asked for; return how long it takes to come back, if that is known."""

@@ -23,7 +23,9 @@ def look(root: Path = Path("/")) -> Facts:
         device = (str(error), error.hint)
     rights = obstacle(None, allow_other=False)
     settings = (root / "sys/class/bdi").glob("*/read_ahead_kb")
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # which the worker takes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A mount's worker takes the hard limit. Every other client does with 1,024 descriptors, which shells give.
+    limit = hard if soft >= 1024 else soft
     ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     memory = memory_limit_bytes(root / "proc/self/cgroup", root / "sys/fs/cgroup")
     return Facts(

@@ -97,7 +97,7 @@ def findings(facts: Facts) -> list[Finding]:
             facts.open_files >= _LEAST_FILES,
             Finding("open files", Level.OK, f"limit {facts.open_files:,}"),
             f"limit {facts.open_files:,}: too few for a connection each",
-            f"ulimit -Hn {_LEAST_FILES} or more, or lower --max-connections",
+            f"ulimit -n {_LEAST_FILES} or more, or lower --max-connections",
         ),
         _warn_unless(
             memory is None or memory >= _LEAST_MEMORY_BYTES,

@@ -178,7 +178,7 @@ class WorkerProcess:
             return False
         cpu_s, state = cpu_and_state(self.pid)
         beats = self._counters.get("fastfuse_worker_beats")
-        if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, wants_cpu=state == "R", now_s=time.monotonic()):
+        if not self._heartbeat.is_hung(beats=beats, cpu_s=cpu_s, state=state, now_s=time.monotonic()):
             return False
         self.end = f"it hung for {self._heartbeat.silent_s:.0f} s (state {state})"
         _log.error("the worker does not answer: %s; it is killed. What it was doing:", self.end)
@@ -187,8 +187,9 @@ class WorkerProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         # Reaped whenever it is gone. One that a signal or a debugger has stopped hung in nothing.
+        # A disk holds its first thread (D), or another one that outlives the first (Z).
         self.undead.add(self.pid)
         self.pid, self.exit_code, self._was_stopped = 0, None, state in {"T", "t"}
-        self.was_killed = self._was_stopped or state == "D"
+        self.was_killed = self._was_stopped or state in {"D", "Z"}
         self._counters.count("fastfuse_worker_hangs")
         return True

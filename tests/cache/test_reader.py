@@ -361,6 +361,7 @@ async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
     reader._cache.close()
     assert f"the cache {tmp_path}/cache does not keep 2 MiB: its disk has not taken them in 0.01 s" in caplog.text
     assert counters.get("fastfuse_cache_failures", "disk") == 1
+    assert counters.get("fastfuse_cache_bytes", "dropped") == 2 * MIB
 
 
 def used_bytes(directory: Path) -> int:

@@ -45,7 +45,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
         ({"may_allow_other": False}, "allow_other", Level.WARN, "user_allow_other"),
         ({"request_timeout_s": 60.0}, "request timeout", Level.WARN, "0, or from 75 on"),
         ({"may_raise_readahead": False}, "readahead", Level.WARN, "where sysfs is writable"),
-        ({"open_files": 256}, "open files", Level.WARN, "ulimit -Hn"),
+        ({"open_files": 256}, "open files", Level.WARN, "ulimit -n"),
         ({"memory_limit_bytes": 256 << 20}, "memory limit", Level.WARN, "512 MiB"),
         ({"cpu_limit": 0.5}, "CPU limit", Level.WARN, "one CPU"),
         ({"updatedb_reads_mounts": True}, "updatedb", Level.WARN, "PRUNEFS"),
@@ -109,7 +109,7 @@ def prepared(script: str) -> dict[str, str]:
 @pytest.mark.fuse
 def test_what_a_machine_lacks_is_found_on_a_real_one() -> None:
     assert prepared(
-        "mount --bind /dev/null /dev/fuse; mount -o remount,bind,ro /sys; exec prlimit --nofile=256 env PATH=/nowhere"
+        "mount --bind /dev/null /dev/fuse; mount -o remount,bind,ro /sys; exec prlimit --nofile=256: env PATH=/nowhere"
     ) == {"device": "fail", "fusermount3": "warn", "readahead": "warn", "open files": "warn"}
     # Whether this user may open /dev/fuse is the machine's affair.
     found = prepared("mount --bind /dev/null /etc/fuse.conf; exec setpriv --reuid=65534 --clear-groups --no-new-privs")

@@ -60,28 +60,12 @@ def test_an_endless_loop_is_told_by_its_python_stack_which_threads_that_wait_do_
     assert "of an earlier one" not in again
 
 
-def test_threads_that_differ_only_in_what_python_calls_them_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "_DUMP_WITHIN_S", 30.0)  # of a busy machine
+def test_threads_that_differ_only_in_what_python_calls_them_are_told_once() -> None:
     # Python 3.14 adds the names that the kernel has: 15 bytes of each.
     names = [f"Thread 0x{number:x} [{f'Thread-{number} (pause)':.15}]" for number in (9, 10, 100)]
     stack = ' (most recent call first):\n  File "a.py", line 1 in run'
-    dump = "\n\n".join(name + stack for name in names)
-    dump_fd, (began, begin) = os.memfd_create("stacks"), os.pipe()
-
-    def work() -> None:
-        signal.signal(DUMP_SIGNAL, lambda *_: os.write(dump_fd, dump.encode()))
-        os.write(begin, b"x")
-        while True:
-            signal.pause()
-
-    pid = fork_child(work)
-    os.read(began, 1)
-    lines = hang_report(pid, dump_fd)
-    os.kill(pid, signal.SIGKILL)
-    assert wait_child(pid) == -signal.SIGKILL
-    for fd in (dump_fd, began, begin):
-        os.close(fd)
-    assert lines[-2:] == f"{names[0]} and 2 more{stack}".splitlines()
+    told = report._told_once(report._dumped("\n\n".join(name + stack for name in names)))
+    assert list(told) == f"{names[0]} and 2 more{stack}".splitlines()
 
 
 def test_of_a_process_that_is_gone_nothing_is_told() -> None:

@@ -1,6 +1,7 @@
 """When a worker hangs, when another one follows a dead one, and when reads count as failing."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,21 +11,21 @@ from fastfuse.errors import ServiceError
 from fastfuse.filesystem.processes.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat, MemoryRecord
 
 
-def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, wants_cpu: bool = False) -> list[bool]:
+def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, state: str = "S") -> list[bool]:
     """Return what each look says at a worker with so many `beats`, which uses `cpu_s` of CPU time a look."""
     heartbeat = Heartbeat()
     heartbeat.restart(0.0)
     return [
-        heartbeat.is_hung(beats=count, cpu_s=cpu_s * number, wants_cpu=wants_cpu, now_s=every_s * number)
+        heartbeat.is_hung(beats=count, cpu_s=cpu_s * number, state=state, now_s=every_s * number)
         for number, count in enumerate(beats)
     ]
 
 
 def test_a_worker_without_a_beat_for_six_seconds_hangs() -> None:
     assert hangs([7] * 10) == [False] * 6 + [True] * 4
-    assert hangs([1] * 8, wants_cpu=True, cpu_s=0.9)[-1]  # an endless loop
+    assert hangs([1] * 8, state="R", cpu_s=0.9)[-1]  # an endless loop
     # One that gets no CPU time does not, and the time that the machine sleeps does not count.
-    assert not any(hangs([1] * 60, wants_cpu=True, cpu_s=0.1))
+    assert not any(hangs([1] * 60, state="R", cpu_s=0.1))
     assert hangs([1] * 4, every_s=3600) == [False] * 3 + [True]
 
 
@@ -38,30 +39,15 @@ def test_the_next_worker_has_its_own_time() -> None:
     heartbeat = Heartbeat()
     heartbeat.restart(0.0)
     for now_s in range(8):
-        heartbeat.is_hung(beats=1, cpu_s=0, wants_cpu=False, now_s=now_s)
+        heartbeat.is_hung(beats=1, cpu_s=0, state="S", now_s=now_s)
     heartbeat.restart(8.0)
-    answers = [heartbeat.is_hung(beats=1, cpu_s=0, wants_cpu=False, now_s=8.0 + number) for number in range(8)]
+    answers = [heartbeat.is_hung(beats=1, cpu_s=0, state="S", now_s=8.0 + number) for number in range(8)]
     assert answers == [number >= HANGS_AFTER_S for number in range(8)]
 
 
-def note(
-    deaths: DeathRecord,
-    now_s: float,
-    how: str = "x",
-    *,
-    answered: int = 7,
-    was_killed: bool = True,
-    is_waited_for: bool = True,
-    has_retired: bool = False,
-) -> float:
-    return deaths.note(
-        how,
-        now_s=now_s,
-        answered=answered,
-        was_killed=was_killed,
-        is_waited_for=is_waited_for,
-        has_retired=has_retired,
-    )
+def note(deaths: DeathRecord, now_s: float, how: str = "x", **about: Any) -> float:  # noqa: ANN401
+    usual = {"answered": 7, "was_killed": True, "is_waited_for": True}
+    return deaths.note(how, now_s=now_s, **usual | about)
 
 
 def pauses(answered: Iterable[int], deaths: DeathRecord) -> list[float]:

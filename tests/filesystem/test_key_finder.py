@@ -132,16 +132,26 @@ def test_a_slow_program_is_given_up_before_the_deadline_of_a_read_and_not_before
         assert credentials_of(heard(key_finder._found(found.session))).access_key == "AKIASLOW"
 
 
-def test_a_process_that_does_not_give_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_finder, "_KILL_AFTER_S", 0.0)
-    monkeypatch.setattr(key_finder, "_found", lambda *_: signal.pause())
+@pytest.mark.parametrize(
+    ("end", "kind", "how"),
+    [
+        (signal.pause, ServiceError, "did not end"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), ServiceError, "was killed by signal 9"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), AccessError, "was killed by signal 15"),
+    ],
+)
+def test_a_search_that_is_killed_as_one_that_does_not_give_up_is_tried_again(
+    end: Callable[[], object], kind: type[FastfuseError], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_finder, "_KILL_AFTER_S", 0.0 if end == signal.pause else PATIENCE_S)
+    monkeypatch.setattr(key_finder, "_found", lambda *_: end())
     with desk() as found, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(trio.run, found.resolve)
         found.wait_for_question()
         found.finder.look_after()
         found.finder.look_after()
         found.reap()
-        with pytest.raises(ServiceError, match="the process that finds them was killed by signal 9"):  # tried again
+        with pytest.raises(kind, match=f"the process that finds them {how}"):
             asked.result(PATIENCE_S)
 
 

@@ -257,7 +257,7 @@ async def test_restored_objects_are_read_as_all_others_and_others_are_counted(
         await look_into_archive(mounted.operations, client)
         assert (interposed.object_at(mounted.archived) is not None) == is_restored
     (line,) = caplog.messages
-    assert line.startswith("1 objects are archived, and not all of them restored: ")
+    assert line.startswith("archived objects, not all of them restored: 1; ")
     mounted.operations.swap(refreshed(mounted, {"file": 1}))
     mounted.operations.read_all_classes(mounted.table)  # which answers no more
     assert mounted.operations.table.unread_classes

@@ -425,13 +425,14 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
         assert mount.stop() == 0
 
 
+@pytest.mark.parametrize(("refusal", "soft"), [("", "4096"), ("resource.getrlimit = lambda _: (512, 2**40)", "512")])
 def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+    refusal: str, soft: str, server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with_change(monkeypatch, "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096))")
+    with_change(monkeypatch, f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096)); {refusal}")
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         limits = Path(f"/proc/{mount.worker()}/limits").read_text()
-        assert limits.partition("Max open files")[2].split()[:2] == ["4096", "4096"]
+        assert limits.partition("Max open files")[2].split()[:2] == [soft, "4096"]
         assert mount.stop() == 0
 
 

@@ -1,10 +1,12 @@
 """The supervisor's waits for a worker end, whatever the worker does; and what a worker tells of its reads."""
 
+import ctypes
 import errno
 import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +119,22 @@ def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_
         place.start(stop)
     assert place.worker.was_killed is not is_to_blame
     assert place.worker.may_have_ended_by_cache is may_be_by_cache
+    wait_child(place.pids[0])
+
+
+def test_one_that_has_ended_but_for_a_thread_is_replaced_soon_and_not_to_blame(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that a disk holds."""
+    monkeypatch.setattr(health, "HANGS_AFTER_S", 30.0)
+
+    def end_but_for_a_thread(*_: object) -> None:
+        threading.Thread(target=signal.pause).start()
+        ctypes.CDLL(None).pthread_exit(None)
+
+    with pytest.raises(ServiceError, match=r"hung for \d s \(state Z\)"):
+        place.start(end_but_for_a_thread)
+    assert place.worker.was_killed
     wait_child(place.pids[0])
 
 

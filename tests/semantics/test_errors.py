@@ -58,7 +58,7 @@ def test_an_archived_object_is_refused_until_it_is_restored_and_the_log_says_wha
         archived = "s: 'cold' is in an archive storage class (DEEP_ARCHIVE). Restore the object first."
         assert here.mount.log.count(archived) == 1
         assert here.mount.log.count("a read at 0 failed with EACCES after ") == 1
-        assert here.mount.log.count("1 objects are archived, and not all of them restored: restore them") == 1
+        assert here.mount.log.count("archived objects, not all of them restored: 1; restore them") == 1
         assert os.stat(here.path / "cold").st_size == SIZE
         objects.put("cold", block_bytes(1, SIZE))  # what a GET sees of a restored object; its ETag is the same
         assert (here.path / "cold").read_bytes() == block_bytes(1, SIZE)

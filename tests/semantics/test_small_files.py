@@ -77,7 +77,8 @@ def test_gets_run_ahead_of_processes_that_read_a_file_each() -> None:
 
 def test_files_of_an_announced_order_are_fetched_before_anything_is_read_and_once() -> None:
     names = random.Random(0).sample(NAMES, COUNT)
-    with place(DATA) as here, order(names, here.path):
+    # Before anything is read, a sixteenth of the memory for parts is filled, which has room for 256 files then.
+    with place(DATA, "--memory-target", "512MiB") as here, order(names, here.path):
         here.wait_for_gets(256)
         assert set(keys(here)) == set(names[:256])
         read(here, names)

@@ -203,9 +203,11 @@ class KeyFinder:
         with os.fdopen(self._answer_fd, "rb") as pipe:
             message = pipe.read()
         if not message:
-            how = f"the process that finds them {how_it_ended(exit_code)}"
-            hint = "out of memory?" if exit_code == -signal.SIGKILL else ""
-            message = error_message(ServiceError(f"The AWS credentials cannot be had: {how}.", hint=hint))
+            was_killed, is_late = exit_code == -signal.SIGKILL, time.monotonic() >= self._kill_at_s
+            how = "did not end" if is_late else how_it_ended(exit_code)
+            text = f"The AWS credentials cannot be had: the process that finds them {how}."
+            hint = "out of memory?" if was_killed and not is_late else ""
+            message = error_message((ServiceError if was_killed else AccessError)(text, hint=hint))
         self._is_asked()  # this is the answer to those questions, too
         self._answer(message)
         with suppress(FastfuseError):  # the worker logs it

@@ -69,6 +69,8 @@ SWAPPED = b"swapped"
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
+# A disk of 450 MB/s takes the whole queue.
+_RETIRE_FLUSH_S = 0.3
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
 
@@ -113,7 +115,8 @@ def run_worker(task: WorkerTask) -> None:
     tune_malloc()
     # Shells give 1,024 descriptors, for programs that use select(), and allow more.
     most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with suppress(ValueError, OSError):  # fs.nr_open was lowered
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     # The objects up to here live on; a full collection would look through them, and no reader be served for 45 ms.
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
@@ -230,9 +233,7 @@ async def look_into_archive(operations: MountOperations, client: S3Client) -> No
             await client.get(ref, 0, 1)
         operations.read_all_classes(table)
     except ObjectArchivedError:
-        _log.warning(
-            "%d objects are archived, and not all of them restored: restore them, then 'fastfuse refresh'", len(rows)
-        )
+        _log.warning("archived objects, not all of them restored: %d; restore them, then 'fastfuse refresh'", len(rows))
     except FastfuseError:
         pass  # their readers hear of it
 
@@ -278,9 +279,9 @@ async def _take_handed_over(
 
 
 def _retire(tier: CachedReader | None, scope: trio.CancelScope) -> None:
-    """Leave the readers, and what `tier` has not written, to the next worker."""
+    """Leave the readers to the next worker. They wait for a moment, in which `tier` writes what its disk takes."""
     if tier is not None:
-        tier.flush_s = 0.0
+        tier.flush_s = _RETIRE_FLUSH_S
     scope.cancel()
 
 
