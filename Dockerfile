@@ -37,10 +37,11 @@ RUN apt-get update \
 # At the path it was built for: the scripts of a virtual environment name their interpreter.
 COPY --from=build /opt/fastfuse /opt/fastfuse
 ENV PATH=/opt/fastfuse/bin:$PATH
-# Healthy once something is mounted and served, here or through a helper; a helper and a job always are. An outage of S3 is no reason to end a container,
-# nor is another container's mount, which gives no answer here. A listing may take as long as the first period.
+# Healthy once something is mounted and served here; a helper, and what mounts through one, always is. An outage of S3 is
+# no reason to end a container, nor is another container's mount, which gives no answer here. A listing may take as long
+# as the first period.
 HEALTHCHECK --interval=30s --timeout=10s --start-period=10m \
-    CMD { [ -n "$FASTFUSE_FUSE_SOCKET" ] || grep -q " fuse.fastfuse " /proc/self/mounts || grep -Eqz "^(run|fuse-helper|.*fuse.socket.*)$" /proc/1/cmdline; } \
+    CMD { [ -n "$FASTFUSE_FUSE_SOCKET" ] || grep -q " fuse.fastfuse " /proc/self/mounts || grep -Eqz "^(fuse-helper|.*fuse.socket.*)$" /proc/1/cmdline; } \
         && ! fastfuse status --json | grep -Eq '"state": "(dead|no worker)"'
 ENTRYPOINT ["fastfuse"]
 CMD ["--help"]

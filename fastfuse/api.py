@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -23,12 +23,8 @@ Option: TypeAlias = str | int | float | bool | os.PathLike[str] | Sequence[str] 
 _KINDS: dict[int, type[FastfuseError]] = {
     kind.exit_code: kind for kind in (ConfigurationError, AccessError, SourceError, MountError)
 }
-# As `log.command_text` writes it.
-_REFUSAL = re.compile(r"^fastfuse: error: (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
-# As `log.command_text` and the formatters of `log` write a warning; of JSON, the whole line.
-_WARNING = re.compile(
-    r'^(?:fastfuse: warning: |\S+ WARNING \S+: |(?={"time": "\S+", "level": "warning"))(.*)', re.MULTILINE
-)
+# As `log.command_text` and the formatter for people in `log` write it.
+_SAID = re.compile(r"^(?:fastfuse: (error|warning)|\S+ WARNING \S+): (.*)\n(?:hint: (.*)\n)?", re.MULTILINE)
 _OPTION = re.compile(r"[a-z][a-z_]*")
 # They change who the mount belongs to or where it is, or make none.
 _RESERVED = {"channel", "daemon", "fuse_fd", "fuse_socket", "help", "help_all"}
@@ -49,8 +45,9 @@ class Mount:
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
         self._owner_pid = os.getpid()
-        # Not atexit: a process that multiprocessing has forked, as for a data loader, ends without it.
-        self._finalizer = Finalize(None, self.unmount, exitpriority=0)
+        # Not atexit: a process that multiprocessing has forked, as for a data loader, ends without it. The children are
+        # joined before what is below 0.
+        self._finalizer = Finalize(None, self.unmount, exitpriority=-1)
 
     def __enter__(self) -> "Mount":
         return self
@@ -125,9 +122,10 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
             with suppress(OSError):
                 place.rmdir()
         raise
-    for warning in _WARNING.findall(done.stderr):
-        _log.warning("%s", warning)
-    return Mount(source, place, device, is_temporary=path is None)
+    made = Mount(source, place, device, is_temporary=path is None)
+    for _, message, hint in _said(done.stderr):
+        _log.warning("%s", f"{message} (hint: {hint})" if hint else message)
+    return made
 
 
 def stats(mnt: Mount | str | os.PathLike[str]) -> dict[str, Any]:
@@ -191,10 +189,15 @@ def _error_of(done: subprocess.CompletedProcess[str]) -> FastfuseError:
 
 def _refusal_in(stderr: str) -> tuple[str, str] | None:
     """Return message and hint of the error with which a command ended, or None without one."""
-    if found := _REFUSAL.search(stderr):
-        return found[1], found[2] or ""
-    with suppress(ValueError):
-        record = json.loads(stderr.rstrip().rpartition("\n")[2])
-        if isinstance(record, dict) and "exit_code" in record:
-            return record["message"], record["hint"]
-    return None
+    return next(((message, hint) for is_error, message, hint in _said(stderr) if is_error), None)
+
+
+def _said(stderr: str) -> Iterator[tuple[bool, str, str]]:
+    """Yield message and hint of each warning, and of the error with which a command ended, with True."""
+    for level, message, hint in _SAID.findall(stderr):
+        yield level == "error", message, hint
+    for line in re.findall("^{.*}$", stderr, re.MULTILINE):
+        with suppress(ValueError, KeyError):
+            record = json.loads(line)
+            if record["level"] == "warning" or "exit_code" in record:
+                yield "exit_code" in record, record["message"], record.get("hint", "")

@@ -101,11 +101,10 @@ class HintedSampler(Generic[_Sample]):
         distributed = getattr(sys.modules.get("torch.utils.data"), "DistributedSampler", None)
         kind: Any = cls
         if distributed is not None and isinstance(sampler, distributed):
-            own = {
-                "set_epoch": property(attrgetter("_sampler.set_epoch")),
-                # No name leads to the class that is made here.
-                "__reduce__": lambda self: (cls.__new__, (cls, self._sampler), vars(self)),
-            }
+            # No name leads to the class that is made here.
+            own: dict[str, Any] = {"__reduce__": lambda self: (cls.__new__, (cls, self._sampler), vars(self))}
+            if not hasattr(cls, "set_epoch"):  # or `distributed` has it for itself
+                own["set_epoch"] = property(attrgetter("_sampler.set_epoch"))
             kind = type(cls.__name__, (cls, distributed), own)
         made: Self = super().__new__(kind)
         return made

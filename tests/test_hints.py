@@ -496,6 +496,13 @@ class TestHintedSampler:
         for protocol in (2, 5):  # 2 is torch.save's
             copied = pickle.loads(pickle.dumps(HintedSampler(Shuffled(3), self.paths, mountpoint), protocol))
             assert not isinstance(copied, data.DistributedSampler)
+
+        class Own(HintedSampler[int]):
+            def set_epoch(self, epoch: int) -> None:
+                self._sampler.set_epoch(epoch + 1)  # type: ignore[attr-defined]
+
+        Own(inner, self.paths, mountpoint).set_epoch(1)
+        assert inner.epoch == 9
         inner.__class__ = data.DistributedSampler  # which pickle finds
         for protocol in (2, 5):
             copied = pickle.loads(pickle.dumps(sampler, protocol))

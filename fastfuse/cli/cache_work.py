@@ -21,12 +21,11 @@ from fastfuse.cli.messages import say
 from fastfuse.cli.mounted import paths_in
 from fastfuse.cli.status_command import well_formed
 from fastfuse.errors import ConfigurationError, FastfuseError
-from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
 from fastfuse.filesystem.processes.children import ask_child
 from fastfuse.filesystem.processes.key_finder import give_up_rights
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.filesystem.talking.control import ask_status, entry_of, take_index
+from fastfuse.filesystem.talking.control import ForeignMountError, ask_status, entry_of, take_index
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.progress import load_progress, shown_line

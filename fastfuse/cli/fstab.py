@@ -78,13 +78,13 @@ def is_there(arguments: Sequence[str]) -> bool:
     if len(arguments) < 2 or not arguments[0].startswith("s3://"):
         return False
     from fastfuse.filesystem.mounting.mount_settings import quoted
-    from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead
+    from fastfuse.filesystem.mounting.mountpoint import errno_of_statvfs, find_mount
 
     source, name = arguments[0], quoted(arguments[0])
     if name == source:
         return False  # mount(8) knows it again
     entry = find_mount(Path(arguments[1]))
-    return entry is not None and entry.is_ours and entry.source == name and not is_dead(entry.path)
+    return entry is not None and entry.is_ours and entry.source == name and errno_of_statvfs(entry.path) == 0
 
 
 def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:

@@ -133,8 +133,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     startup.prepare()
     startup.open_standard_streams()
     arguments = sys.argv[1:] if arguments is None else arguments
-    if fstab.is_there(arguments):
-        return 0
     words = fstab.helper_arguments(arguments)
     if "_FASTFUSE_COMPLETE" in os.environ:  # a shell asks (cli.help_files)
         from typer.completion import get_completion_inspect_parameters
@@ -144,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = messages.variables_of(commands)
     messages.warn_of_unknown_variables(commands, known, words)
     try:
+        if fstab.is_there(arguments):
+            return 0
         return int(commands.main(words, prog_name="fastfuse", standalone_mode=False, obj=given))
     except FastfuseError as error:
         message, hint, exit_code = str(error), error.hint, error.exit_code

@@ -193,12 +193,11 @@ def hint(
     ahead of the files that are opened: run it beside what opens them.
     """
     from fastfuse import hints
-    from fastfuse.filesystem.mounting.mountpoint import ForeignMountError
     from fastfuse.filesystem.talking import control
 
     def look(place: Path) -> None:
         """Raise `MountError` if the mount hangs; one of another user does not say."""
-        with suppress(ForeignMountError):
+        with suppress(control.ForeignMountError):
             control.ask_status(control.entry_of(place))
 
     with _opened(file) as listing:

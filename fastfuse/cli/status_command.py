@@ -17,18 +17,14 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.figures.summary import summary_lines
-from fastfuse.filesystem.mounting.mountpoint import (
-    DeadMountError,
-    ForeignMountError,
-    MountEntry,
-    fastfuse_file_systems,
-    is_mounted,
-)
+from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
 from fastfuse.filesystem.talking.control import (
     MOST_LINE_BYTES,
     STACK,
     TASKS,
     TRACE,
+    DeadMountError,
+    ForeignMountError,
     ask,
     ask_status,
     entry_of,

@@ -299,11 +299,13 @@ class S3Session:
         return given
 
     async def instance_region(self) -> str:
-        """Return the region of the EC2 instance that gives the credentials, so nobody else waits for an answer."""
+        """Return the region of the EC2 instance that gives the credentials; empty if no instance gives them."""
         found = self.credentials.latest if self.credentials is not None and self.endpoint_url is None else None
         if found is None or found.provider != "iam-role":
             return ""
-        return await AnyioIMDSRegionProvider(self.aws).provide() or ""
+        # It cuts one letter off the zone, which leaves us-west-2-lax-1 of a Local Zone.
+        region = _AWS_REGION.match(await AnyioIMDSRegionProvider(self.aws).provide() or "")
+        return region[0] if region else ""
 
     async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> tuple[bool, Failure | None]:
         """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
@@ -324,11 +326,7 @@ class S3Session:
         error = object_error(failure, bucket=bucket, key=key, operation=operation) if key else None
         is_signed = self.credentials is not None
         where = self.endpoint_url or ""
-        error = error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
-        is_guess = not where and region == DEFAULT_REGION and not self.configured_region
-        if is_guess and failure.kind in (Kind.NO_BUCKET, Kind.CHANGED, Kind.UNREACHABLE):
-            error.hint += f" No region is configured, and {region} was asked: give --region."
-        return error
+        return error or start_error(failure, bucket=bucket, endpoint=where, region=region, is_signed=is_signed)
 
     def _configured_endpoint(self) -> str | None:
         if self.aws.get_config_variable("ignore_configured_endpoint_urls"):

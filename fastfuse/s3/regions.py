@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from fastfuse.errors import ConfigurationError
+from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.s3.aws import DEFAULT_REGION, S3Session
 from fastfuse.s3.bodies import is_of_s3
 from fastfuse.s3.connection import Patience
@@ -60,7 +60,7 @@ class Regions:
         with trio.move_on_after(_DEADLINE_S):
             return await self._retries.run(ask, name=f"the region of {bucket!r}")
         failure = Failure(kind=Kind.UNREACHABLE, detail=f"no answer in {_DEADLINE_S:g} s")
-        raise self._session.command_error(failure, bucket, "", asked)
+        raise self._error(failure, bucket, asked)
 
     async def _ask(self, route: Route, *, is_read: bool) -> str:
         """Return the region that the service names; `DEFAULT_REGION` where a server of one's own names none."""
@@ -77,7 +77,7 @@ class Regions:
             failure = self._routes.judged(failure)
         if failure.region:
             return failure.region
-        final = self._session.command_error(failure, route.bucket, "", route.endpoint.region)
+        final = self._error(failure, route.bucket, route.endpoint.region)
         if failure.kind in _UNANSWERED:
             raise RetryableError(final, failure, is_read=is_read)
         if self._session.endpoint_url is not None:
@@ -88,6 +88,13 @@ class Regions:
             f"The region of the bucket {route.bucket!r} could not be found out ({failure.detail}).",
             hint="Name it with --region.",
         )
+
+    def _error(self, failure: Failure, bucket: str, asked: str) -> FastfuseError:
+        error = self._session.command_error(failure, bucket, "", asked)
+        is_guess = asked == DEFAULT_REGION and self._session.endpoint_url is None
+        if is_guess and failure.kind in (Kind.NO_BUCKET, Kind.CHANGED, Kind.UNREACHABLE):
+            error.hint += f" No region is configured, and {asked} was asked: give --region."
+        return error
 
 
 def named_region(session: S3Session, bucket: str) -> str:

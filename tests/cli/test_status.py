@@ -21,9 +21,9 @@ from fastfuse.cli import cache_work, status_command, top_command
 from fastfuse.cli import mounted as mounted_command
 from fastfuse.cli.status_command import Choice
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mountpoint import ForeignMountError, MountEntry
+from fastfuse.filesystem.mounting.mountpoint import MountEntry
 from fastfuse.filesystem.talking import control
-from fastfuse.filesystem.talking.control import LOG_LEVEL, ask, entry_of, take_index
+from fastfuse.filesystem.talking.control import LOG_LEVEL, ForeignMountError, ask, entry_of, take_index
 from fastfuse.version import VERSION
 from tests.filesystem.waiting import PATIENCE_S, wait_for_end, wait_until
 from tests.mounting import Mount, mounted, run_fastfuse

@@ -19,8 +19,8 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfi
 from bench.s3server.faults import ACCESS_DENIED, EXPIRED_TOKEN, Stall
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.filesystem.processes import key_finder
-from fastfuse.filesystem.processes.children import NoRoomError, fork_child, wait_child
-from fastfuse.filesystem.processes.key_finder import KeyFinder, ask_for_keys
+from fastfuse.filesystem.processes.children import NoRoomError, fork_child, heard, wait_child
+from fastfuse.filesystem.processes.key_finder import KeyFinder, ask_for_keys, credentials_of
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -119,12 +119,17 @@ def test_keys_come_as_they_are_and_an_error_as_its_own_kind(aws_environment: Pat
         assert "leaked-secret" not in str(caught.value) + caught.value.hint
 
 
-def test_a_program_that_hangs_is_given_up_before_the_deadline_of_a_read(aws_environment: Path) -> None:
-    configure(aws_environment, "[profile process]\ncredential_process = sleep 1000\n")
+def test_a_slow_program_is_given_up_before_the_deadline_of_a_read_and_not_before_a_mount(
+    aws_environment: Path, tmp_path: Path
+) -> None:
+    configure(tmp_path / "reply", process_reply("AKIASLOW", timedelta(hours=1)))
+    program = f"""sh -c 'sleep 0.3; cat "{tmp_path}/reply"'"""
+    configure(aws_environment, f"[profile process]\ncredential_process = {program}\n")
     with desk("process", deadline_s=0.2) as found:
         for _ in range(2):
             with pytest.raises(ServiceError, match=r"did not come within 0\.15 s"):
                 found.ask()
+        assert credentials_of(heard(key_finder._found(found.session))).access_key == "AKIASLOW"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +144,7 @@ def test_a_search_that_is_killed_as_one_that_does_not_give_up_is_tried_again(
     end: Callable[[], object], kind: type[FastfuseError], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_finder, "_KILL_AFTER_S", 0.0 if end == signal.pause else PATIENCE_S)
-    monkeypatch.setattr(key_finder, "_found", lambda _: end())
+    monkeypatch.setattr(key_finder, "_found", lambda *_: end())
     with desk() as found, ThreadPoolExecutor(1) as threads:
         asked = threads.submit(trio.run, found.resolve)
         found.wait_for_question()

@@ -49,7 +49,6 @@ FAULTS = {
     "local tier limit": replace(SLOW, gets=0, fetched_bytes=0, cache_size_bytes=200 * GB),
     "wrong hints": replace(SHUFFLED, hints=9, unknown_hints=10),
     "small files without hints": SHUFFLED,
-    "hints not followed": replace(SHUFFLED, hints=1_000_000),
     "local tier too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB, cache_size_bytes=50 * GB),
     "page cache too small": replace(SLOW, served_bytes=200 * GB, fetched_bytes=200 * GB),
     "random reads": replace(SLOW, demanded=9_000, ahead=1_000),
@@ -125,10 +124,9 @@ FITTING = replace(
 @pytest.mark.parametrize(
     ("figures", "name"),
     [
-        # Small files that are announced, or foreseen, are no fault. Of a near service none is fetched ahead.
-        (replace(SHUFFLED, demanded=250_000, prefetched=650_000, hints=1_000_000), "request limit"),
-        (replace(SHUFFLED, hints=1_000_000, first_byte_p50_s=0.001), "request limit"),
-        (replace(FAULTS["wrong hints"], hints=10), "hints not followed"),
+        # Small files that are announced, or foreseen, are no fault.
+        (replace(SHUFFLED, hints=1_000_000), "request limit"),
+        (replace(FAULTS["wrong hints"], hints=10), "request limit"),
         # A host that reads a shard may announce the files of all, and finds its own fetched.
         (replace(SMALL, hints=100_000, unknown_hints=900_000), "request limit"),
         (SMALL, "request limit"),
@@ -141,7 +139,7 @@ FITTING = replace(
         # Files of 6 MB that one GET fetches each are not read here and there, unless most of them is dropped unread.
         (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000), "small files without hints"),
         (replace(SHARDS, demanded=500, prefetched=4_500, ahead=0, whole_gets=5_000), "network limit"),
-        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, hints=1), "hints not followed"),
+        (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, hints=1), "network limit"),
         (replace(SHARDS, demanded=5_000, ahead=0, whole_gets=5_000, wasted_bytes=20 * GB), "random reads"),
         # CPUs limit a mount that has no more of them. 0: unknown, as of memory below.
         (replace(SLOW, cpu_s=1400, cpus=0.5), "CPU limit"),
@@ -208,7 +206,7 @@ def test_refused_gets_cost_nothing_and_are_told() -> None:
 def test_a_stream_and_a_download_are_not_told_how_to_read(mode: str) -> None:
     names = {name: judge(figures, mode).name for name, figures in FAULTS.items()}
     kept = {"not waiting", "too little to judge", "throttled", "requests failed", "request limit"}
-    small = dict.fromkeys(("wrong hints", "small files without hints", "hints not followed"), "request limit")
+    small = dict.fromkeys(("wrong hints", "small files without hints"), "request limit")
     assert names == {name: name if name in kept else small.get(name, "network limit") for name in FAULTS}
     lines = summary_lines(as_json(replace(SLOW, served_bytes=0, read_p50_s=0, read_p99_s=0), mode))
     assert lines[0].startswith("100 files, 93.1 GiB: fetched 74.5 GiB in ")

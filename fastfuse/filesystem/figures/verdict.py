@@ -24,10 +24,6 @@ _STARVED = 0.5
 _LITTLE_FORESEEN = 0.5
 # The share of what was read that was fetched when it was asked for (MEASUREMENTS.md, "verdicts").
 _MUCH_DEMANDED = 0.1
-# The same where files were announced: above this, others than those were read.
-_NOT_ANNOUNCED = 0.3
-# Nothing is fetched ahead of more readers than can be served so (readahead/own_pace.py).
-_AHEAD_PER_S = 4000.0
 # A GET of less takes longer to begin than to deliver.
 _SMALL_BYTES = 1 * MIB
 # At 20 ms and 90 MB/s a GET of so much takes seven times as long to begin as to deliver; two cores take 10 Gbit/s.
@@ -354,21 +350,6 @@ RULES: Final = (
             f"{it.demanded_share:.0%} of them when they were opened"
         ),
         "announce the order (docs/USAGE.md, hints), put many into one shard, or use more workers",
-    ),
-    Rule(
-        "hints not followed",
-        lambda it: (
-            _are_small(it)
-            and it.hints > 0
-            and it.demanded_share > _NOT_ANNOUNCED
-            and it.readers <= _AHEAD_PER_S * it.first_byte_p50_s
-        ),
-        lambda it: (
-            f"{it.hints:,} paths were announced, and "
-            f"{it.demanded_share:.0%} of what was read was fetched when a reader asked for it"
-        ),
-        "announce the files that are read, in the order in which they are read: of a Subset, "
-        "[paths[i] for i in subset.indices]",
     ),
     Rule(
         "local tier too small",

@@ -78,7 +78,7 @@ def fastfuse_file_systems() -> list[MountEntry]:
 
 
 def find_mount(path: Path) -> MountEntry | None:
-    """Return the topmost mount at exactly `path`, or None. The trigger of an automount is none."""
+    """Return the topmost mount at exactly `path`, or None. Pass over the trigger of an automount."""
     place = _resolved(path)
     return next((one for one in reversed(_entries()) if one.path == place and one.file_system_type != "autofs"), None)
 
@@ -114,7 +114,7 @@ def is_mounted(path: Path, device: str) -> bool:
 
 def is_dead(path: Path) -> bool:
     """Return whether the connection of the mount at `path` has ended; a mount that only hangs is not dead."""
-    return _errno_of_statvfs(path) in _DEAD
+    return errno_of_statvfs(path) in _DEAD
 
 
 def abort(path: Path, device: str) -> None:
@@ -191,6 +191,8 @@ def prepare_mountpoint(
         raise _no_directory_error(path) from error
     except OSError as error:
         raise MountError(f"the mountpoint {path} cannot be used: {error.strerror}") from error
+    if entry is None and (automounted := find_mount(path)) is not None:  # by the look into it
+        _require_dead(automounted)
     if not is_empty:
         raise MountError(f"the mountpoint {path} is not empty", hint="mount on an empty directory")
     return _resolved(path)
@@ -216,7 +218,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         )
     if not entry.is_ours:
         raise MountError(f"{path} is a mount of type {entry.file_system_type}, not of fastfuse")
-    if lazy and device is None and not _is_served(entry) and _errno_of_statvfs(entry.path) is None:
+    if lazy and device is None and not _is_served(entry) and errno_of_statvfs(entry.path) is None:
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
@@ -272,6 +274,7 @@ def _create(path: Path, *, parents: bool) -> list[Path]:
 
 
 def _no_directory_error(path: Path) -> MountError:
+    # mount.fuse3 -o drop_privileges and Apptainer pass a mount's descriptor so.
     hint = f"serve it with --fuse-fd {path.name}" if path.parent == Path("/dev/fd") else "mount on an empty directory"
     return MountError(f"the mountpoint {path} is not a directory", hint=hint)
 
@@ -282,7 +285,7 @@ def _require_dead(entry: MountEntry) -> None:
         raise MountError(
             f"{entry.path} is a mountpoint already, of type {entry.file_system_type}", hint="mount on another directory"
         )
-    number = _errno_of_statvfs(entry.path)
+    number = errno_of_statvfs(entry.path)
     if number is None and entry.owner_uid == os.geteuid() and _has_left_process(entry):
         _abort_if_there(entry)
         number = errno.ENOTCONN
@@ -305,7 +308,7 @@ def _require_dead(entry: MountEntry) -> None:
         )
 
 
-def _errno_of_statvfs(path: Path) -> int | None:
+def errno_of_statvfs(path: Path) -> int | None:
     """Probe the mount with statvfs and return its errno, 0 if it succeeds, or None if it does not answer.
 
     A child process asks, because statvfs on a hung daemon cannot be interrupted.
@@ -440,11 +443,3 @@ def _layers(options: bytes) -> tuple[Path, ...]:
 def _unescaped(field: bytes) -> bytes:
     r"""Undo the kernel's octal escapes (``\040``) of space, tab, newline, backslash and, in sources, ``#``."""
     return re.sub(rb"\\([0-7]{3})", lambda match: bytes([int(match[1], 8)]), field)
-
-
-class DeadMountError(MountError):
-    """The connection of the mount has ended, and the kernel answers every access with an error."""
-
-
-class ForeignMountError(MountError):
-    """The mount is another user's, and answers only that user and root."""

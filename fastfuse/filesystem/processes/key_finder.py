@@ -42,9 +42,9 @@ _log = logging.getLogger(__name__)
 
 _KEYS, _SAVE = b"keys", b"save"
 _LONGEST_BYTES = 64 << 10
-# A program may ask a person. The Go SDK gives a credential_process as long; a read that waits names the cause only if
-# the search ends before its deadline.
+# A program may ask a person. The Go SDK gives a credential_process as long.
 _RESOLVE_WITHIN_S = 60.0
+# A read that waits for the keys names the cause only if the search ends before its deadline.
 _SHARE_OF_DEADLINE = 0.75
 # Whoever does not give up then is stuck in the kernel or in a library.
 _KILL_AFTER_S = _RESOLVE_WITHIN_S + 5.0
@@ -127,10 +127,10 @@ def _serve(end: socket.socket, connection: ConnectionConfig, save: Callable[[], 
             end.send(_found(S3Session(connection)))
 
 
-def _found(session: S3Session) -> bytes:
+def _found(session: S3Session, within_s: float = _RESOLVE_WITHIN_S) -> bytes:
     """Return the message with the credentials that the new `session` finds, or with the reason why it finds none."""
     try:
-        message = json.dumps(packed(trio.run(_resolve, session))).encode()
+        message = json.dumps(packed(trio.run(_resolve, session, within_s))).encode()
         if len(message) <= _LONGEST_BYTES:
             return message
         return error_message(AccessError("The AWS credentials are longer than any request may be."))
@@ -151,8 +151,7 @@ def _with_gone_files(error: FastfuseError) -> FastfuseError:
     )
 
 
-async def _resolve(session: S3Session) -> Credentials:
-    within_s = min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE)
+async def _resolve(session: S3Session, within_s: float) -> Credentials:
     with trio.move_on_after(within_s):
         return await resolve_credentials(session.aws)
     raise ServiceError(
@@ -238,7 +237,8 @@ class KeyFinder:
             session = S3Session(self._session.config)
             with suppress(FastfuseError):  # the answer is the same error
                 confine(session)
-            os.write(writing_fd, _found(session))
+            within_s = min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE)
+            os.write(writing_fd, _found(session, within_s))
 
         try:
             self._pid = self._fork(find)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mountpoint import DeadMountError, ForeignMountError, MountEntry, find_mount, is_dead
+from fastfuse.filesystem.mounting.mountpoint import MountEntry, find_mount, is_dead
 from fastfuse.filesystem.processes import sockets
 from fastfuse.filesystem.processes.children import error_message, heard
 from fastfuse.filesystem.processes.sockets import addresses, connect_in_turn, control_prefix, peer_uid, raise_sigio
@@ -330,3 +330,11 @@ def _connections(entry: MountEntry, asked: Mapping[str, Any], *, within_s: float
             if peer_uid(connection) in {0, entry.owner_uid}:
                 connection.sendall(json.dumps({"fastfuse": PROTOCOL, **asked}).encode() + b"\n")
                 yield connection
+
+
+class DeadMountError(MountError):
+    """The connection of the mount has ended, and the kernel answers every access with an error."""
+
+
+class ForeignMountError(MountError):
+    """The mount is another user's, and answers only that user and root."""

@@ -86,7 +86,7 @@ class HintSender:
         self._thread.start()
 
     def close(self) -> None:
-        """The order is over."""
+        """Stop sending, and hang up."""
         if os.getpid() != self._pid:
             return  # a forked data loader's copy of an order that its parent goes on with
         self._is_over.set()
@@ -160,7 +160,7 @@ class HintSender:
             self._hang_up()
 
     def _line(self, path: AnyPath) -> bytes:
-        """What is sent for `path`; nothing if it cannot be in the mount."""
+        """Return the line to send for `path`, empty if it cannot be in the mount."""
         name = os.fsencode(path)
         if name.startswith(b"/"):
             root = next((root for root in self._roots if name.startswith(root + b"/")), None)
@@ -272,7 +272,7 @@ class HintSender:
 
 
 def _chunks(paths: Iterator[AnyPath]) -> Iterator[list[AnyPath]]:
-    """As many at once as come quickly, but none held back for long, nor more than went before it."""
+    """Yield as many paths at once as come quickly, and hold none back for long: each chunk at most doubles the last."""
     count = 1
     while True:
         started_s = time.monotonic()

@@ -94,7 +94,7 @@ class _Run:
         self._has_terminal = os.isatty(2)
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
-        # The first reason to stop. A Ctrl-C is one if the command ends by then.
+        # The first reason to stop. A Ctrl-C is one if the command ends by then, or later by it.
         self._stop: Stop | None = None
         self._interrupted_until_s = -math.inf
         self._lost: set[str] = set()  # channels that ended by themselves and were logged
@@ -306,7 +306,7 @@ class _Run:
                 _log.error("%s; the command cannot know, and is told to end", broken[0])
                 command.stop(signal.SIGTERM, settings.stop_timeout_s)
             command.enforce()
-        if time.monotonic() < self._interrupted_until_s:
+        if self._interrupted_until_s > (-math.inf if command.exit_code == 128 + signal.SIGINT else time.monotonic()):
             self._stop = self._stop or Stop(Phase.STOPPED, "by SIGINT", signal.SIGINT)
         while command.press_leftovers(settings.stop_timeout_s, [*self._delivery.pids, self._endpoint.pid]):
             self._take_signal(_LOOK_EVERY_S)

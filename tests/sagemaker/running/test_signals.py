@@ -203,20 +203,23 @@ def test_a_command_inherits_no_signal_blocked_or_ignored_no_descriptor_and_no_va
         }
 
 
-def test_ctrl_c_reaches_the_command_once_and_no_channel_and_is_why_the_command_ends(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exit_code", "options"), [(42, ()), (128 + signal.SIGINT, ("--stop-timeout", "0"))])
+def test_ctrl_c_reaches_the_command_once_and_no_channel_and_is_why_the_command_ends(
+    run: Run, tmp_path: Path, exit_code: int, options: tuple[str, ...]
+) -> None:
     ours, theirs = pty.openpty()
     read = "say(len(open(os.environ['SM_CHANNEL_' + channel] + file, 'rb').read()))"
     reads = f"for channel, file in ('MOUNTED', '/x'), ('PIPED', '_0'): {read}"
-    program = PATIENT.replace("    sys.exit(", f"    {reads}\n    sys.exit(")
+    program = PATIENT.replace("    sys.exit(40 + number", f"    {reads}\n    sys.exit({exit_code}")
     with (
         (tmp_path / "log").open("wb") as log,
-        run(CHANNELS, command=program, terminal=theirs, stderr=log.fileno()) as job,
+        run(CHANNELS, *options, command=program, terminal=theirs, stderr=log.fileno()) as job,
     ):
         job.wait_for_output("ready")
         os.write(ours, b"\x03")
-        assert job.wait() == 40 + signal.SIGINT
+        assert job.wait() == exit_code
         assert job.output.split() == ["ready", "SIGINT", *[str(40 << 20)] * 2]
-    assert "Stopped - by SIGINT: the command exited with 42" in (tmp_path / "log").read_text()
+    assert f"Stopped - by SIGINT: the command exited with {exit_code}" in (tmp_path / "log").read_text()
     os.close(ours)
 
 
