@@ -250,7 +250,7 @@ def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
     import os, signal
     from fastfuse.filesystem.processes import key_finder
     plain = key_finder._found
-    key_finder._found = lambda session: signal.pause() if os.path.exists({str(waits)!r}) else plain(session)
+    key_finder._found = lambda session, *_: signal.pause() if os.path.exists({str(waits)!r}) else plain(session, *_)
     """
     with_change(monkeypatch, change)
     with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
