@@ -423,7 +423,7 @@ async def test_a_get_that_was_made_elsewhere_in_vain_has_a_line(
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
 async def test_each_attempt_has_a_line_in_the_log_of_debugging(level: str, caplog: pytest.LogCaptureFixture) -> None:
-    replies = iter([(403, {"x-amz-request-id": "R1"}, b""), (500, {}, b"")])
+    replies = iter([(403, {"x-amz-request-id": "R1"}, b""), (500, {}, b""), (404, {}, b"")])
     with caplog.at_level(level, "fastfuse.s3.client"):
         async with canned_client(lambda _: next(replies)) as (reader, _):
             for _ in range(2):
