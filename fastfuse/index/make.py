@@ -79,7 +79,7 @@ def make_index(
     started_s = time.monotonic()
     making = _Making(source, origin, session, fd, counters, before_network)
     snapshot, requests = making.shown()
-    # Of a saved index, and where a listing has nothing but archives: its pages alone do not tell.
+    # A saved index has no pages, and those of a listing of archives alone do not tell.
     is_unchecked = not requests or (holds_archived(snapshot.table) and not len(readable_rows(snapshot.table)))
     if origin.checks_reads and is_unchecked:
         trio.run(_check_readable, snapshot, session, counters)

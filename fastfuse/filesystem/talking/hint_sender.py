@@ -66,7 +66,7 @@ class HintSender:
         self._meanwhile = meanwhile
         self._paths = iter(paths)
         self._mountpoint = mountpoint
-        # What stands before an absolute path: the mountpoint, as it was given and without links.
+        # An absolute path begins with one of these: the mountpoint as it was given, or without links.
         self._roots = {os.fsencode(mountpoint)}
         # The folder of the file system, with its slash, that is mounted (``mount --bind``) or that `mountpoint` names.
         self._folder = b""
@@ -248,7 +248,7 @@ class HintSender:
         return True
 
     def _connect_again(self) -> None:
-        """As `_connect`, for a mount that is about to go on."""
+        """Connect as `_connect` does, to a mount that is about to go on."""
         for _ in range(_ATTEMPTS - 1):
             try:
                 self._connect()

@@ -131,7 +131,7 @@ class ChildProcess:
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for it any more: it has ended, or was killed and does not end."""
+        """True if nobody waits for it any more: it has ended, or was killed and does not end."""
         return self.exit_code is not None or time.monotonic() >= self._killed_s + DIES_WITHIN_S
 
     @property
