@@ -199,7 +199,7 @@ def test_a_legal_value_reaches_the_channel(
 def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> None:
     error = refusal(with_field(case.tree, case.path, case.value))
     field = spelled((case.at or case.path) + case.below)
-    assert re.match(rf"job\.json:\d+:\d+: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
+    assert re.match(rf"job\.json: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
     assert "secret" not in f"{error}{error.hint}"
 
 
