@@ -32,7 +32,16 @@ ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S
         (b'{"a": ' + b"9" * 5000 + b"}", "job.json is not JSON: "),
         (b'{"a": NaN}', "job.json is not JSON: NaN is no number"),
         (b"[" * 100_000 + b"]" * 100_000, "job.json is nested too deeply"),
-        (b'{"Tags": ' + b"[" * 900 + b"1" + b"]" * 900 + b', "InputDataConfig": ' + ARRAY + b"}", "job.json is nested"),
+        (
+            b'{"AlgorithmSpecification": {"TrainingInputMode": "File"}, "InputDataConfig": '
+            + ARRAY
+            + b', "Tags": '
+            + b"[" * 900
+            + b"1"
+            + b"]" * 900
+            + b"}",
+            "job.json is nested",
+        ),
         (b'{"caf\xe9": 1}', "job.json:1:6: this is not UTF-8"),
     ],
 )
@@ -149,10 +158,10 @@ def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: ob
     ("tree", "message"),
     [
         (5, "is not a job description"),
-        ({"train": "s3://b/train", "test": "s3://b/test"}, "is not a job description, but sources by name of channel"),
+        ({"train": "s3://b/train", "test": "s3://b/test"}, "train: is not a field of the API"),
         ("s3://bucket", "is not a job description"),
         (None, "is not a job description"),
-        (source(), "is one channel, where a job or a list of channels is wanted"),
+        (source(), "ChannelName: is not a field of the API"),
         ({}, "InputDataConfig: is missing"),
         ([], "InputDataConfig: is empty"),
     ],
@@ -191,9 +200,8 @@ def test_the_bytes_of_a_channels_source_are_utf8_in_every_locale_and_those_of_a_
 
 
 def test_options_of_the_command_line_reach_the_channels() -> None:
-    job = channels_job(["a=s3://b/x=y", "b=s3://b,memory-weight=0.5"])
+    job = channels_job(["a=s3://b/x=y", "b=s3://b"])
     assert [(item.name, str(item.source)) for item in job.channels] == [("a", "s3://b/x=y"), ("b", "s3://b/")]
-    assert [item.memory_weight for item in job.channels] == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +214,8 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
         ("a=s3://b/x,y", "--channel a: 'y' is not an option of a channel"),
         ("a=s3://b,source=s3://c", "--channel a: 'source=s3://c' is not an option of a channel"),
         ("a=s3://b,mode=File,mode=File", "--channel a: mode is given twice"),
-        ("a=s3://b,shuffle-seed=x", "--channel a: shuffle_seed: 'x' is not a number"),
-        ("a=s3://b,shuffle-seed=1.5", "--channel a: shuffle_seed: '1.5' is not a number"),
-        ("a=s3://b,memory-weight=0", "--channel a: memory_weight: is not a number above 0"),
-        ("a=s3://b,memory-weight=1001", "--channel a: memory_weight: is not a number above 0"),
+        ("a=s3://b,shuffle-seed=x", "--channel a: shuffle_seed: 'x' is not a whole number"),
+        ("a=s3://b,shuffle-seed=1.5", "--channel a: shuffle_seed: '1.5' is not a whole number"),
         (f"a=s3://b,shuffle-seed={2**63}", "--channel a: shuffle_seed: is out of the range"),
         ("a=s3://b,mode=quick", "--channel a: mode: 'quick' is not one of file, fastfile, pipe"),
         ("a=s3://b,compression=gzip", "--channel a: compression: is Gzip, which is for Pipe mode"),

@@ -74,8 +74,6 @@ def find_cluster(
     named = _named(host, known)
     if named is None:
         _check_alone(job)
-    elif host is not None:
-        _check_count(job, host, len(named[1]))
     current, hosts = named or _numbered(0, 1)
     groups = _dealt(job, hosts)
     own = next(group for group in groups if current in group.hosts)
@@ -134,20 +132,6 @@ def _check_alone(job: TrainingJob) -> None:
         "fastfuse knows the variables of torchrun, Slurm, Kubeflow, Open MPI and Kubernetes, NODE_RANK with NNODES, "
         "and SM_HOSTS with SM_CURRENT_HOST",
     )
-
-
-def _check_count(job: TrainingJob, host: str, count: int) -> None:
-    """Raise if the job asks for several instances, and for another number than the `host` that somebody wrote.
-
-    A job of one instance runs on as many hosts as there are. Several groups are compared as they are dealt out.
-    """
-    wanted = job.instance_count
-    if len(job.groups) == 1 and wanted > 1 and count not in {1, wanted}:
-        _refuse(
-            f"--host {host} and the job's InstanceCount of {wanted} contradict each other",
-            f"give --host 1/{wanted} on the first of {wanted} hosts, or --host 1/1 to run the whole job here; or set "
-            f"InstanceCount to {count}",
-        )
 
 
 def _numbered(rank: int, count: int) -> tuple[str, tuple[str, ...]]:
@@ -218,7 +202,7 @@ def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
 def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
     """Give each of the job's groups as many of `hosts`, in order, as it asks for.
 
-    A single group gets all hosts, however many it asks for on SageMaker: a launcher knows how many it has started.
+    A single group gets all hosts, however many it asks for on SageMaker: who starts them knows how many there are.
     """
     if len(job.groups) <= 1:
         name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")

@@ -19,7 +19,6 @@ compression        none, gzip
 record_wrapper     none, recordio
 shuffle_seed       a whole number
 attribute          of an augmented manifest; can be repeated
-memory_weight      of the memory target, relative to the other channels; 1 if left out
 =================  ======================================================================
 """
 
@@ -59,10 +58,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "shuffle_seed": ("ShuffleConfig", "Seed"),
     "attribute": (*_S3, "AttributeNames"),
 }
-_WEIGHT: Final = "memory_weight"
-_OPTIONS: Final = sorted((_FIELDS.keys() | {_WEIGHT}) - {"name", "source"})
-# A larger ratio leaves a channel less memory than one part.
-_MAX_WEIGHT: Final = 1000
+_OPTIONS: Final = sorted(_FIELDS.keys() - {"name", "source"})
 
 # Words that may be written in any case.
 _WORDS: Final[dict[str, dict[str, str]]] = {
@@ -92,7 +88,7 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
     Raises:
         ConfigurationError: as `read_job`.
     """
-    channels, weights = [], []
+    channels = []
     words: dict[FieldPath, str] = {}
     for index, option in enumerate(options):
         name, separator, rest = option.partition("=")
@@ -109,9 +105,6 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
         given: dict[str, Any] = {}
         for setting in settings:
             _take(word, given, setting)
-        weights.append(given.pop(_WEIGHT, 1.0))
-        if not 0 < weights[-1] <= _MAX_WEIGHT:
-            _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
         channels.append(_request(values | given))
         words[_CHANNELS, index] = word
 
@@ -121,9 +114,7 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
         ours = [ours for ours, theirs in _FIELDS.items() if path[2:][: len(theirs)] == theirs]
         return ": ".join([words[path[:2]], *ours])
 
-    job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
-    weighed = zip(job.channels, weights, strict=True)
-    return replace(job, channels=tuple(replace(channel, memory_weight=weight) for channel, weight in weighed))
+    return _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
 
 
 def _take(word: str, values: dict[str, Any], setting: str) -> None:
@@ -139,11 +130,11 @@ def _take(word: str, values: dict[str, Any], setting: str) -> None:
         values.setdefault(name, []).append(text)
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
-    elif name in ("shuffle_seed", _WEIGHT):
+    elif name == "shuffle_seed":
         try:
-            values[name] = float(text) if name == _WEIGHT else int(text)
+            values[name] = int(text)
         except ValueError:
-            _refuse(f"{word}: {name}: {text!r} is not a number", "write it in digits; a seed is a whole number")
+            _refuse(f"{word}: {name}: {text!r} is not a whole number", "write it in digits")
     else:
         values[name] = _chosen(f"{word}: {name}", text, _WORDS[name]) if name in _WORDS else text
 
@@ -203,27 +194,15 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
         ConfigurationError: as `read_job`.
     """
     try:
-        return _job_in(_json_in(data, name), name)
+        tree = _json_in(data, name)
+        if not isinstance(tree, list | dict):
+            _refuse(f"{name} is not a job description", f"give {_KINDS}")
+        if isinstance(tree, list):
+            tree = {_CHANNELS: tree}
+        default_mode = _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None
+        return _checked(tree, default_mode, lambda path: f"{name}: {_path_text(path)}")
     except RecursionError:
         raise ConfigurationError(f"{name} is nested too deeply for a job description", hint=f"give {_KINDS}") from None
-
-
-def _job_in(tree: object, name: str) -> TrainingJob:
-    def place(path: FieldPath) -> str:
-        return f"{name}: {_path_text(path)}"
-
-    if isinstance(tree, list):
-        return _checked({_CHANNELS: tree}, _DEFAULT_MODE, place)
-    if not isinstance(tree, dict):
-        _refuse(f"{name} is not a job description", f"give {_KINDS}")
-    if "ChannelName" in tree:
-        _refuse(f"{name} is one channel, where a job or a list of channels is wanted", "put it between square brackets")
-    if tree and all(isinstance(value, str) and value.startswith("s3://") for value in tree.values()):
-        _refuse(
-            f"{name} is not a job description, but sources by name of channel",
-            "give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
-        )
-    return _checked(tree, _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None, place)
 
 
 def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:

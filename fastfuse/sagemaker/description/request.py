@@ -110,9 +110,7 @@ FIELDS: Final = tuple(_rows(_TABLE))
 
 # Fields outside of the channels that nobody reads: whatever they hold is no reason to refuse a job.
 _UNREAD: Final = frozenset(
-    row.path
-    for row in FIELDS
-    if row.handling is Handling.NOT_DONE and not row.path.startswith(("InputDataConfig.", "StoppingCondition."))
+    row.path for row in FIELDS if row.handling is Handling.NOT_DONE and not row.path.startswith("InputDataConfig.")
 )
 # The API requires more, such as an output and a role; a job needs channels, and `contradictions` asks for the modes.
 _REQUIRED: Final = frozenset({"InputDataConfig"})
@@ -229,12 +227,9 @@ def _check_text(shape: Shape, value: Any, path: FieldPath) -> None:  # noqa: ANN
 def _check_length(shape: Shape, value: Any, path: FieldPath, what: str) -> None:  # noqa: ANN401 - with a length
     least, most = shape.metadata.get("min", 0), shape.metadata.get("max")
     if len(value) < least:
-        message = f"has fewer than the {least} {what} that the API wants" if value else "is empty"
-        raise FieldError(path, message, hint="the API wants one at least" if not value else "")
+        raise FieldError(path, f"has fewer than the {least} {what} that the API wants" if value else "is empty")
     if most is not None and len(value) > most:
-        is_channels = path == ("InputDataConfig",)
-        hint = "name several prefixes in the manifest of one channel" if is_channels else ""
-        raise FieldError(path, f"has more than the {most} {what} that the API allows", hint=hint)
+        raise FieldError(path, f"has more than the {most} {what} that the API allows")
 
 
 def given_fields(tree: object) -> tuple[FieldRow, ...]:
