@@ -76,8 +76,12 @@ def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode:
         )
     mode = InputMode(chosen)
     _check_mode(path, item, mode)
-    kind, source = _source((*path, "DataSource"), item["DataSource"])
-    where, is_s3 = (*path, "DataSource", kind), kind == "S3DataSource"
+    where, given_source = (*path, "DataSource"), item["DataSource"]
+    if [*given_source] not in (["S3DataSource"], ["FileSystemDataSource"]):
+        hint = "a channel has one source here: an S3DataSource or a FileSystemDataSource"
+        raise FieldError(where, f"has {' and '.join(given_source) or 'no source'}", hint=hint)
+    [(kind, source)] = given_source.items()
+    where, is_s3 = (*where, kind), kind == "S3DataSource"
     channel = Channel(
         name=item["ChannelName"],
         input_mode=mode,
@@ -98,22 +102,6 @@ def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode:
         attribute_names=tuple(source.get("AttributeNames", ())),
         instance_group_names=tuple(source.get("InstanceGroupNames", ())),
     )
-
-
-def _source(where: FieldPath, given: _Fields) -> tuple[str, _Fields]:
-    """Return the kind of the channel's only source, and its fields."""
-    if len(given) > 1:
-        raise FieldError(where, f"has {' and '.join(given)}", hint="a channel has one data source: keep one of them")
-    if "DatasetSource" in given:
-        raise FieldError(
-            (*where, "DatasetSource"),
-            "is a dataset of the SageMaker hub, and fastfuse serves S3",
-            hint="give the S3 prefix of its files as an S3DataSource",
-        )
-    if not given:
-        raise FieldError(where, "names no source", hint="give it an S3DataSource or a FileSystemDataSource")
-    [source] = given.items()
-    return source
 
 
 def _file_system(where: FieldPath, source: _Fields) -> LocalDirectory:

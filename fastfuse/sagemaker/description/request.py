@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
@@ -154,20 +154,15 @@ def _structure(members: Mapping[str, Shape], required: frozenset[str], value: An
     made = {}
     for name, item in value.items():
         if name not in known:
-            _refuse_unknown((*path, name), sorted(known))
+            close = get_close_matches(name, sorted(known), n=1) or [one for one in known if one.lower() == name.lower()]
+            hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
+            raise FieldError((*path, name), "is not a field of the API", hint=hint)
         is_read = (path or name in rows) and above + name not in _UNREAD
         if item is not None and name in members and is_read:
             made[name] = _checked(members[name], item, (*path, name))
     for name in sorted(required - made.keys()):
         raise FieldError((*path, name), "is missing", hint=_HINTS.get(name, "the API requires it"))
     return made
-
-
-def _refuse_unknown(path: FieldPath, known: list[str]) -> NoReturn:
-    name = str(path[-1])
-    close = get_close_matches(name, known, n=1) or [one for one in known if one.lower() == name.lower()]
-    hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
-    raise FieldError(path, "is not a field of the API", hint=hint)
 
 
 def _checked(shape: Shape, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - JSON
@@ -259,10 +254,7 @@ def _asks(value: object, path: list[str]) -> bool:
     if isinstance(value, list):
         return any(_asks(item, path) for item in value)
     if not path:
-        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else _is_set(value)
+        # A zero is a value, such as of a seed.
+        is_set = value is not None and value is not False and value != ""
+        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else is_set
     return isinstance(value, dict) and path[0] in value and _asks(value[path[0]], path[1:])
-
-
-def _is_set(value: object) -> bool:
-    # A zero is a value, such as of a seed.
-    return value is not None and value is not False and value != ""
