@@ -97,11 +97,15 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
         return _numbered(int(match[1]) - 1, int(match[2]))
     if "SM_HOSTS" in environ or "SM_CURRENT_HOST" in environ:
         return _sagemaker_hosts(environ)
-    for pair in _PAIRS:
-        if pair.rank in environ and (count_name := _count_of(pair, environ)):
+    counted = [(pair, next((name for name in pair.counts if name in environ), "")) for pair in _PAIRS]
+    for pair, count_name in counted:
+        if pair.rank in environ and count_name:
             return _numbered(*_ranked(pair, count_name, environ))
-    for pair in _PAIRS:
-        _refuse_half(pair, environ)
+    for pair, count_name in counted:
+        if pair.rank in environ:
+            _refuse(f"{pair.rank} is set and {' or '.join(pair.counts)} is not")
+        if count_name and _number(count_name, environ) > 1:
+            _refuse(f"{count_name} is {environ[count_name]} and {pair.rank} is not set")
     return None
 
 
@@ -124,8 +128,7 @@ def _check_alone(job: TrainingJob) -> None:
     wanted = job.instance_count
     if wanted <= 1:
         return
-    has_groups = len(job.groups) > 1
-    alone = "" if has_groups else ", or with --host 1/1 to run the whole job here"
+    alone = "" if len(job.groups) > 1 else ", or with --host 1/1 to run the whole job here"
     _refuse(
         f"the job asks for {wanted} instances, and nothing says which of them this host is",
         f"start fastfuse on each of them, with --host 1/{wanted} on the first{alone}; or let a launcher say it: "
@@ -179,24 +182,11 @@ def _ranked(pair: _Pair, count_name: str, environ: Mapping[str, str]) -> tuple[i
     return rank, count
 
 
-def _count_of(pair: _Pair, environ: Mapping[str, str]) -> str | None:
-    return next((name for name in pair.counts if name in environ), None)
-
-
 def _number(name: str, environ: Mapping[str, str]) -> int:
     text = environ[name]
     if not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
         _refuse(f"{name} is {text!r}, which is not a number of hosts or of one")
     return int(text)
-
-
-def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
-    """Raise where half of the pair is set; no pair is complete."""
-    count_name = _count_of(pair, environ)
-    if pair.rank in environ:
-        _refuse(f"{pair.rank} is set and {' or '.join(pair.counts)} is not")
-    if count_name is not None and _number(count_name, environ) > 1:
-        _refuse(f"{count_name} is {environ[count_name]} and {pair.rank} is not set")
 
 
 def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
