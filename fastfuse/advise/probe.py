@@ -6,10 +6,9 @@ are small, keeps the model's default.
 """
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle, islice
 
 import numpy as np
@@ -70,32 +69,29 @@ async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], sp
     note = f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s"
     try:
         with trio.move_on_after(_PATIENCE_S):
-            note = await _measure(partial(_seconds, objects), largest, spread, found)
+            note = await _measure(objects, largest, spread, found)
     except* FastfuseError as errors:
         note = f"the network is not measured: {first_of(errors)}"
     return Probe(Network(**found), note, frozenset(found))
 
 
 async def _measure(
-    seconds: Callable[[_Ranges], Awaitable[float]],
-    largest: Sequence[ObjectRef],
-    spread: Sequence[ObjectRef],
-    found: dict[str, float],
+    objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef], found: dict[str, float]
 ) -> str:
-    """Put into `found` what can be measured; `seconds` gets ranges and returns how long it took. Say what cannot."""
-    await seconds([(spread[0], 0, 1)])  # finds address and credentials
-    times_s = [await seconds([(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
+    """Put into `found` what can be measured. Say what cannot."""
+    await _seconds(objects, [(spread[0], 0, 1)])  # finds address and credentials
+    times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
     found["latency_s"] = latency_s = statistics.median(times_s)
     parts = list(islice(_parts(largest), 1 + _PARTS))
     spread = spread[:_AT_ONCE]
-    await seconds([(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
+    await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
     firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(spread), _SMALL_GETS)]
-    found["requests_per_s"] = len(firsts) / await seconds(firsts)
+    found["requests_per_s"] = len(firsts) / await _seconds(objects, firsts)
     size_bytes = _bytes_of(parts[:1])
     if size_bytes < _LEAST_BYTES:
         return "the rates of bytes are not measured: all objects are small"
-    found["connection_bytes_per_s"] = one = size_bytes / max(await seconds(parts[:1]) - latency_s, 1e-6)
-    many_s = await seconds(parts[1:] or parts)
+    found["connection_bytes_per_s"] = one = size_bytes / max(await _seconds(objects, parts[:1]) - latency_s, 1e-6)
+    many_s = await _seconds(objects, parts[1:] or parts)
     found["total_bytes_per_s"] = max(_bytes_of(parts[1:] or parts) / many_s, one)
     return ""
 
