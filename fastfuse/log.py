@@ -205,9 +205,10 @@ class _Unblocked(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         with self.lock or nullcontext():
-            loss = _own_warning(f"log lines were lost, as {self._lost_for}: {self._lost_count}")
-            if self._lost_count and self._write(loss, timeout_s=0):
-                self._lost_count = 0
+            if self._lost_count:
+                loss = _own_warning(f"log lines were lost, as {self._lost_for}: {self._lost_count}")
+                if self._write(loss, timeout_s=0):
+                    self._lost_count = 0
             # A reader that is merely slow is waited for; one that has stopped, only once.
             is_written = self._write(record, timeout_s=0 if self._lost_count else READER_TIMEOUT_S)
             if not is_written:

@@ -269,7 +269,7 @@ def test_a_window_of_tmux(mount: Mount, columns: int) -> None:
         text = shown().rstrip()
         heads = [line.split(" ")[0] for line in text.splitlines()]
         return (
-            heads[0] == str(mount.path)
+            heads[:1] == [str(mount.path)]
             and "  state     ok" in text
             and " shard.tar" in text
             and text.endswith("p pause  q quit")
