@@ -61,7 +61,7 @@ def status(mountpoint: Path | None, *, as_json: bool) -> int:
     elif not found:
         say("nothing of fastfuse is mounted")
     else:
-        say("\n\n".join("\n".join(status_lines(one, time.time())) for one in found))
+        say("\n\n".join("\n".join(_lines(one, time.time())) for one in found))
     return 0 if all(one["state"] in ("ok", _NOT_YOURS) for one in found) else _NOT_OK
 
 
@@ -136,7 +136,7 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
         # The mount tells where it was made: it may have been moved since, or the place is that of a container.
         found = ask_status(entry) | {"mountpoint": str(entry.path)}
         with well_formed(entry.path):
-            list(status_lines(found, time.time()))
+            list(_lines(found, time.time()))
         return found
     except raises:
         raise
@@ -146,8 +146,7 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
         return {"mountpoint": str(entry.path), "source": entry.source, **told}
 
 
-def status_lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
-    """Yield the lines that tell people of a status."""
+def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     yield f"{plain(one['mountpoint'])}  {plain(one['source'])}"
     if "counters" not in one:
         yield f"  state     {'dead: no process serves it' if one['state'] == _DEAD else plain(one['state'])}"
@@ -162,8 +161,7 @@ def status_lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  version   {plain(one['version'])}, and this program is {VERSION}: mount again to change that"
     if trouble := one["trouble"]:
         since = format_duration(now - trouble["since"])
-        failures = ", ".join(f"{plain(count)} × {plain(kind)}" for kind, count in trouble["failures"].items())
-        yield f"  trouble   for {since}: {failures}; {_consequence(trouble, counters)}"
+        yield f"  trouble   for {since}: {failures_in(trouble)}; {_consequence(trouble, counters)}"
     listed_ago = format_duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
@@ -204,22 +202,27 @@ def _cache(cache: Mapping[str, Any], counters: Mapping[str, float]) -> str:
 
 def _row(before: Mapping[str, float], now: Mapping[str, float], elapsed_s: float) -> str:
     numbers = (
-        f"{_grown(before, now, 'fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
-        f"{_grown(before, now, 'fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
-        f"{_grown(before, now, 'fastfuse_fetch_requests') / elapsed_s:,.0f}",
+        f"{grown(before, now, 'fastfuse_read_served_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown(before, now, 'fastfuse_fetched_bytes') / 1e6 / elapsed_s:,.1f}",
+        f"{grown(before, now, 'fastfuse_fetch_requests') / elapsed_s:,.0f}",
         f"{now.get('fastfuse_waiting_reads', 0):,.0f}",
-        percent(_grown(before, now, "fastfuse_stalled_seconds") / elapsed_s),
+        percent(grown(before, now, "fastfuse_stalled_seconds") / elapsed_s),
         f"{now.get('fastfuse_pool_bytes', 0) / MIB:,.0f}",
-        f"{_grown(before, now, 'fastfuse_retries'):,.0f}",
-        f"{_grown(before, now, 'fastfuse_errors'):,.0f}",
+        f"{grown(before, now, 'fastfuse_retries'):,.0f}",
+        f"{grown(before, now, 'fastfuse_errors'):,.0f}",
     )
     columns = (number.rjust(len(heading)) for number, heading in zip(numbers, _HEADINGS, strict=True))
     return "  ".join((f"{datetime.now().astimezone():%H:%M:%S}", *columns))
 
 
-def _grown(before: Mapping[str, float], now: Mapping[str, float], name: str) -> float:
+def grown(before: Mapping[str, float], now: Mapping[str, float], name: str) -> float:
     """Return by how much the metric `name` grew from one answer of a mount to another, with all its labels."""
     return sum(now[key] - before.get(key, 0) for key in now if key.partition("{")[0] == name)
+
+
+def failures_in(trouble: Mapping[str, Any]) -> str:
+    """Return how often requests failed in a trouble that a mount tells of, by the kind of failure."""
+    return ", ".join(f"{plain(count)} × {plain(kind)}" for kind, count in trouble["failures"].items())
 
 
 def percent(share: float) -> str:

@@ -11,9 +11,10 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -23,56 +24,109 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fastfuse.cli.status_command import percent, plain, status_lines, well_formed
+from fastfuse.cli.status_command import failures_in, grown, percent, plain, well_formed
 from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
 from fastfuse.filesystem.talking.control import MOST_LINE_BYTES, TOP, ask_status, entry_of, watching
-from fastfuse.sizes import format_size
+from fastfuse.sizes import format_duration, format_size
 from fastfuse.terminal import can_redraw
 
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS: Final = "_.:-=+*#"
 # The orders of files, by the keys that choose them.
 SORTS: Final[Mapping[str, str]] = {"w": "waiting", "b": "bytes", "f": "file"}
 _MOST_GETS = 5
 _MOST_ERRORS = 3
-# The lines below those of the status that are always there, headings and empty lines included.
-_FIXED_LINES = 9
+# The lines that are always there, headings and empty lines included, and the columns beside a sparkline.
+_FIXED_LINES = 13
+_BESIDE_BARS = 34
 # A narrower screen shows the names of files without their directories.
 _PATH_COLUMNS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
-    """A mount as it is shown, at `now` in seconds since 1970. `is_live`: keys are taken.
+class Look:
+    """The work of a mount in one interval.
 
     `status` is as of `filesystem.figures.status`, `work` as of `filesystem.talking.watching` (empty while no worker
-    tells).
+    tells). The rates are in bytes, GETs and share of the time since the look before; `history` has reading and stalled
+    of each look, the newest last.
     """
 
     status: Mapping[str, Any]
-    work: Mapping[str, Any]
+    work: Mapping[str, Any] = field(default_factory=dict)
+    read: float = 0.0
+    fetched: float = 0.0
+    gets: float = 0.0
+    stalled: float = 0.0
+    history: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Screen:
+    """A look as it is shown, at `now` in seconds since 1970. `is_live`: keys are taken."""
+
+    look: Look
     now: float
     sort: str = "w"
     is_paused: bool = False
     is_live: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        last = {**self.status, "errors": self.status["errors"][-_MOST_ERRORS:]}
-        parts: list[RenderableType] = [_head_line(text) for text in status_lines(last, self.now)]
-        gets = self.work.get("gets", ())[:_MOST_GETS]
+        bars = _BARS if options.encoding.startswith("utf") else _PLAIN_BARS
+        gets, errors = self.look.work.get("gets", ())[:_MOST_GETS], self.look.status["errors"][-_MOST_ERRORS:]
         # The height of the terminal: rich does not pass that of a screen to what is drawn in it.
-        room = console.height - len(parts) - len(gets) - _FIXED_LINES if self.is_live else 1000
-        if self.work:
-            memory = (f"{format_size(size)} {plain(use)}" for use, size in self.work["memory"].items())
-            parts.append(_line(f"  work      {plain(self.work['gets_running'])} GETs run; {', '.join(memory)}"))
-        parts += [Text(), self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
+        lines = _FIXED_LINES + bool(self.look.status["trouble"]) + len(gets) + len(errors)
+        room = console.height - lines if self.is_live else 1000
+        parts: list[RenderableType] = [*self._head(), *self._rates(options.max_width, bars), self._memory(), Text()]
+        parts += [self._streams(max(room, 1), options.max_width), Text(), _gets(gets)]
+        parts += [_line(f"error  {plain(text)}", "red") for _, text in errors]
         if self.is_live:
             paused = "PAUSED  " if self.is_paused else ""
             sorts = "  ".join(f"{key} {name}" for key, name in SORTS.items())
             parts.append(_line(f"{paused}sort by {sorts}    p pause  q quit", "dim"))
         yield Group(*parts)
 
+    def _head(self) -> Iterable[Text]:
+        status = self.look.status
+        text = _line(f"{plain(status['mountpoint'])}  {plain(status['source'])}  ", "bold")
+        is_ok = status["state"] == "ok"
+        text.append(plain(status["state"]), "green" if is_ok else "bold red")
+        text.append(f", mounted for {format_duration(self.now - status['mounted_at'])}")
+        yield text
+        if trouble := status["trouble"]:
+            yield _line(f"trouble   for {format_duration(self.now - trouble['since'])}: {failures_in(trouble)}", "red")
+
+    def _rates(self, width: int, bars: str) -> Iterable[Text]:
+        look = self.look
+        counters = look.status["counters"]
+        room = max(width - _BESIDE_BARS, 0) if self.is_live else 0
+        history = look.history[max(0, len(look.history) - room) :]
+        most = max((read for read, _ in look.history), default=0.0)
+        yield _line(f"read      {look.read / 1e6:10,.1f} MB/s  ").append(
+            _spark([r for r, _ in history], most, bars), "cyan"
+        )
+        waits = f"stalled   {percent(look.stalled):>10}       "
+        yield _line(waits).append(_spark([stalled for _, stalled in history], 1.0, bars), "yellow")
+        running = plain(look.work.get("gets_running", "?"))
+        retries = sum(count for name, count in counters.items() if name.startswith("fastfuse_retries"))
+        waiting = counters.get("fastfuse_waiting_reads", 0)
+        yield _line(
+            f"fetched   {look.fetched / 1e6:10,.1f} MB/s  {look.gets:,.0f} GETs/s, {running} running, "
+            f"{retries:,.0f} retries; {'1 read waits' if waiting == 1 else f'{waiting:,.0f} reads wait'}"
+        )
+
+    def _memory(self) -> Text:
+        status = self.look.status
+        memory = self.look.work.get("memory", {})
+        uses = [f"{format_size(size)} {plain(use)}" for use, size in memory.items()]
+        # The counter is a second old.
+        held = sum(memory.values()) if memory else status["counters"].get("fastfuse_pool_bytes", 0)
+        text = f"memory    {format_size(int(held))} of {format_size(status['memory_target_bytes'])}"
+        return _line(f"{text}: {', '.join(uses)}" if uses else text)
+
     def _streams(self, room: int, width: int) -> RenderableType:
-        work = self.work
+        work = self.look.work
         if not work:
             return _line("the worker tells nothing yet", "dim")
         every_s = work["every_s"]
@@ -123,14 +177,17 @@ def _line(text: str, style: str = "") -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _head_line(text: str) -> Text:
-    return _line(text, "red" if text.startswith(("  trouble", "  error")) else "")
+def _spark(values: Sequence[float], most: float, bars: str) -> str:
+    """Return a bar for each value; `most` has the highest one."""
+    top = len(bars) - 1
+    return "".join(bars[min(top, round(value / most * top))] if most else bars[0] for value in values)
 
 
 # Keys wait for a mount that does not answer, but no longer than this.
 _ANSWER_WITHIN_S = 2.0
 # The window may have another size after so long.
 _REDRAW_S = 0.25
+_MOST_HISTORY = 600
 
 
 def top(mountpoint: Path | None, *, every_s: float) -> int:
@@ -147,8 +204,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
         if not can_redraw(console):
             while not watch.has_news([], every_s):
                 pass
-            watch.look()
-            console.print(Screen(watch.status, watch.work, time.time(), is_live=False))
+            console.print(Screen(watch.look(), time.time(), is_live=False))
         else:
             stack.enter_context(_left_in_order())
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -157,19 +213,18 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
 
 
 def _show(watch: "_Watch", live: Live) -> None:
-    screen = Screen(watch.status, watch.work, time.time())
+    look, sort, is_paused = Look(watch.status), "w", False
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     while is_mounted(watch.entry.path, watch.entry.device):
-        live.update(screen, refresh=True)
+        live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
         if watch.has_news(keys, _REDRAW_S):
-            watch.look()
+            newest = watch.look()
+            look = look if is_paused else newest
         for key in _pressed(keys):
             if key == "q":
                 return
-            is_paused = screen.is_paused ^ (key == "p")
-            screen = replace(screen, sort=key if key in SORTS else screen.sort, is_paused=is_paused)
-        if not screen.is_paused:
-            screen = replace(screen, status=watch.status, work=watch.work, now=time.time())
+            is_paused ^= key == "p"
+            sort = key if key in SORTS else sort
 
 
 class _Watch:
@@ -183,7 +238,8 @@ class _Watch:
         # None while no worker tells what it does.
         self._told: BufferedReader | None = None
         self._rest = b""
-        self.work: dict[str, Any] = {}
+        self._work: dict[str, Any] = {}
+        self._history: deque[tuple[float, float]] = deque(maxlen=_MOST_HISTORY)
         self.status = ask_status(entry)
         self._asked_s = time.monotonic()
         self._connect()
@@ -206,19 +262,35 @@ class _Watch:
         if len(self._rest) > MOST_LINE_BYTES:
             raise ValueError("a line without an end")
         if not received:
-            self._told, self.work, self._rest = None, {}, b""
+            self._told, self._work, self._rest = None, {}, b""
             self._connection.close()
         elif lines:
-            self.work = json.loads(lines[-1])
+            self._work = json.loads(lines[-1])
         return bool(lines)
 
-    def look(self) -> None:
-        """Ask the mount for its status."""
+    def look(self) -> Look:
+        """Return what the mount did since the look before."""
+        before, before_s = self.status["counters"], self._asked_s
         try:
             self.status = ask_status(self.entry, within_s=_ANSWER_WITHIN_S)
         except MountError:
             self.status = {**self.status, "state": "no answer"}
         self._asked_s = time.monotonic()
+
+        def rate(name: str) -> float:
+            return max(0.0, grown(before, self.status["counters"], name) / (self._asked_s - before_s))
+
+        read, stalled = rate("fastfuse_read_served_bytes"), min(rate("fastfuse_stalled_seconds"), 1.0)
+        self._history.append((read, stalled))
+        return Look(
+            status=self.status,
+            work=self._work,
+            read=read,
+            fetched=rate("fastfuse_fetched_bytes"),
+            gets=rate("fastfuse_fetch_requests"),
+            stalled=stalled,
+            history=tuple(self._history),
+        )
 
     def _connect(self) -> None:
         with suppress(MountError):

@@ -132,12 +132,12 @@ def test_whoever_gets_the_index_cannot_change_it(mount: Mount) -> None:
 def test_a_mount_of_another_version_is_told(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_command, "VERSION", "99")
     told = f"  version   {VERSION}, and this program is 99: mount again to change that"
-    assert told in [*status_command.status_lines(status_of(idle), 0.0)]
+    assert told in [*status_command._lines(status_of(idle), 0.0)]
 
 
 def test_a_counter_that_a_mount_of_another_version_lacks_is_0(idle: Mount) -> None:
     found = status_of(idle)
-    told = "\n".join(status_command.status_lines(found | {"counters": {}, "rates": {}}, 0.0))
+    told = "\n".join(status_command._lines(found | {"counters": {}, "rates": {}}, 0.0))
     assert "  objects   0, listed" in told
     assert "  rates     0.0 MB/s read" in told
     assert "  0%  " in status_command._row({}, {}, 1.0)
