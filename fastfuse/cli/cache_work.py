@@ -179,14 +179,17 @@ def _incomplete(state: WarmState, cache: CacheSettings) -> FastfuseError:
     if len(state.failures) > _MAX_NAMED:
         reasons.append(f"{len(state.failures) - _MAX_NAMED:,} more failed")
     if state.has_no_room:
-        reasons.append(
-            f"the cache, of {format_size(cache.size_bytes)}, takes no more: give more --cache-size, or warm a --shard"
-        )
+        reasons.append(f"the cache, of {format_size(cache.size_bytes)}, takes no more")
     if state.is_given_up:
         reasons.append(state.end_reason or f"the disk of {cache.directory} takes nothing")
-    why = "; ".join(reasons) or "the disk did not take it, or others took its place"
-    hint = "'fastfuse cache status' and the log say more; the same command goes on"
-    return FastfuseError(f"{format_size(state.missing_bytes)} are not kept: {why}", hint=hint)
+    if not reasons:
+        reasons.append("the disk did not take it, or others took its place")
+    hint = ""
+    if state.has_no_room:
+        hint = "give more --cache-size, warm a --shard of it, or see 'fastfuse cache status'"
+    elif state.is_given_up or not state.failures:
+        hint = "see what the log says of the disk; the same command goes on"
+    return FastfuseError(f"{format_size(state.missing_bytes)} are not kept: {'; '.join(reasons)}", hint=hint)
 
 
 class Outcome(NamedTuple):
@@ -246,8 +249,14 @@ def _status(found: dict[str, Any], settings: CacheSettings) -> Outcome:
 
 
 def _verify(cache: OpenCache, name: str) -> dict[str, int]:
+    began_s = time.monotonic()
+
+    def figures(done_bytes: int) -> str:
+        rate = done_bytes / 1e6 / max(time.monotonic() - began_s, 1e-3)
+        return f"{format_size(done_bytes)} read, {rate:,.0f} MB/s"
+
     show = progress_line(f"verifying {name}")
-    return upkeep.verify(cache, lambda done_bytes: show(lambda: f"{format_size(done_bytes)} read"))
+    return upkeep.verify(cache, lambda done_bytes: show(lambda: figures(done_bytes)))
 
 
 def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, int]]) -> dict[str, Any]:

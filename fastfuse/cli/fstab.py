@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from fastfuse.cli import messages
 from fastfuse.cli.commands import Command
 from fastfuse.cli.instead import instead_of
 from fastfuse.errors import ConfigurationError
@@ -47,6 +48,12 @@ class MountCommand(Command):
             for name in parameter.opts
             if name.startswith("--") and name != "--mount-option"
         }
+        if asks_for_writing(args):
+            messages.warn(
+                "-o rw does not make the mount writable",
+                hint="write ro in its place, in fstab in place of defaults; every write fails with EROFS",
+                words=args,
+            )
         return super().parse_args(ctx, expand(args, own))
 
 
@@ -95,10 +102,20 @@ def expand(arguments: Sequence[str], own: Mapping[str, bool]) -> list[str]:
             name = text.partition("=")[0]
             unknown[name] = instead_of(name) or "any long option of 'fastfuse mount --help-all' can be given here"
         words += found or ()
-    if unknown:
+    if not unknown:
+        return words
+    if len(unknown) == 1:
+        [(names, hint)], what = unknown.items(), "is not a mount option"
+    else:
+        names, what = ", ".join(unknown), "are not mount options"
         hint = "; ".join(f"{name}: {text}" for name, text in unknown.items())
-        raise ConfigurationError(f"fastfuse has no mount option -o {','.join(unknown)}", hint=hint)
-    return words
+    raise ConfigurationError(f"-o {names} {what} that fastfuse knows", hint=hint)
+
+
+def asks_for_writing(arguments: Sequence[str]) -> bool:
+    """Return whether the last ``ro`` or ``rw`` among the options of all ``-o`` is ``rw``; mount(8) always gives one."""
+    given = [text for is_option, text in _pieces(arguments) if is_option and text in ("ro", "rw")]
+    return given[-1:] == ["rw"]
 
 
 def _pieces(arguments: Sequence[str]) -> Iterator[tuple[bool, str]]:

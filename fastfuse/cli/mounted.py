@@ -57,8 +57,10 @@ def unmount(
             kept.append(error)  # a busy mount keeps none of the others
         else:
             say(f"unmounted {path}" + "".join(f"; it is still used at {user}" for user in users))
-    if kept:
+    if len(kept) > 1:
         raise MountError("; ".join(map(str, kept)), hint=kept[0].hint)
+    if kept:
+        raise kept[0]
     return 0
 
 

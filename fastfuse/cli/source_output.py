@@ -52,11 +52,12 @@ def index(
             # Standard output is for the summary only.
             Console(stderr=True).print(Text(written), soft_wrap=True)
         if summary:
-            found = summarise(open_snapshot(fd))
+            snapshot = open_snapshot(fd)
+            found, advice = summarise(snapshot), _short_advice(snapshot.table)
             if as_json:
-                console.print_json(json.dumps(found), ensure_ascii=True)
+                console.print_json(json.dumps(found | {"advice": advice}), ensure_ascii=True)
             else:
-                console.print(shown(found))
+                console.print(Group(shown(found), "", Text(advice)))
     finally:
         os.close(fd)
     return 0
@@ -161,6 +162,12 @@ def _path(table: InodeTable, row: int) -> str:
 
 
 _NO_PROBE = "nothing is measured"
+
+
+def _short_advice(table: InodeTable) -> str:
+    """Return the advice for one epoch of one host, from the listing alone."""
+    shape, job = shape_of(table), Job()
+    return recommend(shape, estimates(shape, Network(), job), job).text
 
 
 def advise(

@@ -99,3 +99,9 @@ def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files(
                         pass
             gets = operations(server).count("GetObject") - before
             assert estimate["epoch_gets"] == pytest.approx(gets, rel=0.15)
+
+
+def test_a_summary_ends_with_the_short_form(server: LoopbackServer) -> None:
+    done = run_fastfuse("index", URI, "--summary", "--json", *access(server.endpoint_url))
+    assert json.loads(done.stdout)["advice"].startswith("FastFile: Training begins")
+    assert operations(server).count("GetObject") == 0

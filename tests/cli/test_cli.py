@@ -235,8 +235,8 @@ class TestRefusals:
             ("fuse-helper m --socket /nonexistent/s --user 4294967295", "Invalid value for '--user'"),
             ("mount s3://b --max-connections 1025", "Invalid value for '--max-connections'"),
             ("mount s3://b -o remount,ro", "-o remount: a mount keeps the options that it was made with"),
-            ("mount s3://b -o ro,wat", "fastfuse has no mount option -o wat"),
-            ("mount s3://b -o mount_option=x", "fastfuse has no mount option -o mount_option"),
+            ("mount s3://b -o ro,wat", "-o wat is not a mount option that fastfuse knows"),
+            ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
             ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
             ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
             (
@@ -283,7 +283,7 @@ class TestRefusals:
             ("mount s3://b /m -f", "No such option: -f\nhint: leave it out: a mount stays in the foreground "),
             (
                 "s3://b /m -o ro,use_cache=/c",
-                "fastfuse has no mount option -o use_cache\nhint: use_cache: --cache DIR ",
+                "-o use_cache is not a mount option that fastfuse knows\nhint: --cache DIR ",
             ),
             ("mount s3://b /m --io=a", "No such option: --io\nhint: leave it out: files are read through the page "),
             (
@@ -401,6 +401,12 @@ class TestRefusals:
         assert main(words.split()) == 2
         assert re.fullmatch(r"fastfuse: error: .*\n(hint: .*\n)?", capsys.readouterr().err)
         assert not mounts.settings
+
+    def test_a_request_to_write_is_told_to_be_in_vain(self, mounts: Mounts, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["mount", "s3://b", "/m", "-o", "rw,nodev"]) == 0
+        assert capsys.readouterr().err.startswith("fastfuse: warning: -o rw does not make the mount writable\nhint: ")
+        assert main(["mount", "s3://b", "/m", "-o", "rw,nodev", "-oro"]) == 0
+        assert capsys.readouterr().err == ""
 
     def test_a_mistake_is_json_as_the_environment_says(self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FASTFUSE_LOG_FORMAT", "json")

@@ -271,12 +271,12 @@ def test_options_are_expanded_in_place(words: str, expanded: str) -> None:
 
 @pytest.mark.parametrize("name", ["wat", "bind", "help", "region2", "ro2"])
 def test_an_option_that_nobody_knows_is_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^fastfuse has no mount option -o {name}$"):
+    with pytest.raises(ConfigurationError, match=f"^-o {name} is not a mount option"):
         expand(["-o", f"ro,{name}=1"], OWN)
 
 
 def test_all_options_that_nobody_knows_are_named_at_once() -> None:
-    with pytest.raises(ConfigurationError, match=r"^fastfuse has no mount option -o wat,passwd_file$") as caught:
+    with pytest.raises(ConfigurationError, match=r"^-o wat, passwd_file are not mount options") as caught:
         expand(["-o", "ro,wat", "-o", "passwd_file=/f,strict"], OWN)
     first, second = caught.value.hint.split("; ")
     assert first == "wat: any long option of 'fastfuse mount --help-all' can be given here"
