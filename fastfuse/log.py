@@ -189,6 +189,9 @@ def _sink(config: LogConfig, syslog: Path | None) -> logging.Handler:
     return handler
 
 
+_UNREAD: Final = "nobody read them in time"
+
+
 class _Unblocked(logging.Handler):
     """Loses lines rather than wait for whoever reads them, and says how many were lost.
 
@@ -197,14 +200,15 @@ class _Unblocked(logging.Handler):
     """
 
     _lost_count = 0
-    # Why the first of them was lost, and the last line was: "" if nobody read it in time, None if it was written.
-    _lost_for: str | None = None
-    _failure: str | None = None
+    # Why the first of them was lost, and the last line: "" if that was written.
+    _lost_for = _failure = ""
 
     def handle(self, record: logging.LogRecord) -> bool:
         with self.lock or nullcontext():
-            if self._lost_count and self._write(_loss_record(self._lost_count, self._lost_for), timeout_s=0):
-                self._lost_count = 0
+            if self._lost_count:
+                loss = _own_warning(f"log lines were lost, as {self._lost_for}: {self._lost_count}")
+                if self._write(loss, timeout_s=0):
+                    self._lost_count = 0
             # A reader that is merely slow is waited for; one that has stopped, only once.
             is_written = self._write(record, timeout_s=0 if self._lost_count else READER_TIMEOUT_S)
             if not is_written:
@@ -218,15 +222,15 @@ class _Unblocked(logging.Handler):
         """Note why a line cannot be written. Other errors than the system's are mistakes of ours, and are shown."""
         error = sys.exc_info()[1]
         if isinstance(error, BlockingIOError):
-            self._failure = ""
+            self._failure = _UNREAD
         elif isinstance(error, OSError):
-            self._failure = error.strerror or str(error)
+            self._failure = f"they could not be written ({error.strerror or error})"
         else:
             super().handleError(record)
 
     def _write(self, record: logging.LogRecord, *, timeout_s: float) -> bool:
-        self._failure = None if has_room(self._output(), timeout_s=timeout_s) else ""
-        return self._failure is None and super().handle(record) and self._failure is None
+        self._failure = "" if has_room(self._output(), timeout_s=timeout_s) else _UNREAD
+        return not self._failure and super().handle(record) and not self._failure
 
     def _output(self) -> object:
         return getattr(self, "stream", None)
@@ -308,8 +312,8 @@ class _LogFile(_Unblocked, logging.handlers.WatchedFileHandler):
         logging.StreamHandler.emit(self, record)
 
     def _tell_loss(self) -> None:
-        if self._lost_for:
-            message = f"the log file {self.baseFilename} cannot be written, so lines are lost: {self._lost_for}"
+        if self._lost_for != _UNREAD:
+            message = f"the log file {self.baseFilename} loses lines, as {self._lost_for}"
             with closing(_Stderr()) as stderr:
                 stderr.setFormatter(self.formatter)
                 stderr.handle(_own_warning(message))
@@ -353,11 +357,6 @@ def _open_log(path: str, flags: int) -> int:
     except FileExistsError:
         fd = os.open(path, flags)
     return fd
-
-
-def _loss_record(count: int, reason: str | None) -> logging.LogRecord:
-    why = f"as they could not be written ({reason})" if reason else "as nobody read them in time"
-    return _own_warning(f"log lines were lost, {why}: {count}")
 
 
 def _own_warning(message: str) -> logging.LogRecord:

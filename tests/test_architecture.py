@@ -96,7 +96,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pydantic": "cli report",
         "pygal": "report.layout",
         "pyfuse3": "filesystem.kernel.fuse",
-        "rich": "cli demo index sagemaker terminal",
+        "rich": "cli demo sagemaker terminal",
         "trio": "advise cache doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
         "xxhash": "cache.segments demo",

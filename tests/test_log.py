@@ -331,7 +331,7 @@ def test_lines_that_a_full_disk_does_not_take_are_lost_and_counted(
     assert loss.endswith("log lines were lost, as they could not be written (File too large): 3")
     assert after.endswith("after")
     [told] = capsys.readouterr().err.splitlines()
-    assert told.endswith(f"the log file {path} cannot be written, so lines are lost: File too large")
+    assert told.endswith(f"the log file {path} loses lines, as they could not be written (File too large)")
 
 
 def heard_from(fd: int) -> bytes:

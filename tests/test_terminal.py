@@ -63,13 +63,8 @@ def test_an_index_is_summed_up(
     assert _WARNING.match(warning)
     assert sum(line.startswith(f"wrote {output}: 2,001 objects") for line in lines) == 1
     assert any(line.startswith(" /:dog:[bold]/ ") for line in lines)
-    drawn = [line for line in lines if "requests in flight" in line]
-    assert bool(drawn) == (settings != DUMB)
-    assert all(re.match(r"\d+ s: [\d,]+ objects \(about \d+%\), [\d,]+/s, \d+ requests in flight", at) for at in drawn)
     # Nothing is wrapped but the log and the one line that names a file of any length.
     assert max(len(line) for line in lines if line != warning and "wrote" not in line) <= columns
-    if columns == 200:
-        assert any(line.endswith(f" throttled, {URI}") for line in drawn)
 
 
 def test_the_objects_of_a_list_of_keys_are_counted(server: LoopbackServer, tmp_path: Path) -> None:
@@ -107,7 +102,7 @@ def test_an_interrupted_index_leaves_no_traceback_and_a_cursor(server: LoopbackS
         LoopbackServer({"bucket": objects}, ServerConfig(pace=Pace(list_delay_s=0.5))) as slow,
         terminal("index", URI, "--summary", *access(slow.endpoint_url)) as index,
     ):
-        index.read_until("1,000 objects")
+        slow.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > 1)
         index.interrupt()
         assert index.finished() == 130
     assert_sane(index.output, PLAIN)
@@ -138,11 +133,7 @@ def test_a_mount_is_served_refreshed_hinted_and_unmounted(
     assert_sane(mount.output, settings)
     lines = lines_on_screen(mount.output)
     assert any(_WARNING.match(line) for line in lines)
-    # The lister is killed where the mount is: it must not have hidden the cursor.
-    assert _HIDE_CURSOR not in mount.output
-    drawn = [line for line in lines if re.match(r"\d+ s:", line)]
-    assert bool(drawn) == (settings == PLAIN)
-    assert max(map(len, drawn), default=0) <= 80
+    assert "\x1b" not in mount.output
 
 
 @pytest.mark.fuse

@@ -6,10 +6,9 @@ are small, keeps the model's default.
 """
 
 import statistics
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle, islice
 
 import numpy as np
@@ -17,7 +16,7 @@ import numpy.typing as npt
 import trio
 
 from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Network, Shape
-from fastfuse.errors import FastfuseError, ObjectChangedError, ObjectDeniedError
+from fastfuse.errors import FastfuseError, first_of
 from fastfuse.index.inodes.columns import are_objects, exact_sum
 from fastfuse.index.inodes.selection import archived, readable_rows
 from fastfuse.index.inodes.table import InodeTable
@@ -37,13 +36,11 @@ _SMALL_GETS = 512
 _SMALL_BYTES = 16 * KIB
 _PARTS = 24
 _AT_ONCE = 64
-# What cannot be read is left out, and all is begun anew; so often at most, for it may be everything.
-_TRIES = 4
 # A shorter transfer is lost in the latency.
 _LEAST_BYTES = MIB
 _LIMITS = ReadaheadConfig()
 _OPENING_ENDS = np.array(opening_ends(_LIMITS.first_part_bytes, PART_BYTES, _LIMITS.max_parts_in_flight))
-MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * (1 + PART_BYTES)
+MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * PART_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,70 +67,47 @@ async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], sp
     """Measure by GETs of parts of `largest`, and of the first bytes of `spread`."""
     found: dict[str, float] = {}
     note = f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s"
-    with trio.move_on_after(_PATIENCE_S):
-        for tries_left in reversed(range(_TRIES)):
-            unreadable: set[ObjectRef] = set()
-            try:
-                note = await _measure(partial(_seconds, objects, unreadable), largest, spread, found)
-                break
-            except FastfuseError as error:
-                largest, spread = ([ref for ref in refs if ref not in unreadable] for refs in (largest, spread))
-                if not (unreadable and largest and spread and tries_left):
-                    note = f"the network is not measured: {error}"
-                    break
+    try:
+        with trio.move_on_after(_PATIENCE_S):
+            note = await _measure(objects, largest, spread, found)
+    except* FastfuseError as errors:
+        note = f"the network is not measured: {first_of(errors)}"
     return Probe(Network(**found), note, frozenset(found))
 
 
 async def _measure(
-    seconds: Callable[[_Ranges], Awaitable[float]],
-    largest: Sequence[ObjectRef],
-    spread: Sequence[ObjectRef],
-    found: dict[str, float],
+    objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef], found: dict[str, float]
 ) -> str:
-    """Put into `found` what can be measured; `seconds` gets ranges and returns how long it took. Say what cannot."""
-    await seconds([(spread[0], 0, 1)])  # finds address and credentials
-    times_s = [await seconds([(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
+    """Put into `found` what can be measured. Say what cannot."""
+    await _seconds(objects, [(spread[0], 0, 1)])  # finds address and credentials
+    times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
     found["latency_s"] = latency_s = statistics.median(times_s)
     parts = list(islice(_parts(largest), 1 + _PARTS))
     spread = spread[:_AT_ONCE]
-    # Opens connections, and finds what cannot be read before much of anything is.
-    openers = [*islice(cycle(spread), _AT_ONCE), *dict.fromkeys(ref for ref, _, _ in parts)]
-    await seconds([(ref, 0, 1) for ref in openers])
+    await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
     firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(spread), _SMALL_GETS)]
-    found["requests_per_s"] = len(firsts) / await seconds(firsts)
+    found["requests_per_s"] = len(firsts) / await _seconds(objects, firsts)
     size_bytes = _bytes_of(parts[:1])
     if size_bytes < _LEAST_BYTES:
         return "the rates of bytes are not measured: all objects are small"
-    found["connection_bytes_per_s"] = one = size_bytes / max(await seconds(parts[:1]) - latency_s, 1e-6)
-    many_s = await seconds(parts[1:] or parts)
+    found["connection_bytes_per_s"] = one = size_bytes / max(await _seconds(objects, parts[:1]) - latency_s, 1e-6)
+    many_s = await _seconds(objects, parts[1:] or parts)
     found["total_bytes_per_s"] = max(_bytes_of(parts[1:] or parts) / many_s, one)
     return ""
 
 
-async def _seconds(objects: RangeReader, unreadable: set[ObjectRef], ranges: _Ranges) -> float:
-    """Return how long it takes to get all `ranges`, up to `_AT_ONCE` of them at once.
-
-    Add the objects to `unreadable` that are denied, gone or replaced.
-    """
+async def _seconds(objects: RangeReader, ranges: _Ranges) -> float:
+    """Return how long it takes to get all `ranges`, up to `_AT_ONCE` of them at once."""
     left = iter(ranges)
-    failures: list[FastfuseError] = []
 
     async def get_some() -> None:
         for ref, start, end in left:
-            try:
-                await objects.get(ref, start, end)
-            except FastfuseError as error:
-                failures.append(error)
-                if isinstance(error, ObjectChangedError | ObjectDeniedError):
-                    unreadable.add(ref)
-                return
+            await objects.get(ref, start, end)
 
     started_s = trio.current_time()
     async with trio.open_nursery() as nursery:
         for _ in range(min(_AT_ONCE, len(ranges))):
             nursery.start_soon(get_some)
-    if failures:
-        raise failures[0]
     return max(trio.current_time() - started_s, 1e-6)
 
 

@@ -28,7 +28,7 @@ from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.talking.control import ForeignMountError, ask_status, entry_of, take_index
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.index.progress import load_progress, shown_line
+from fastfuse.index.progress import progress_line
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectRef
@@ -106,22 +106,21 @@ def fill(plan: Plan, hints: Path | None, bytes_per_s: int | None, *, checks: boo
     prepare(plan.cache, worker_uid())
     with upkeep.disk_errors(plan.cache):
         directory = open_cache(plan.cache, worker_uid())
-    load_progress()
     # The process reads what S3 sends from here on, without rights, as a worker does.
     give_up_rights(session, lambda: None)
     refs = partial(refs_of, table, rows)
     total_bytes = table.metadata.total_bytes if rows is None else sum(ref.size_bytes for ref in refs())
     began_s = time.monotonic()
-    with shown_line("warming", plan.name) as show:
-        state = warm(
-            session,
-            directory,
-            refs,
-            lambda now: show(lambda: _figures(now, total_bytes, began_s)),
-            memory_bytes=min(job_memory_bytes(None, 0), _MAX_MEMORY_BYTES),
-            bytes_per_s=bytes_per_s,
-            checks=checks,
-        )
+    show = progress_line(f"warming {plan.name}")
+    state = warm(
+        session,
+        directory,
+        refs,
+        lambda now: show(lambda: _figures(now, total_bytes, began_s)),
+        memory_bytes=min(job_memory_bytes(None, 0), _MAX_MEMORY_BYTES),
+        bytes_per_s=bytes_per_s,
+        checks=checks,
+    )
     damaged = f", {state.damaged:,} damaged ranges among them" if state.damaged else ""
     say(
         f"{format_size(total_bytes - state.missing_bytes)} of {format_size(total_bytes)} are kept in "
@@ -256,13 +255,12 @@ def _verify(cache: OpenCache, name: str) -> dict[str, int]:
         rate = done_bytes / 1e6 / max(time.monotonic() - began_s, 1e-3)
         return f"{format_size(done_bytes)} read, {rate:,.0f} MB/s"
 
-    with shown_line("verifying", name) as show:
-        return upkeep.verify(cache, lambda done_bytes: show(lambda: figures(done_bytes)))
+    show = progress_line(f"verifying {name}")
+    return upkeep.verify(cache, lambda done_bytes: show(lambda: figures(done_bytes)))
 
 
 def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, int]]) -> dict[str, Any]:
     """Return the result of `work` on the directory, in a process that opens it and then gives up its rights."""
-    load_progress()
 
     def make() -> dict[str, int]:
         with upkeep.disk_errors(settings):

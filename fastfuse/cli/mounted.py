@@ -160,7 +160,7 @@ def trace(
     """
     from fastfuse.cli import status_command as command
 
-    return command.trace(mountpoint, command.Choice(path, process, sample), count=count, as_json=as_json)
+    return command.trace(mountpoint, path=path, process=process, sample=sample, count=count, as_json=as_json)
 
 
 def log_level(

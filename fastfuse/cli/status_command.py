@@ -6,7 +6,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial
@@ -246,24 +245,20 @@ _NEXT_WORKER_WITHIN_S = 60.0
 _RETRY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The reads to print: of paths that match `path`, by the process or thread `process`, one of `sample`."""
-
-    path: str | None = None
-    process: str | None = None
-    sample: int = 1
-
-    def has(self, read: Mapping[str, Any]) -> bool:
-        """Return whether to print what the mount tells; what is not of a read is always printed."""
-        if "path" not in read:
-            return True
-        is_process = self.process is None or self.process in {read["process"], str(read["pid"])}
-        return is_process and (self.path is None or fnmatchcase(read["path"], self.path))
+def is_chosen(read: Mapping[str, Any], path: str | None, process: str | None) -> bool:
+    """Return whether to print what the mount tells; what is not of a read is always printed."""
+    if "path" not in read:
+        return True
+    is_process = process is None or process in {read["process"], str(read["pid"])}
+    return is_process and (path is None or fnmatchcase(read["path"], path))
 
 
-def trace(mountpoint: Path, choice: Choice, *, count: int | None, as_json: bool) -> int:
-    """Print the reads of `choice` until the mount ends, `count` lines if that is given.
+def trace(
+    mountpoint: Path, *, path: str | None, process: str | None, sample: int, count: int | None, as_json: bool
+) -> int:
+    """Print reads until the mount ends, `count` lines if that is given: one of `sample`.
+
+    If they are given, the file matches `path`, and the reader is the process or thread `process`.
 
     Raises:
         MountError: nothing of fastfuse is mounted there, or the mount does not answer.
@@ -272,8 +267,8 @@ def trace(mountpoint: Path, choice: Choice, *, count: int | None, as_json: bool)
     if not as_json:
         say(_HEADING)
     with well_formed(mountpoint):
-        told = (read for read in _reads(entry, choice.sample) if choice.has(read))
-        for read in islice(told, count or sys.maxsize):
+        chosen = (read for read in _reads(entry, sample) if is_chosen(read, path, process))
+        for read in islice(chosen, count or sys.maxsize):
             say(json.dumps(read) if as_json else line_of(read))
     return 0
 

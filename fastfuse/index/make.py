@@ -21,7 +21,7 @@ from fastfuse.index.listing.inventory import list_inventory
 from fastfuse.index.listing.lister import list_source
 from fastfuse.index.listing.named import list_augmented_manifest, list_keys, list_manifest, read_keys
 from fastfuse.index.origin import KEY_NAME_PREFIX, IndexOrigin, SourceKind
-from fastfuse.index.progress import load_progress, shown_progress
+from fastfuse.index.progress import listing_progress
 from fastfuse.index.saved import SharedIndex, copy_index, load_index, store_index
 from fastfuse.index.snapshot import OldFormatError, Snapshot, save_snapshot
 from fastfuse.index.sources.inventory_report import load_parquet
@@ -126,7 +126,6 @@ class _Making:
         named = read_keys(origin.keys_from, self.source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
-        load_progress()
         save = self.before_network(self.save)
         if (found := self.found(may_take=may_take)) is not None:
             self.accept(found)
@@ -170,7 +169,6 @@ class _Making:
     def shared(self, place: S3Uri, max_age_s: float) -> tuple[Snapshot, int]:
         """Write the index to `fd` that hosts share at `place`."""
         origin = self.origin
-        load_progress()
         trio.run(load_writer, self.session)
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}
@@ -192,8 +190,7 @@ class _Making:
         def count(objects: int) -> None:
             objects_listed[0] = before + objects
 
-        with shown_progress(self.source, count) as progress:
-            listing = trio.run(self._list, named, progress)
+        listing = trio.run(self._list, named, listing_progress(self.source, count))
         count(listing.table.metadata.file_count + listing.refusals.total)
         snapshot = Snapshot(
             source=str(self.source),

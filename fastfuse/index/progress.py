@@ -1,63 +1,32 @@
-"""Shows the progress of long work: one redrawn line on a terminal, a log line every ten seconds elsewhere."""
+"""Logs the progress of long work, at most a line every five seconds."""
 
 import logging
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from fastfuse.index.listing.acceptance import ListingProgress, ProgressCallback
 from fastfuse.index.sources.uri import S3Uri
 
 _log = logging.getLogger(__name__)
 
-# The pause between two progress lines without a terminal.
-_LOG_EVERY_S = 10.0
+# As `sagemaker.running.phases` tells of a download.
+_LOG_EVERY_S = 5.0
 
 
-@contextmanager
-def shown_progress(source: S3Uri, count: Callable[[int], None]) -> Iterator[ProgressCallback]:
-    """Yield the callback that shows the progress of the listing of `source`, and calls `count` with its objects."""
+def listing_progress(source: S3Uri, count: Callable[[int], None]) -> ProgressCallback:
+    """Return the callback that logs the progress of the listing of `source`, and calls `count` with its objects."""
     started_s = time.monotonic()
-    with shown_line("listing", str(source)) as show:
+    show = progress_line(f"listing {source}")
 
-        def report(listed: ListingProgress) -> None:
-            count(listed.objects)
-            show(lambda: _figures(listed, started_s))
+    def report(listed: ListingProgress) -> None:
+        count(listed.objects)
+        show(lambda: _figures(listed, started_s))
 
-        yield report
-
-
-@contextmanager
-def shown_line(work: str, what: str) -> Iterator[Callable[[Callable[[], str]], None]]:
-    """Yield the function that shows figures of some `work` on `what`; it makes their text only if that is shown."""
-    if load_progress():
-        from fastfuse.terminal import redrawn_line
-
-        with redrawn_line(f"{work} {what}") as redraw:
-            if redraw is not None:
-                yield lambda figures: redraw(f"{figures()}, {what}")
-                return
-    yield _logged_line(f"{work} {what}")
+    return report
 
 
-def load_progress() -> bool:
-    """Load what a redrawn line needs, for a process that may load nothing later; return False where there is none.
-
-    Daemons do without it, and so does a refresh after an upgrade has removed the files of this program.
-    """
-    if not sys.stderr.isatty():
-        return False
-    try:
-        from fastfuse.terminal import load_line  # rich costs every start
-
-        load_line()
-    except ImportError:
-        return False
-    return True
-
-
-def _logged_line(title: str) -> Callable[[Callable[[], str]], None]:
+def progress_line(title: str) -> Callable[[Callable[[], str]], None]:
+    """Return the function that logs figures of some work; it makes their text only if that is due."""
     logged_s = time.monotonic()
 
     def show(figures: Callable[[], str]) -> None:

@@ -19,7 +19,6 @@ from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN
 from fastfuse.cli import cache_work, status_command, top_command
 from fastfuse.cli import mounted as mounted_command
-from fastfuse.cli.status_command import Choice
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry
 from fastfuse.filesystem.talking import control
@@ -155,7 +154,7 @@ def test_an_answer_that_lacks_a_value_or_has_another_type_is_told(idle: Mount, m
         partial(status_command.summary, as_json=False),
         partial(status_command.stats, every_s=0.01, count=1),
         partial(status_command.stack, as_json=False),
-        partial(status_command.trace, choice=Choice(), count=1, as_json=False),
+        partial(status_command.trace, path=None, process=None, sample=1, count=1, as_json=False),
         partial(top_command.top, every_s=0.1),
         partial(cache_work.plan_of_mount, cache=None),
     ):

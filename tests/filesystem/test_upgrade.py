@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import subprocess
 import sys
 import threading
@@ -18,7 +17,6 @@ import pytest
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.processes import key_finder
 from fastfuse.filesystem.processes.children import heard
-from fastfuse.index import progress
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
@@ -33,7 +31,6 @@ from datetime import UTC, datetime, timedelta
 from aiobotocore import credentials
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.processes.key_finder import KeyFinder, _found
-from fastfuse.index import progress
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
@@ -161,19 +158,6 @@ def test_an_error_names_the_files_that_are_gone(monkeypatch: pytest.MonkeyPatch,
     session = S3Session(ConnectionConfig(profile="none"))
     with pytest.raises(FastfuseError, match=r"were removed since it started: mount again"):
         heard(key_finder._found(session))
-
-
-def test_a_refresh_on_a_terminal_logs_where_the_files_are_gone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setitem(sys.modules, "fastfuse.terminal", None)
-    monkeypatch.setattr(progress, "_LOG_EVERY_S", 0.0)
-    caplog.set_level(logging.INFO)
-    progress.load_progress()
-    with progress.shown_line("listing", "s3://bucket/") as show:
-        show(lambda: "3 objects")
-    assert caplog.messages == ["listing s3://bucket/: 3 objects"]
 
 
 async def test_what_cannot_be_loaded_for_a_renewal_is_told_before_it_is_due(

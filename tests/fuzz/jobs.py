@@ -18,7 +18,7 @@ TOKENS = (
     *(b'"FileSystemDataSource"', b'"DatasetSource"', b"{", b"}", b"[", b"]", b",", b":", b'"', b"null", b"true"),
     *(b"NaN", b"-Infinity", b"1.5", b"1e999", b"\\ud800", b"\\u0000", b"\\", b"\x00", b"\xff", b"\n", b"[" * 64),
     *(b"]" * 64, b'{"a":' * 64, b"}" * 64, b"train=s3://bucket/a", b",type=manifest", b",shuffle-seed=1"),
-    *(b",mode=pipe", b",distribution=sharded", b",memory-weight=2", b",attribute=a", b",compression=gzip"),
+    *(b",mode=pipe", b",distribution=sharded", b",attribute=a", b",compression=gzip"),
     b"\xef\xbb\xbf",
 )
 
@@ -43,7 +43,6 @@ def _check(job: TrainingJob) -> None:
         assert name.isascii()
         assert not {"/", "\0", "\n"} & set(name)
         assert name not in (".", "..", "")
-    assert all(0 < channel.memory_weight <= 1000 for channel in job.channels)
 
 
 def _check_error(error: ConfigurationError) -> None:

@@ -58,7 +58,7 @@ def channel_of(tree: object) -> Channel:
 
 
 def refusal(tree: object) -> ConfigurationError:
-    """The error, whose message begins with the file, the line and the column."""
+    """The error, whose message begins with the file and the field."""
     try:
         job = job_of(tree)
     except ConfigurationError as error:

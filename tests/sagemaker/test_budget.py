@@ -9,10 +9,9 @@ from fastfuse.sagemaker.description.channel import Channel, InputMode, divide_me
 from fastfuse.sizes import GIB, MIB
 
 
-def channels(*given_channels: tuple[InputMode, float]) -> list[Channel]:
+def channels(*modes: InputMode) -> list[Channel]:
     return [
-        Channel(name=f"c{number}", input_mode=mode, source=S3Uri("bucket", ""), memory_weight=weight)
-        for number, (mode, weight) in enumerate(given_channels)
+        Channel(name=f"c{number}", input_mode=mode, source=S3Uri("bucket", "")) for number, mode in enumerate(modes)
     ]
 
 
@@ -20,37 +19,32 @@ FAST, FILE, PIPE = InputMode.FAST_FILE, InputMode.FILE, InputMode.PIPE
 
 
 @pytest.mark.parametrize(
-    ("total_bytes", "given_channels", "shares"),
+    ("modes", "shares"),
     [
-        (4 * GIB, [(FAST, 1), (FAST, 3)], [1 * GIB, 3 * GIB]),
+        ([FAST, FAST], [2 * GIB, 2 * GIB]),
         # A download has what mounts do not need before the command starts, and a stream its part beside both.
-        (4 * GIB, [(FAST, 1), (FILE, 1)], [4 * GIB, 4 * GIB]),
-        (4 * GIB, [(FAST, 1), (FILE, 1), (FILE, 2), (PIPE, 1)], [2 * GIB, 1 * GIB, 2 * GIB, 1 * GIB]),
-        # A light channel gets the minimum at the cost of the others.
-        (1 * GIB, [(FAST, 1), (FAST, 100), (FAST, 100)], [128 * MIB, 448 * MIB, 448 * MIB]),
+        ([FAST, FILE], [4 * GIB, 4 * GIB]),
+        ([FAST, FILE, FILE, FILE, PIPE], [2 * GIB, 1 * GIB, 1 * GIB, 1 * GIB, 1 * GIB]),
     ],
 )
-def test_channels_share_by_weight(
-    total_bytes: int, given_channels: list[tuple[InputMode, float]], shares: list[int]
-) -> None:
-    made = divide_memory(total_bytes, channels(*given_channels))
-    assert made == {f"c{number}": share for number, share in enumerate(shares)}
+def test_channels_share_equally(modes: list[InputMode], shares: list[int]) -> None:
+    assert divide_memory(4 * GIB, channels(*modes)) == {f"c{number}": share for number, share in enumerate(shares)}
 
 
 def test_too_little_is_refused_with_what_would_do() -> None:
     with pytest.raises(ConfigurationError, match=r"255 MiB is too little for 2 channels") as caught:
-        divide_memory(255 * MIB, channels((FAST, 1), (FAST, 1)))
+        divide_memory(255 * MIB, channels(FAST, FAST))
     assert "--memory-target 256MiB or more" in caught.value.hint
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(InputMode), st.floats(1e-3, 1e3)), min_size=1, max_size=20),
+    st.lists(st.sampled_from(InputMode), min_size=1, max_size=20),
     st.integers(0, 64 * GIB),
 )
 def test_channels_that_work_at_the_same_time_never_have_more_than_the_total(
-    given_channels: list[tuple[InputMode, float]], extra_bytes: int
+    modes: list[InputMode], extra_bytes: int
 ) -> None:
-    made = channels(*given_channels)
+    made = channels(*modes)
     total_bytes = minimum_job_bytes(made) + extra_bytes
     shares = divide_memory(total_bytes, made)
     assert shares.keys() == {channel.name for channel in made}

@@ -169,19 +169,16 @@ def test_the_one_host_of_a_group_reads_all_of_the_groups_channel() -> None:
 _COUNTS = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 
 
-def is_refused(counts: list[int], hosts: int | None, *, is_option: bool) -> bool:
+def is_refused(counts: list[int], hosts: int | None) -> bool:
     """Return whether a job of instance groups with these counts cannot run on so many hosts; None: nobody says it.
 
     ``InstanceCount`` is "the number of ML compute instances to use", and of several groups each has its own number
     (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_ResourceConfig.html). A job of one group runs here on
-    as many hosts as a launcher has started. The option must not contradict a job of several instances, but for a job
-    that runs on one host alone.
+    as many hosts as a launcher, or the option, names.
     """
     if hosts is None:
         return sum(counts) > 1 or (len(counts) > 1 and sum(counts) == 0)
-    if len(counts) > 1:
-        return sum(counts) != hosts
-    return is_option and counts[0] > 1 and hosts not in {1, counts[0]}
+    return len(counts) > 1 and sum(counts) != hosts
 
 
 @given(_COUNTS, st.none() | st.integers(1, 8), st.booleans())
@@ -195,7 +192,7 @@ def test_hosts_are_refused_as_a_model_says(counts: list[int], hosts: int | None,
         environ = {} if is_option else {"NODE_RANK": str(host), "NNODES": str(hosts)}
         return find_cluster(job, environ, f"{host + 1}/{hosts}" if is_option else None)
 
-    if is_refused(counts, hosts, is_option=is_option):
+    if is_refused(counts, hosts):
         with pytest.raises(ConfigurationError, match=r"(?i)instance") as caught:
             seen_by(0)
         assert "--host 1/" in caught.value.hint

@@ -2,25 +2,21 @@
 
 import json
 import os
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import Channel, InputMode, RequestedGroup, TrainingJob
 from fastfuse.sagemaker.description.job import (
     MAX_BYTES,
-    MAX_DEPTH,
-    MAX_VALUES,
     channels_job,
     parse_json_job,
     read_job,
-    read_json,
 )
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, source, with_field
 
@@ -28,28 +24,31 @@ ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S
 
 
 @pytest.mark.parametrize(
-    ("data", "place", "message"),
+    ("data", "message"),
     [
-        (b"[\n  1,\n  }", "3:3", "this is not JSON: Expecting value"),
-        (b"1 x", "1:3", "something follows the value"),
-        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "1:27", "the name 'a' stands in this object"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "1:7", "this number has too many digits"),
-        (b"[" * (MAX_DEPTH + 2) + b"]" * (MAX_DEPTH + 2), "1:66", "nested too deeply"),
-        (b'{"caf\xe9": 1}', "1:6", "this is not UTF-8"),
+        (b"[\n  1,\n  }", "job.json:3:3: this is not JSON: Expecting value"),
+        (b"1 x", "job.json:1:3: this is not JSON: Extra data"),
+        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "job.json is not JSON: the name 'a' stands in one object twice"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "job.json is not JSON: "),
+        (b'{"a": NaN}', "job.json is not JSON: NaN is no number"),
+        (b"[" * 100_000 + b"]" * 100_000, "job.json is nested too deeply"),
+        (
+            b'{"AlgorithmSpecification": {"TrainingInputMode": "File"}, "InputDataConfig": '
+            + ARRAY
+            + b', "Tags": '
+            + b"[" * 900
+            + b"1"
+            + b"]" * 900
+            + b"}",
+            "job.json is nested",
+        ),
+        (b'{"caf\xe9": 1}', "job.json:1:6: this is not UTF-8"),
     ],
 )
-def test_what_is_not_json_is_refused_at_its_line_and_column(data: bytes, place: str, message: str) -> None:
+def test_what_is_not_json_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        read_json(data, "job.json")
-    assert str(caught.value).startswith(f"job.json:{place}: {message}")
-
-
-def test_more_values_than_any_description_has_are_refused() -> None:
-    data = b'{"a": [' + b"1," * (MAX_VALUES - 2) + b"1]}"
-    assert len(read_json(data, "job.json").tree["a"]) == MAX_VALUES - 1
-    for more in (data.replace(b"1]", b"1,1]"), data.replace(b"1]}", b'1], "b": 2}')):
-        with pytest.raises(ConfigurationError, match=r"job\.json:1:\d+: more than 100000 values"):
-            read_json(more, "job.json")
+        parse_json_job(data, "job.json")
+    assert str(caught.value).startswith(message)
 
 
 def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
@@ -60,35 +59,6 @@ def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
         with pytest.raises(ConfigurationError) as caught:
             parse_json_job(text, "job.json")
         assert len(str(caught.value)) < 700
-
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
-    max_leaves=20,
-)
-
-
-@given(values, st.sampled_from([None, 0, 2]), st.data())
-def test_every_value_has_its_place(tree: object, indent: int | None, data: st.DataObject) -> None:
-    text = json.dumps(tree, indent=indent)
-    document = read_json(b"\xef\xbb\xbf" + text.encode(), "j")
-    assert document.tree == tree
-    path: list[str | int] = []
-    inner = tree
-    while isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
-        step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
-        path.append(step)
-        inner = inner[step]
-    with pytest.raises(ConfigurationError) as caught:
-        document.fail(tuple(path), "x", "")
-    _, line, column, _ = str(caught.value).split(":")
-    rest = text.split("\n")[int(line) - 1][int(column) - 1 :]
-    assert rest.startswith(json.dumps(inner, indent=indent).split("\n")[0])
 
 
 def test_a_file_of_the_largest_size_is_read_and_a_larger_one_refused(tmp_path: Path) -> None:
@@ -156,7 +126,7 @@ def test_an_answer_to_describe_is_a_job() -> None:
 def test_an_array_of_channels_is_a_job_and_its_errors_name_the_array() -> None:
     assert job_of(ANSWER["InputDataConfig"]) == TrainingJob(channels=(replace(TRAIN, is_mode_assumed=True),))
     error = refusal([source(), source("b", InputMode="x")])
-    assert str(error).startswith("job.json:19:18: InputDataConfig[1].InputMode: is not one of")
+    assert str(error).startswith("job.json: InputDataConfig[1].InputMode: is not one of")
 
 
 def test_channels_alone_without_a_mode_are_mounted() -> None:
@@ -187,17 +157,17 @@ def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: ob
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (5, "not a job description"),
-        ({"train": "s3://b/train", "test": "s3://b/test"}, "not a job description, but sources by name of channel"),
-        ("s3://bucket", "not a job description"),
-        (None, "not a job description"),
-        (source(), "one channel, where a job or a list of channels is wanted"),
+        (5, "is not a job description"),
+        ({"train": "s3://b/train", "test": "s3://b/test"}, "train: is not a field of the API"),
+        ("s3://bucket", "is not a job description"),
+        (None, "is not a job description"),
+        (source(), "ChannelName: is not a field of the API"),
         ({}, "InputDataConfig: is missing"),
         ([], "InputDataConfig: is empty"),
     ],
 )
 def test_what_is_no_job_is_refused(tree: object, message: str) -> None:
-    assert str(refusal(tree)).startswith(f"job.json:1:1: {message}")
+    assert re.match(rf"job\.json:? {re.escape(message)}", str(refusal(tree)))
 
 
 def test_a_file_whose_name_is_not_utf8_can_be_named_in_an_error(tmp_path: Path) -> None:
@@ -230,9 +200,8 @@ def test_the_bytes_of_a_channels_source_are_utf8_in_every_locale_and_those_of_a_
 
 
 def test_options_of_the_command_line_reach_the_channels() -> None:
-    job = channels_job(["a=s3://b/x=y", "b=s3://b,memory-weight=0.5"])
+    job = channels_job(["a=s3://b/x=y", "b=s3://b"])
     assert [(item.name, str(item.source)) for item in job.channels] == [("a", "s3://b/x=y"), ("b", "s3://b/")]
-    assert [item.memory_weight for item in job.channels] == [1.0, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -245,10 +214,8 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
         ("a=s3://b/x,y", "--channel a: 'y' is not an option of a channel"),
         ("a=s3://b,source=s3://c", "--channel a: 'source=s3://c' is not an option of a channel"),
         ("a=s3://b,mode=File,mode=File", "--channel a: mode is given twice"),
-        ("a=s3://b,shuffle-seed=x", "--channel a: shuffle_seed: 'x' is not a number"),
-        ("a=s3://b,shuffle-seed=1.5", "--channel a: shuffle_seed: is not a whole number"),
-        ("a=s3://b,memory-weight=0", "--channel a: memory_weight: is not a number above 0"),
-        ("a=s3://b,memory-weight=1001", "--channel a: memory_weight: is not a number above 0"),
+        ("a=s3://b,shuffle-seed=x", "--channel a: shuffle_seed: 'x' is not a whole number"),
+        ("a=s3://b,shuffle-seed=1.5", "--channel a: shuffle_seed: '1.5' is not a whole number"),
         (f"a=s3://b,shuffle-seed={2**63}", "--channel a: shuffle_seed: is out of the range"),
         ("a=s3://b,mode=quick", "--channel a: mode: 'quick' is not one of file, fastfile, pipe"),
         ("a=s3://b,compression=gzip", "--channel a: compression: is Gzip, which is for Pipe mode"),

@@ -118,8 +118,8 @@ REFUSED = [
     *(Refused(BASE, (*CHANNEL, "ShuffleConfig", "Seed"), seed, "is not a whole number") for seed in (1.0, "1", True)),
     Refused(BASE, (*CHANNEL, "ShuffleConfig", "seed"), 1, "is not a field of the API"),
     Refused(BASE, (*CHANNEL, "DataSource"), ABSENT, "is missing"),
-    Refused(BASE, (*CHANNEL, "DataSource"), {}, "names no source"),
-    Refused(BASE, S3, None, "names no source", (*CHANNEL, "DataSource")),
+    Refused(BASE, (*CHANNEL, "DataSource"), {}, "has no source"),
+    Refused(BASE, S3, None, "has no source", (*CHANNEL, "DataSource")),
     Refused(FILES, (*EFS, "FileSystemId"), "fs-1", "has fewer than the 11 characters"),
     Refused(FILES, (*EFS, "FileSystemId"), "efs-01234567", "has characters that the API does not allow"),
     Refused(FILES, (*EFS, "FileSystemAccessMode"), "r", "is not one of 'rw', 'ro'"),
@@ -133,7 +133,7 @@ REFUSED = [
     Refused(BASE, (*S3, "S3Uri"), "file://host/train", "'host/train' is not the full path of a directory"),
     Refused(BASE, (*S3, "S3Uri"), "file:///train/../../etc", "'/train/../../etc' is not the full path"),
     Refused(BASE, (*S3, "S3Uri"), "file:///tra\0in", r"'/tra\x00in' is not the full path"),
-    Refused(BASE, (*CHANNEL, "DataSource"), DATASET, "is a dataset of the SageMaker hub", below=("DatasetSource",)),
+    Refused(BASE, (*CHANNEL, "DataSource"), DATASET, "has DatasetSource"),
     Refused(BASE, EFS, SHARE, "has S3DataSource and FileSystemDataSource", (*CHANNEL, "DataSource")),
     Refused(BASE, (*S3, "S3DataType"), ABSENT, "is missing"),
     Refused(BASE, (*S3, "S3DataType"), "Prefix", "is not one of 'ManifestFile', 'S3Prefix', 'AugmentedManifestFile'"),
@@ -199,7 +199,7 @@ def test_a_legal_value_reaches_the_channel(
 def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> None:
     error = refusal(with_field(case.tree, case.path, case.value))
     field = spelled((case.at or case.path) + case.below)
-    assert re.match(rf"job\.json:\d+:\d+: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
+    assert re.match(rf"job\.json: {re.escape(field)}: {re.escape(case.message)}", str(error)), error
     assert "secret" not in f"{error}{error.hint}"
 
 

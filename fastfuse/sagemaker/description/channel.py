@@ -64,8 +64,6 @@ class Channel:
     attribute_names: tuple[str, ...] = ()
     # Empty: every group gets the channel.
     instance_group_names: tuple[str, ...] = ()
-    # The share of the memory target, relative to the other channels.
-    memory_weight: float = 1.0
 
     @property
     def bucket(self) -> str:
@@ -291,7 +289,7 @@ def minimum_job_bytes(channels: Sequence[Channel]) -> int:
 
 
 def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, int]:
-    """Divide the memory target by weight among the channels that work at the same time; return bytes by channel name.
+    """Divide the memory target equally among the channels that work at the same time; return bytes by channel name.
 
     Raises:
         ConfigurationError: it is less than `minimum_job_bytes`.
@@ -305,25 +303,11 @@ def divide_memory(total_bytes: int, channels: Sequence[Channel]) -> dict[str, in
         )
     shares: dict[str, int] = {}
     for modes in _AT_ONCE:
-        for name, share_bytes in _divide(total_bytes, _sharing(channels, modes)).items():
-            shares[name] = min(share_bytes, shares.get(name, share_bytes))
+        sharing = _sharing(channels, modes)
+        for channel in sharing:
+            shares[channel.name] = min(total_bytes // len(sharing), shares.get(channel.name, total_bytes))
     return shares
 
 
 def _sharing(channels: Sequence[Channel], modes: frozenset[InputMode]) -> list[Channel]:
     return [channel for channel in channels if channel.input_mode in modes and not channel.is_put_in_place]
-
-
-def _divide(total_bytes: int, channels: list[Channel]) -> dict[str, int]:
-    """Divide by weight; a channel gets the minimum at least, at the cost of the others."""
-    shares: dict[str, int] = {}
-    while channels:
-        left_bytes = total_bytes - sum(shares.values())
-        weights = sum(channel.memory_weight for channel in channels)
-        wanted = {channel.name: int(left_bytes * channel.memory_weight / weights) for channel in channels}
-        small = [channel for channel in channels if wanted[channel.name] < MINIMUM_MEMORY_BYTES]
-        if not small:
-            return shares | wanted
-        shares |= {channel.name: MINIMUM_MEMORY_BYTES for channel in small}
-        channels = [channel for channel in channels if channel not in small]
-    return shares

@@ -74,8 +74,6 @@ def find_cluster(
     named = _named(host, known)
     if named is None:
         _check_alone(job)
-    elif host is not None:
-        _check_count(job, host, len(named[1]))
     current, hosts = named or _numbered(0, 1)
     groups = _dealt(job, hosts)
     own = next(group for group in groups if current in group.hosts)
@@ -99,11 +97,15 @@ def _named(host: str | None, environ: Mapping[str, str]) -> tuple[str, tuple[str
         return _numbered(int(match[1]) - 1, int(match[2]))
     if "SM_HOSTS" in environ or "SM_CURRENT_HOST" in environ:
         return _sagemaker_hosts(environ)
-    for pair in _PAIRS:
-        if pair.rank in environ and (count_name := _count_of(pair, environ)):
+    counted = [(pair, next((name for name in pair.counts if name in environ), "")) for pair in _PAIRS]
+    for pair, count_name in counted:
+        if pair.rank in environ and count_name:
             return _numbered(*_ranked(pair, count_name, environ))
-    for pair in _PAIRS:
-        _refuse_half(pair, environ)
+    for pair, count_name in counted:
+        if pair.rank in environ:
+            _refuse(f"{pair.rank} is set and {' or '.join(pair.counts)} is not")
+        if count_name and _number(count_name, environ) > 1:
+            _refuse(f"{count_name} is {environ[count_name]} and {pair.rank} is not set")
     return None
 
 
@@ -126,28 +128,13 @@ def _check_alone(job: TrainingJob) -> None:
     wanted = job.instance_count
     if wanted <= 1:
         return
-    has_groups = len(job.groups) > 1
-    alone = "" if has_groups else ", or with --host 1/1 to run the whole job here"
+    alone = "" if len(job.groups) > 1 else ", or with --host 1/1 to run the whole job here"
     _refuse(
         f"the job asks for {wanted} instances, and nothing says which of them this host is",
         f"start fastfuse on each of them, with --host 1/{wanted} on the first{alone}; or let a launcher say it: "
         "fastfuse knows the variables of torchrun, Slurm, Kubeflow, Open MPI and Kubernetes, NODE_RANK with NNODES, "
         "and SM_HOSTS with SM_CURRENT_HOST",
     )
-
-
-def _check_count(job: TrainingJob, host: str, count: int) -> None:
-    """Raise if the job asks for several instances, and for another number than the `host` that somebody wrote.
-
-    A job of one instance runs on as many hosts as there are. Several groups are compared as they are dealt out.
-    """
-    wanted = job.instance_count
-    if len(job.groups) == 1 and wanted > 1 and count not in {1, wanted}:
-        _refuse(
-            f"--host {host} and the job's InstanceCount of {wanted} contradict each other",
-            f"give --host 1/{wanted} on the first of {wanted} hosts, or --host 1/1 to run the whole job here; or set "
-            f"InstanceCount to {count}",
-        )
 
 
 def _numbered(rank: int, count: int) -> tuple[str, tuple[str, ...]]:
@@ -195,10 +182,6 @@ def _ranked(pair: _Pair, count_name: str, environ: Mapping[str, str]) -> tuple[i
     return rank, count
 
 
-def _count_of(pair: _Pair, environ: Mapping[str, str]) -> str | None:
-    return next((name for name in pair.counts if name in environ), None)
-
-
 def _number(name: str, environ: Mapping[str, str]) -> int:
     text = environ[name]
     if not re.fullmatch(r"\d{1,6}", text.strip(), re.ASCII):
@@ -206,19 +189,10 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _refuse_half(pair: _Pair, environ: Mapping[str, str]) -> None:
-    """Raise where half of the pair is set; no pair is complete."""
-    count_name = _count_of(pair, environ)
-    if pair.rank in environ:
-        _refuse(f"{pair.rank} is set and {' or '.join(pair.counts)} is not")
-    if count_name is not None and _number(count_name, environ) > 1:
-        _refuse(f"{count_name} is {environ[count_name]} and {pair.rank} is not set")
-
-
 def _dealt(job: TrainingJob, hosts: Sequence[str]) -> tuple[InstanceGroup, ...]:
     """Give each of the job's groups as many of `hosts`, in order, as it asks for.
 
-    A single group gets all hosts, however many it asks for on SageMaker: a launcher knows how many it has started.
+    A single group gets all hosts, however many it asks for on SageMaker: who starts them knows how many there are.
     """
     if len(job.groups) <= 1:
         name, kind = (job.groups[0].name, job.groups[0].instance_type) if job.groups else (HOMOGENEOUS, "local")

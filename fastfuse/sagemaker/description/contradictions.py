@@ -61,7 +61,7 @@ def job_of(request: _Fields, *, default_mode: InputMode | None) -> TrainingJob:
         environment=request.get("Environment", {}),
         output=None if arn else _output(request),
         synced=() if arn else tuple(_synced(request)),
-        max_runtime_s=_runtime_s(request.get("StoppingCondition", {})),
+        max_runtime_s=request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds"),
         command=(*entrypoint, *algorithm.get("ContainerArguments", ())) if entrypoint else (),
     )
 
@@ -76,8 +76,12 @@ def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode:
         )
     mode = InputMode(chosen)
     _check_mode(path, item, mode)
-    kind, source = _source((*path, "DataSource"), item["DataSource"])
-    where, is_s3 = (*path, "DataSource", kind), kind == "S3DataSource"
+    where, given_source = (*path, "DataSource"), item["DataSource"]
+    if [*given_source] not in (["S3DataSource"], ["FileSystemDataSource"]):
+        hint = "a channel has one source here: an S3DataSource or a FileSystemDataSource"
+        raise FieldError(where, f"has {' and '.join(given_source) or 'no source'}", hint=hint)
+    [(kind, source)] = given_source.items()
+    where, is_s3 = (*where, kind), kind == "S3DataSource"
     channel = Channel(
         name=item["ChannelName"],
         input_mode=mode,
@@ -98,22 +102,6 @@ def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode:
         attribute_names=tuple(source.get("AttributeNames", ())),
         instance_group_names=tuple(source.get("InstanceGroupNames", ())),
     )
-
-
-def _source(where: FieldPath, given: _Fields) -> tuple[str, _Fields]:
-    """Return the kind of the channel's only source, and its fields."""
-    if len(given) > 1:
-        raise FieldError(where, f"has {' and '.join(given)}", hint="a channel has one data source: keep one of them")
-    if "DatasetSource" in given:
-        raise FieldError(
-            (*where, "DatasetSource"),
-            "is a dataset of the SageMaker hub, and fastfuse serves S3",
-            hint="give the S3 prefix of its files as an S3DataSource",
-        )
-    if not given:
-        raise FieldError(where, "names no source", hint="give it an S3DataSource or a FileSystemDataSource")
-    [source] = given.items()
-    return source
 
 
 def _file_system(where: FieldPath, source: _Fields) -> LocalDirectory:
@@ -215,12 +203,7 @@ def _check_names(channels: tuple[Channel, ...]) -> None:
             raise FieldError(path, f"is {channel.name!r}, which no directory can be called", hint="name it otherwise")
         other = seen.setdefault(channel.name.upper(), index)
         if other != index:
-            what = (
-                f"{channel.name!r} is the name of InputDataConfig[{other}], too"
-                if channels[other].name == channel.name
-                else f"{channel.name!r} and {channels[other].name!r} of InputDataConfig[{other}] differ in case only, "
-                f"and both would be SM_CHANNEL_{channel.name.upper()}"
-            )
+            what = f"{channel.name!r} and InputDataConfig[{other}] would both be SM_CHANNEL_{channel.name.upper()}"
             raise FieldError(path, what, hint="give each channel a name of its own")
     pipes = {channel.name for channel in channels if channel.input_mode is InputMode.PIPE}
     for index, channel in enumerate(channels):
@@ -330,14 +313,3 @@ def _job_name(request: _Fields) -> str:
             hint="name the job, or leave OutputDataConfig and TensorBoardOutputConfig out",
         )
     return str(request["TrainingJobName"])
-
-
-def _runtime_s(condition: _Fields) -> int | None:
-    runtime_s, wait_s = condition.get("MaxRuntimeInSeconds"), condition.get("MaxWaitTimeInSeconds")
-    if runtime_s is not None and wait_s is not None and wait_s < runtime_s:
-        raise FieldError(
-            ("StoppingCondition", "MaxWaitTimeInSeconds"),
-            f"is {wait_s}, and MaxRuntimeInSeconds, which it includes, is {runtime_s}",
-            hint="wait at least as long as the job may run",
-        )
-    return runtime_s

@@ -1,7 +1,6 @@
 """A training job as a user describes it: a file in AWS's names, or channels on the command line.
 
-`request` checks the fields of either one by one, and `contradictions` together. Errors name the file, the line where
-one is known, and the field.
+`request` checks the fields of either one by one, and `contradictions` together. Errors name the file and the field.
 
 A value of ``--channel`` is a name, a source and options after commas, hyphens as good as underscores. A source that
 begins with ``/`` or ``file:///`` is a directory of this host::
@@ -20,21 +19,20 @@ compression        none, gzip
 record_wrapper     none, recordio
 shuffle_seed       a whole number
 attribute          of an augmented manifest; can be repeated
-memory_weight      of the memory target, relative to the other channels; 1 if left out
 =================  ======================================================================
 """
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.sources.manifests import JsonText, decoded
-from fastfuse.index.sources.uri import as_utf8
+from fastfuse.index.sources.manifests import decoded
+from fastfuse.index.sources.uri import as_utf8, shown
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
 from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
@@ -60,10 +58,7 @@ _FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "shuffle_seed": ("ShuffleConfig", "Seed"),
     "attribute": (*_S3, "AttributeNames"),
 }
-_WEIGHT: Final = "memory_weight"
-_OPTIONS: Final = sorted((_FIELDS.keys() | {_WEIGHT}) - {"name", "source"})
-# A larger ratio leaves a channel less memory than one part.
-_MAX_WEIGHT: Final = 1000
+_OPTIONS: Final = sorted(_FIELDS.keys() - {"name", "source"})
 
 # Words that may be written in any case.
 _WORDS: Final[dict[str, dict[str, str]]] = {
@@ -74,21 +69,17 @@ _WORDS: Final[dict[str, dict[str, str]]] = {
     "mode": {"file": "File", "fastfile": "FastFile", "pipe": "Pipe"},
 }
 
-# A plain name is shown as it is. Others are quoted, and cut: the longest of the API has 512 characters.
-_MAX_SHOWN: Final = 520
-_PLAIN: Final = re.compile(rf"[\w.-]{{1,{_MAX_SHOWN}}}")
+# A plain name is shown as it is, and others quoted.
+_PLAIN: Final = re.compile(r"[\w.-]{1,520}")  # the longest of the API has 512 characters
 
 
 def _path_text(path: FieldPath) -> str:
     """Return the path as ``InputDataConfig[2].DataSource``, or "the job" for the whole."""
-    return _steps(path).removeprefix(".") or "the job"
-
-
-def _steps(path: FieldPath) -> str:
-    return "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f"[{step[:_MAX_SHOWN]!r}]"
+    steps = (
+        f"[{step}]" if isinstance(step, int) else f".{step}" if _PLAIN.fullmatch(step) else f"[{shown(step)}]"
         for step in path
     )
+    return "".join(steps).removeprefix(".") or "the job"
 
 
 def channels_job(options: Sequence[str]) -> TrainingJob:
@@ -97,10 +88,8 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
     Raises:
         ConfigurationError: as `read_job`.
     """
-    channels: list[object] = []
-    # The words that the user wrote for a field, and for those that are missing.
-    names: dict[FieldPath, str] = {}
-    weights = []
+    channels = []
+    words: dict[FieldPath, str] = {}
     for index, option in enumerate(options):
         name, separator, rest = option.partition("=")
         word = f"--channel {name}" if separator else f"--channel {option!r}"
@@ -112,24 +101,20 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
         uri = f"file://{source}" if source.startswith("/") else source
         if not uri.startswith("file://"):
             uri = as_utf8(uri)
-        values: dict[str, Any] = {"name": name, "source": uri}
+        values: dict[str, Any] = {"type": "S3Prefix", "name": name, "source": uri}
+        given: dict[str, Any] = {}
         for setting in settings:
-            _take(word, values, setting)
-        weights.append(values.pop(_WEIGHT, 1))
-        if not 0 < weights[-1] <= _MAX_WEIGHT:
-            _refuse(f"{word}: {_WEIGHT}: is not a number above 0 and up to {_MAX_WEIGHT}", "1 is the default")
-        channels.append(_request({"type": "S3Prefix"} | values))
-        names[_CHANNELS, index] = word
-        names |= {(_CHANNELS, index, *theirs): f"{word}: {ours}" for ours, theirs in _FIELDS.items()}
+            _take(word, given, setting)
+        channels.append(_request(values | given))
+        words[_CHANNELS, index] = word
 
-    def fail(path: FieldPath, message: str, hint: str) -> NoReturn:
-        named = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in names), ())
-        place = names[named] + _steps(path[len(named) :]) if named else _path_text(path)
-        _refuse(f"{place}: {message}", hint)
+    def place(path: FieldPath) -> str:
+        if path[:2] not in words:
+            return _path_text(path)
+        ours = [ours for ours, theirs in _FIELDS.items() if path[2:][: len(theirs)] == theirs]
+        return ": ".join([words[path[:2]], *ours])
 
-    job = _checked({_CHANNELS: channels}, _DEFAULT_MODE, fail)
-    weighed = zip(job.channels, weights, strict=True)
-    return replace(job, channels=tuple(replace(channel, memory_weight=float(weight)) for channel, weight in weighed))
+    return _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
 
 
 def _take(word: str, values: dict[str, Any], setting: str) -> None:
@@ -145,18 +130,13 @@ def _take(word: str, values: dict[str, Any], setting: str) -> None:
         values.setdefault(name, []).append(text)
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
-    elif name in ("shuffle_seed", _WEIGHT):
-        values[name] = _number(f"{word}: {name}", text)
+    elif name == "shuffle_seed":
+        try:
+            values[name] = int(text)
+        except ValueError:
+            _refuse(f"{word}: {name}: {text!r} is not a whole number", "write it in digits")
     else:
         values[name] = _chosen(f"{word}: {name}", text, _WORDS[name]) if name in _WORDS else text
-
-
-def _number(word: str, text: str) -> int | float:
-    if re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
-        return int(text)
-    if not re.fullmatch(r"\d{1,9}\.\d{1,9}", text, re.ASCII):
-        _refuse(f"{word}: {text!r} is not a number", "write it in digits")
-    return float(text)
 
 
 def _chosen(word: str, text: str, words: Mapping[str, str]) -> str:
@@ -185,25 +165,6 @@ def _refuse(message: str, hint: str) -> NoReturn:
 
 # SageMaker's limits keep any request far smaller: 100 hyperparameters of 2500 characters, 20 channels.
 MAX_BYTES: Final = 4 << 20
-# The deepest field of the API lies ten levels down.
-MAX_DEPTH: Final = 64
-# A description of twenty channels has a few thousand.
-MAX_VALUES: Final = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A JSON document; `offsets` has the place of each value in `text`."""
-
-    tree: Any
-    text: JsonText
-    offsets: dict[FieldPath, int]
-
-    def fail(self, path: FieldPath, message: str, hint: str) -> NoReturn:
-        """Raise with the place of the value at `path`, or of what would hold it if there is none."""
-        while path not in self.offsets:
-            path = path[:-1]
-        self.text.fail(self.offsets[path], message, hint)
 
 
 def read_job(path: Path) -> TrainingJob:
@@ -232,71 +193,47 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
     Raises:
         ConfigurationError: as `read_job`.
     """
-    document = read_json(data, name)
-    tree = document.tree
-
-    def fail(path: FieldPath, message: str, hint: str) -> NoReturn:
-        # An array alone has no name in the file, and is the whole of it.
-        document.fail(path[1:] if isinstance(tree, list) else path, f"{_path_text(path)}: {message}", hint)
-
-    if isinstance(tree, list):
-        return _checked({_CHANNELS: tree}, _DEFAULT_MODE, fail)
-    if not isinstance(tree, dict):
-        document.fail((), "not a job description", f"give {_KINDS}")
-    if "ChannelName" in tree:
-        document.fail((), "one channel, where a job or a list of channels is wanted", "put it between square brackets")
-    if tree and all(isinstance(value, str) and value.startswith("s3://") for value in tree.values()):
-        document.fail(
-            (),
-            "not a job description, but sources by name of channel",
-            "give each as --channel NAME=S3_URI, or write the array that the API calls InputDataConfig",
-        )
-    return _checked(tree, _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None, fail)
+    try:
+        tree = _json_in(data, name)
+        if not isinstance(tree, list | dict):
+            _refuse(f"{name} is not a job description", f"give {_KINDS}")
+        if isinstance(tree, list):
+            tree = {_CHANNELS: tree}
+        default_mode = _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None
+        return _checked(tree, default_mode, lambda path: f"{name}: {_path_text(path)}")
+    except RecursionError:
+        raise ConfigurationError(f"{name} is nested too deeply for a job description", hint=f"give {_KINDS}") from None
 
 
-def _checked(
-    tree: object, default_mode: InputMode | None, fail: Callable[[FieldPath, str, str], NoReturn]
-) -> TrainingJob:
+def _checked(tree: object, default_mode: InputMode | None, place: Callable[[FieldPath], str]) -> TrainingJob:
     try:
         job = job_of(parse_request(tree), default_mode=default_mode)
     except FieldError as error:
-        fail(error.path, str(error), error.hint)
+        _refuse(f"{place(error.path)}: {error}", error.hint)
     return replace(job, fields=given_fields(tree))
 
 
-def read_json(data: bytes, name: str) -> Document:
-    """Parse the JSON document in `data` into plain dictionaries, lists, texts and numbers.
-
-    Raises:
-        ConfigurationError: not UTF-8, not JSON, a name twice in one object, a number that is none, nested too deeply;
-            with line and column.
-    """
-    text = JsonText(decoded(data, name), name)
-    offsets: dict[FieldPath, int] = {}
-    tree = _value(text, text.after_space(0), (), offsets)
-    return Document(tree, text, offsets)
-
-
-def _value(text: JsonText, at: int, path: FieldPath, offsets: dict[FieldPath, int]) -> Any:  # noqa: ANN401 - JSON
-    """Return the value at `at`, and note the places of all that it holds."""
-    offsets[path] = at
-    if len(path) > MAX_DEPTH:
-        text.fail(at, "nested too deeply for a job description")
-    if len(offsets) > MAX_VALUES + 1:  # and the whole
-        text.fail(at, f"more than {MAX_VALUES} values", "is this the data?")
-    if text.text.startswith("{", at):
-        members = text.members(at, is_all=not path)
-        return {one.name: _value(text, one.start, (*path, one.name), offsets) for one in members}
-    if text.text.startswith("[", at):
-        elements = enumerate(text.elements(at, is_all=not path))
-        return [_value(text, start, (*path, index), offsets) for index, (start, _) in elements]
-    _, end = text.value(at)
-    if not path and (after := text.after_space(end)) < len(text.text):
-        text.fail(after, "something follows the value")
+def _json_in(data: bytes, name: str) -> object:
+    text = decoded(data, name)
     try:
-        return json.loads(text.text[at:end])
-    except ValueError:
-        text.fail(at, "this number has too many digits")
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        _refuse(f"{name}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}", "correct the file there")
+    except ValueError as error:
+        _refuse(f"{name} is not JSON: {error}", "correct the file")
+
+
+def _object(members: Sequence[tuple[str, object]]) -> dict[str, object]:
+    made: dict[str, object] = {}
+    for name, value in members:
+        if name in made:
+            raise ValueError(f"the name {shown(name)} stands in one object twice")
+        made[name] = value
+    return made
+
+
+def _no_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
 
 
 def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
@@ -110,9 +110,7 @@ FIELDS: Final = tuple(_rows(_TABLE))
 
 # Fields outside of the channels that nobody reads: whatever they hold is no reason to refuse a job.
 _UNREAD: Final = frozenset(
-    row.path
-    for row in FIELDS
-    if row.handling is Handling.NOT_DONE and not row.path.startswith(("InputDataConfig.", "StoppingCondition."))
+    row.path for row in FIELDS if row.handling is Handling.NOT_DONE and not row.path.startswith("InputDataConfig.")
 )
 # The API requires more, such as an output and a role; a job needs channels, and `contradictions` asks for the modes.
 _REQUIRED: Final = frozenset({"InputDataConfig"})
@@ -156,20 +154,15 @@ def _structure(members: Mapping[str, Shape], required: frozenset[str], value: An
     made = {}
     for name, item in value.items():
         if name not in known:
-            _refuse_unknown((*path, name), sorted(known))
+            close = get_close_matches(name, sorted(known), n=1) or [one for one in known if one.lower() == name.lower()]
+            hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
+            raise FieldError((*path, name), "is not a field of the API", hint=hint)
         is_read = (path or name in rows) and above + name not in _UNREAD
         if item is not None and name in members and is_read:
             made[name] = _checked(members[name], item, (*path, name))
     for name in sorted(required - made.keys()):
         raise FieldError((*path, name), "is missing", hint=_HINTS.get(name, "the API requires it"))
     return made
-
-
-def _refuse_unknown(path: FieldPath, known: list[str]) -> NoReturn:
-    name = str(path[-1])
-    close = get_close_matches(name, known, n=1) or [one for one in known if one.lower() == name.lower()]
-    hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
-    raise FieldError(path, "is not a field of the API", hint=hint)
 
 
 def _checked(shape: Shape, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - JSON
@@ -229,12 +222,9 @@ def _check_text(shape: Shape, value: Any, path: FieldPath) -> None:  # noqa: ANN
 def _check_length(shape: Shape, value: Any, path: FieldPath, what: str) -> None:  # noqa: ANN401 - with a length
     least, most = shape.metadata.get("min", 0), shape.metadata.get("max")
     if len(value) < least:
-        message = f"has fewer than the {least} {what} that the API wants" if value else "is empty"
-        raise FieldError(path, message, hint="the API wants one at least" if not value else "")
+        raise FieldError(path, f"has fewer than the {least} {what} that the API wants" if value else "is empty")
     if most is not None and len(value) > most:
-        is_channels = path == ("InputDataConfig",)
-        hint = "name several prefixes in the manifest of one channel" if is_channels else ""
-        raise FieldError(path, f"has more than the {most} {what} that the API allows", hint=hint)
+        raise FieldError(path, f"has more than the {most} {what} that the API allows")
 
 
 def given_fields(tree: object) -> tuple[FieldRow, ...]:
@@ -264,10 +254,7 @@ def _asks(value: object, path: list[str]) -> bool:
     if isinstance(value, list):
         return any(_asks(item, path) for item in value)
     if not path:
-        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else _is_set(value)
+        # A zero is a value, such as of a seed.
+        is_set = value is not None and value is not False and value != ""
+        return any(_asks(item, path) for item in value.values()) if isinstance(value, dict) else is_set
     return isinstance(value, dict) and path[0] in value and _asks(value[path[0]], path[1:])
-
-
-def _is_set(value: object) -> bool:
-    # A zero is a value, such as of a seed.
-    return value is not None and value is not False and value != ""
