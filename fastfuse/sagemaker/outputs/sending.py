@@ -331,13 +331,7 @@ class _Sending:
             for found in walk(self._outgoing.place, self._base, fail=unsent.add):
                 if found.is_directory:
                     continue
-                if unsent.is_service_lost:
-                    unsent.add(found.path)
-                else:
-                    try:
-                        trio.from_thread.run(self._send_file, writer, found)
-                    except Exception as error:  # noqa: BLE001 - raised in the end
-                        unsent.add(found.path, as_failure(error))
+                unsent.send(found.path, partial(self._send_file, writer, found))
                 done_bytes += found.status.st_size if found.is_file else 0
                 self._report(done_bytes)
 
@@ -372,9 +366,15 @@ class Unsent:
         # The error that the next file would meet, too.
         self._of_all: FastfuseError | None = None
 
-    @property
-    def is_service_lost(self) -> bool:
-        return self._of_all is not None
+    def send(self, path: str, send: Callable[[], Awaitable[None]]) -> None:
+        """Call `send` for a file, from a thread of trio's; not if it would meet the error of one before."""
+        if self._of_all is not None:
+            self.add(path)
+            return
+        try:
+            trio.from_thread.run(send)
+        except Exception as error:  # noqa: BLE001 - raised in the end
+            self.add(path, as_failure(error))
 
     def add(self, path: str, error: FastfuseError | None = None) -> None:
         """Note that a file, or a whole directory, was not sent; without an error, it was not tried."""
