@@ -24,7 +24,7 @@ from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.running.serving import RunSettings
+from fastfuse.sagemaker.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 

@@ -31,7 +31,8 @@ from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.running.phases import Phases
-from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
+from fastfuse.sagemaker.running.serving import serve_channel
+from fastfuse.sagemaker.settings import ChannelTask
 
 _READ_BYTES = 65536
 

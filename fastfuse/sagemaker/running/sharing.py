@@ -22,7 +22,7 @@ from fastfuse.filesystem.processes.sockets import bind_privately, raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, of_another_user, path_of
 from fastfuse.sagemaker.running.phases import Outcome, Phase
-from fastfuse.sagemaker.running.serving import RunSettings
+from fastfuse.sagemaker.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 
