@@ -65,6 +65,19 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
         os.close(fd)
 
 
+def open_regular(name: str | bytes, directory_fd: int | None = None, *, flags: int = os.O_NOFOLLOW) -> int:
+    """Return a descriptor to read a regular file by, whose last component is no link; a FIFO is not waited for.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=directory_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return fd
+
+
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 

@@ -21,7 +21,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
+from fastfuse.sagemaker.files import JobPaths, directory_at, open_regular, write_file
 from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 
@@ -199,11 +199,9 @@ def read_failure(paths: JobPaths, since: float = 0.0) -> str:
 
     Control characters but newlines and tabs are replaced, because the text is printed.
     """
-    # Neither a link nor a FIFO leads anywhere.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with directory_at(paths.output, paths.base) as output_fd:
-            fd = os.open("failure", flags, dir_fd=output_fd)
+            fd = open_regular("failure", output_fd)
         with os.fdopen(fd, "rb") as file:
             # A run that keeps what was there does not fail for an earlier one's reason.
             if os.fstat(fd).st_mtime < since:
