@@ -148,9 +148,21 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
     }
 
 
-def job_history(
-    record: Mapping[str, object], phases: Sequence[tuple[str, float]], channels: Sequence[ChannelAccount]
-) -> dict[str, object]:
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def write_record(
+    record: Mapping[str, object],
+    phases: Sequence[tuple[str, float]],
+    channels: Sequence[ChannelAccount],
+    paths: JobPaths,
+) -> bytes:
+    """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
+
+    A failure is only logged: S3 may take the record all the same.
+    """
+    text = json.dumps(record, indent=2) + "\n"
     told = [
         {
             "name": account.channel.name,
@@ -160,19 +172,7 @@ def job_history(
         }
         for account in channels
     ]
-    return {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
-
-
-def _utc(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
-def write_record(record: Mapping[str, object], history: Mapping[str, object], paths: JobPaths) -> bytes:
-    """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
-
-    A failure is only logged: S3 may take the record all the same.
-    """
-    text = json.dumps(record, indent=2) + "\n"
+    history = {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
     try:
         with directory_at(paths.output, paths.base) as output_fd:
             write_file(output_fd, RECORD_NAME, [text.encode()])

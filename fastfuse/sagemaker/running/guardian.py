@@ -91,8 +91,11 @@ def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
     """Remove the mounts, links and FIFOs that dead processes of these channels left, whatever the mode."""
     for channel in channels:
         try:
-            _unmount_dead(data_dir / channel.name)
-            take_away(data_dir / channel.name, channel)
+            place = data_dir / channel.name
+            entry = find_mount(place)
+            if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(place):
+                unmount(place, lazy=True, device=entry.device)
+            take_away(place, channel)
             remove_stale(data_dir, channel.name)
         except (FastfuseError, OSError) as error:
             _log.warning("channel %s left something behind: %s", channel.name, error)
@@ -159,9 +162,3 @@ def _is_file(path: Path, file: os.stat_result) -> bool:
     with suppress(OSError):  # closed meanwhile, or of a mount that is gone
         return os.path.samestat(file, path.stat())
     return False
-
-
-def _unmount_dead(path: Path) -> None:
-    entry = find_mount(path)
-    if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(path):
-        unmount(path, lazy=True, device=entry.device)

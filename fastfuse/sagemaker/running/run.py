@@ -27,7 +27,7 @@ from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode,
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
-from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.record import job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
@@ -113,18 +113,13 @@ class _Run:
         try:
             outcome = self._run_and_take_down()
         except FastfuseError as error:
-            self._say_end(Phase.FAILED, str(error))
-            raise
-        self._say_end(outcome.phase, outcome.text)
+            outcome = failed(error)
+        self._phases.enter(outcome.phase, outcome.text)
+        for line in (self._phases.timings(), *usage_lines(self._channels)):
+            self._phases.say(line)
         if outcome.error is not None:
             raise outcome.error
         return outcome.exit_code
-
-    def _say_end(self, phase: Phase, text: str) -> None:
-        self._phases.enter(phase, text)
-        self._phases.say(self._phases.timings())
-        for line in usage_lines(self._channels):
-            self._phases.say(line)
 
     def _run_and_take_down(self) -> Outcome:
         settings = self._settings
@@ -145,8 +140,7 @@ class _Run:
             try:
                 outcome = self._run_in_place(program)
             except FastfuseError as error:
-                self._record(failed(error))
-                raise
+                outcome = failed(error)
             self._record(outcome)
             return outcome
 
@@ -194,7 +188,7 @@ class _Run:
         )
         with suppress(OSError):  # again, for the script may have removed everything; as told next
             note_run(settings.paths, self._name, settings.synced_places)
-        data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
+        data = write_record(record, self._phases.begins, accounts, settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)
 
