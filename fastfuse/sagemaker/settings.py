@@ -77,8 +77,8 @@ class ChannelTask:
     begin_fd: int
     # The bytes that this channel and others will write to the disk.
     disk_claim: DiskClaim
-    # For a Pipe channel: keeps its FIFOs open after its process dies.
-    guard: Guard | None = None
+    # Keeps FIFOs open after the process dies.
+    guard: Guard
 
     @property
     def place(self) -> Path:

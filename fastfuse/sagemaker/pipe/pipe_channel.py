@@ -100,8 +100,6 @@ class PipeStream:
         self._sequence = sequence
         self._task = task
         self._counters = counters
-        assert task.guard is not None
-        self._guard = task.guard
         settings, memory_bytes = task.settings, task.memory_target_bytes
         is_local = isinstance(task.channel.source, LocalDirectory)
         # The local tier keeps objects of S3.
@@ -231,7 +229,7 @@ class PipeStream:
         self._lookahead = None
         fifo.close()
         self._fifos.remove(fifo)
-        self._guard.let_go()
+        self._task.guard.let_go(self._task.channel.name)
 
     async def _look_ahead(self, lookahead: Lookahead) -> None:
         await trio.lowlevel.wait_readable(self._task.begin_fd)
@@ -261,7 +259,7 @@ class PipeStream:
         path = self._task.settings.paths.data / f"{self._task.channel.name}_{epoch}"
         fifo = Fifo(path, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
-        self._guard.hold(fifo.fileno())
+        self._task.guard.hold(self._task.channel.name, fifo.fileno())
 
 
 def _unforeseen(error: Exception) -> FastfuseError:

@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
@@ -197,12 +197,9 @@ class _Run:
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
-        # The guardian and the streamers inherit them.
-        guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
         self._guardian = Guardian(
             settings.channels,
             settings.paths.data,
-            [*guards.values()],
             stop_timeout_s=settings.stop_timeout_s,
             not_done=self._delivery.not_done(),
             listener=self._endpoint.listener,
@@ -210,7 +207,7 @@ class _Run:
         begin_fd = os.eventfd(0)  # all channels are ready; their processes inherit it
         try:
             try:
-                outcome = self._run_to_the_end(program, guards, begin_fd)
+                outcome = self._run_to_the_end(program, self._guardian.guard, begin_fd)
             except Exception as error:  # noqa: BLE001 - logged
                 # A defect of ours, or a limit that was met meanwhile, must not cost the job its model.
                 _log.exception("the run failed")
@@ -220,13 +217,11 @@ class _Run:
             if not self._was_ready:
                 self._delivery.give_up()
             self._guardian.dismiss()
-            for guard in guards.values():
-                guard.close()
             os.close(begin_fd)
 
-    def _run_to_the_end(self, program: str, guards: Mapping[str, Guard], begin_fd: int) -> Outcome:
+    def _run_to_the_end(self, program: str, guard: Guard, begin_fd: int) -> Outcome:
         try:
-            environment = self._prepare(guards, begin_fd)
+            environment = self._prepare(guard, begin_fd)
             stop = self._get_ready()
             if stop is not None:
                 return Outcome(stop.phase, f"{stop.text} before everything was ready", 128 + stop.number)
@@ -240,11 +235,11 @@ class _Run:
         finally:
             self._take_down()
 
-    def _prepare(self, guards: Mapping[str, Guard], begin_fd: int) -> dict[str, str]:
+    def _prepare(self, guard: Guard, begin_fd: int) -> dict[str, str]:
         """Begin to prepare the channels, and return the environment of the command."""
         settings = self._settings
         for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
-            task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
+            task = ChannelTask(channel, settings, begin_fd, claim, guard)
             self._channels.append(ChannelProcess(task, self._counters[channel.name]))
         self._delivery.begin()
         self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
