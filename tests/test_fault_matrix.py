@@ -149,7 +149,7 @@ class Scene:
         has_ended = trio.Event()
 
         def report(stream: PipeStream) -> None:
-            if stream.failure is not None or stream.written_bytes == len(OBJECTS["one"]):
+            if stream.failure is not None or self.counters.get("fastfuse_read_served_bytes") == len(OBJECTS["one"]):
                 has_ended.set()
 
         stream = PipeStream(sequence_of(self.table("one"), channel), task, self.counters, report)

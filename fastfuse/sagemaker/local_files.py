@@ -34,6 +34,7 @@ from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.manifests import AugmentedLine, filtered_manifest, read_augmented_manifest, read_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import LocalDirectory
@@ -306,13 +307,15 @@ def _shown(path: bytes | str) -> str:
 class FileReader:
     """A `RangeReader` of files: the bucket of a ref is a directory, and its key a path below."""
 
-    def __init__(self, buffers: PartBuffers) -> None:
+    def __init__(self, buffers: PartBuffers, counters: Counters) -> None:
         self._buffers = buffers
+        self._counters = counters
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Return the bytes as `RangeReader.get` does; a file system that does not answer is waited for."""
         buffer = self._buffers.take(end - start)
         await trio.to_thread.run_sync(_fill, buffer, ref, start, abandon_on_cancel=True)
+        self._counters.count("fastfuse_fetched_bytes", end - start)
         return buffer
 
     async def aclose(self) -> None:

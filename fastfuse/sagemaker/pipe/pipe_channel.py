@@ -94,8 +94,6 @@ class PipeStream:
         self.failure: FastfuseError | None = None
         # The epoch that is read, or waits for its reader.
         self.epoch = 0
-        # Sums over all epochs: bytes that readers have taken or that lie in the FIFO, and what was fetched for them.
-        self.written_bytes = self.fetched_bytes = self.requests = 0
         self.retries = Retries(counters)
         self._sequence = sequence
         self._task = task
@@ -116,7 +114,7 @@ class PipeStream:
         self._session = S3Session(settings.connection)
         self._reader: RangeReader
         if is_local:
-            self._reader = FileReader(buffers)
+            self._reader = FileReader(buffers, counters)
         else:
             self._reader = S3Client(self._session, buffers=buffers, counters=counters, retries=self.retries)
         self._report = report
@@ -172,15 +170,13 @@ class PipeStream:
                     await self.aclose()  # what waits for the disk
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        self.requests += 1
+        self._counters.count("fastfuse_fetched_parts", value="prefetched")
         try:
-            data = await self._reader.get(ref, start, end)
+            return await self._reader.get(ref, start, end)
         finally:
             # Heard when this task, which goes on to put the bytes where they belong, waits again.
             if self._lookahead is not None:
                 self._lookahead.wake()
-        self.fetched_bytes += end - start
-        return data
 
     async def aclose(self) -> None:
         await self._reader.aclose()
@@ -240,7 +236,8 @@ class PipeStream:
 
         async def write(data: Buffer) -> None:
             await fifo.write(data)
-            self.written_bytes += len(data)
+            # Readers have taken them, or they lie in the FIFO.
+            self._counters.count("fastfuse_read_served_bytes", len(data))
 
         writer = EpochWriter(lookahead, write, is_gzip=channel.is_gzip, wraps_records=channel.wraps_records)
         try:

@@ -105,7 +105,6 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     )
     try:
         done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
-        _note_waiting(counters, done.elapsed_s, is_waiting=True)
         recent.tell_summary()
     finally:
         # Not only at the end: the disk may be waited for, and the index of many objects is large.
@@ -140,10 +139,6 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
         recent.begin()
 
     def report(stream: PipeStream) -> None:
-        if are_local:
-            counters.set("fastfuse_fetched_bytes", stream.fetched_bytes)
-        counters.set("fastfuse_fetched_parts", stream.requests, "prefetched")
-        counters.set("fastfuse_read_served_bytes", stream.written_bytes)
         _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
         show_trouble(counters, failing, stream.retries.trouble(), {}, trio.current_time())
         recent.look()
