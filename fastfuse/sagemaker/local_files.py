@@ -223,8 +223,8 @@ def list_files(
     return table if shard is None else take_part(table, shard.positions)
 
 
-def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[int, int]:
-    """Return a descriptor of an index of the directory that a channel streams at `place`, and the number of files.
+def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> int:
+    """Return a descriptor of an index of the directory that a channel streams at `place`.
 
     Raises:
         FastfuseError: as `find_directory` and `list_files`.
@@ -232,7 +232,7 @@ def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
     table = find_files(source, place, origin)[1]
     fd = os.memfd_create("fastfuse-files", os.MFD_CLOEXEC)
     save_snapshot(Snapshot(source=str(source), listed_at_ns=time.time_ns(), table=table, refusals=Refusals()), fd)
-    return fd, table.metadata.file_count
+    return fd
 
 
 def find_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:

@@ -304,22 +304,19 @@ class _Sending:
 
     async def _send_archive(self, writer: ObjectWriter) -> str:
         place, base = self._outgoing.place, self._base
-        most_bytes = self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES
+        piece_bytes = piece_bytes_of(self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES)
         sending, receiving = trio.open_memory_channel[bytes](0)
 
-        def make() -> None:
-            def write(piece: bytes) -> None:
-                trio.from_thread.run(sending.send, piece)
+        def write(piece: bytes) -> None:
+            trio.from_thread.run(sending.send, piece)
 
-            write_archive(place, walk(place, base), piece_bytes_of(most_bytes), write, self._report)
-
-        async def make_in_thread() -> None:
-            await trio.to_thread.run_sync(make)
+        async def make() -> None:
+            await trio.to_thread.run_sync(write_archive, place, walk(place, base), piece_bytes, write, self._report)
             # A failure leaves it open: the end of the channel is the end of a whole archive.
             await sending.aclose()
 
         async with receiving, trio.open_nursery() as nursery:
-            nursery.start_soon(make_in_thread)
+            nursery.start_soon(make)
             return await writer.stream(receiving)
 
     async def _send_files(self, writer: ObjectWriter) -> None:

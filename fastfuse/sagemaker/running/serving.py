@@ -53,16 +53,18 @@ def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., Non
     return serve(task, counters, tell)
 
 
-def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
-    """Return a descriptor of the channel's index, which the caller closes, and the number of its objects or files."""
+def _index(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    """Return a descriptor of the channel's index, which the caller closes, and tell of the listing."""
     source, origin = task.channel.source, task.origin
     if isinstance(source, LocalDirectory):
-        return index_files(source, task.place, origin)
-    # In a process of its own, whose garbage goes with it.
-    snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
-    _log.info("listed %s: %s", source, report)
-    counters.count("fastfuse_index_requests", report.requests)
-    return snapshot_fd, report.files
+        snapshot_fd = index_files(source, task.place, origin)
+    else:
+        # In a process of its own, whose garbage goes with it.
+        snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
+        _log.info("listed %s: %s", source, report)
+        counters.count("fastfuse_index_requests", report.requests)
+    _tell_listing(task, snapshot_fd, counters, tell)
+    return snapshot_fd
 
 
 def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell: Callable[..., None]) -> None:
@@ -79,8 +81,7 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell:
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.place
-    snapshot_fd, _ = _index(task, counters)
-    _tell_listing(task, snapshot_fd, counters, tell)
+    snapshot_fd = _index(task, counters, tell)
     recent = Recent(counters, "File")
     recent.begin()
     retries, failing = Retries(counters), FailingReads(delivered(counters), {})
@@ -124,18 +125,16 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    channel = task.channel
     _remove_mountpoint(task.place)
-    snapshot_fd, file_count = _index(task, counters)
-    _tell_listing(task, snapshot_fd, counters, tell)
-    are_local = isinstance(channel.source, LocalDirectory)
+    snapshot_fd = _index(task, counters, tell)
+    are_local = isinstance(task.channel.source, LocalDirectory)
     recent, failing = Recent(counters, "Pipe"), FailingReads(delivered(counters), {})
 
     def ready() -> None:
-        what = f"files of {channel.source}" if are_local else "objects"
+        what = f"files of {task.channel.source}" if are_local else "objects"
         if task.epoch_shard is not None:
             what += f", dealt out to {task.epoch_shard.count} hosts anew in each epoch,"
-        tell(ready=f"{file_count:,} {what} through {task.place}_0")
+        tell(ready=f"{counters.get('fastfuse_table_files'):,} {what} through {task.place}_0")
         recent.begin()
 
     def report(stream: PipeStream) -> None:
