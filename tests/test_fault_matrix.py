@@ -51,7 +51,7 @@ from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe.content import sequence_of
 from fastfuse.sagemaker.pipe.fifo import Guard
 from fastfuse.sagemaker.pipe.pipe_channel import PipeStream
-from fastfuse.sagemaker.settings import ChannelTask, RunSettings
+from fastfuse.sagemaker.run_settings import ChannelTask, RunSettings
 from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.download.channels import table_of

@@ -31,7 +31,7 @@ from fastfuse.sagemaker.local_files import FileReader
 from fastfuse.sagemaker.pipe.content import Lines, Objects, sequence_of
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
 from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
-from fastfuse.sagemaker.settings import ChannelTask
+from fastfuse.sagemaker.run_settings import ChannelTask
 
 _log = logging.getLogger(__name__)
 

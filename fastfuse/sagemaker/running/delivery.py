@@ -22,9 +22,9 @@ from fastfuse.s3.upload import load_writer
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import sync_directories
+from fastfuse.sagemaker.run_settings import RunSettings
 from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.settings import RunSettings
 
 _log = logging.getLogger(__name__)
 

@@ -29,12 +29,12 @@ from fastfuse.sagemaker.environment import count_gpus, script_environment, servi
 from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.run_settings import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.delivery import Delivery
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
 from fastfuse.sagemaker.running.phases import Outcome, Phase, Phases, Stop, failed, worst
 from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended, tell_outcome
-from fastfuse.sagemaker.settings import ChannelTask, RunSettings
 from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
 _log = logging.getLogger(__name__)

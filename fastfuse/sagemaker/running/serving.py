@@ -31,7 +31,7 @@ from fastfuse.sagemaker.local_files import index_files
 from fastfuse.sagemaker.local_places import keep_in_place
 from fastfuse.sagemaker.outputs.record import listing_of, write_etags
 from fastfuse.sagemaker.pipe.pipe_channel import PipeStream, stream_channel
-from fastfuse.sagemaker.settings import ChannelTask
+from fastfuse.sagemaker.run_settings import ChannelTask
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
