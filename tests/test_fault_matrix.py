@@ -44,11 +44,14 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Failure, Kind, outcome_of, read_error
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
-from fastfuse.sagemaker.description.channel import Channel, InputMode
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
+from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download_channel
+from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe.content import sequence_of
 from fastfuse.sagemaker.pipe.fifo import Guard
-from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream
+from fastfuse.sagemaker.pipe.pipe_channel import PipeStream
+from fastfuse.sagemaker.run_settings import ChannelTask, RunSettings
 from tests.fault_causes import CAUSES, Cause, failed_read_line, is_met, untimed
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.download.channels import table_of
@@ -137,19 +140,21 @@ class Scene:
         channel = Channel(name="train", input_mode=InputMode.PIPE, source=S3Uri.parse("s3://bucket/"))
         guard, begin_fd = Guard(), os.eventfd(1)
         guard.hand_over()  # to nobody
-        settings = PipeSettings(
-            channel=channel, connection=self.connection, directory=self.directory, base=self.directory.parent,
-            part_size_bytes=MIB, memory_target_bytes=64 * MIB, counters=self.counters, guard=guard, begin_fd=begin_fd,
+        settings = RunSettings(
+            job=TrainingJob(channels=(channel,)), cluster=Cluster(current_host="algo-1", hosts=("algo-1",)),
+            paths=JobPaths(self.directory), connection=self.connection, origins={}, uid=0, gid=0,
+            part_size_bytes=MIB, memory_target_bytes={channel.name: 64 * MIB},
         )  # fmt: skip
+        task = ChannelTask(channel, settings, begin_fd, disk_claims(1)[0], guard)
         has_ended = trio.Event()
 
         def report(stream: PipeStream) -> None:
-            if stream.failure is not None or stream.written_bytes == len(OBJECTS["one"]):
+            if stream.failure is not None or self.counters.get("fastfuse_read_served_bytes") == len(OBJECTS["one"]):
                 has_ended.set()
 
-        stream = PipeStream(sequence_of(self.table("one"), channel), settings, report)
+        stream = PipeStream(sequence_of(self.table("one"), channel), task, self.counters, report)
         read: list[bytes] = []
-        reader = threading.Thread(target=lambda: read.append((self.directory / "train_0").read_bytes()))
+        reader = threading.Thread(target=lambda: read.append((settings.paths.data / "train_0").read_bytes()))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run, reader.start)
             await has_ended.wait()

@@ -114,8 +114,8 @@ def run(
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.description.job import located
         from fastfuse.sagemaker.files import JobPaths
+        from fastfuse.sagemaker.run_settings import RunSettings
         from fastfuse.sagemaker.running.run import run as run_job
-        from fastfuse.sagemaker.running.serving import RunSettings
         from fastfuse.sagemaker.training import parse_addresses
     if explain and job is None and not channel and command and len(command) == 1:
         job = Path(command[0])

@@ -6,7 +6,6 @@ keys are the paths below it. `FileReader` reads them in the place of an S3 clien
 modes.
 """
 
-import errno
 import os
 import stat
 import time
@@ -35,9 +34,11 @@ from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.manifests import AugmentedLine, filtered_manifest, read_augmented_manifest, read_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import LocalDirectory
+from fastfuse.sagemaker.files import open_regular
 
 
 class Found(NamedTuple):
@@ -108,12 +109,8 @@ _SHOWN_LETTERS = 120
 _File = tuple[bytes, int, int]
 
 
-def find_named(source: LocalDirectory, place: Path, *, allow_empty: bool) -> tuple[Found, list[bytes]]:
-    """Return the directory of the prefix of a manifest, and the paths below it that the manifest names, in its order.
-
-    Raises:
-        FastfuseError: the manifest cannot be read, or as `find_directory`.
-    """
+def _find_named(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
+    """Return the directory of the prefix of a manifest, and a table of the files that it names, in its order."""
     directory = ""
 
     def below(uri: str) -> S3Uri:
@@ -124,9 +121,10 @@ def find_named(source: LocalDirectory, place: Path, *, allow_empty: bool) -> tup
         return S3Uri(directory, path.removeprefix(directory).lstrip("/"))
 
     names = [one.key.encode() for one in read_manifest(_read(source.path), source.path, below)]
-    if not names and not allow_empty:
+    if not names and not origin.allow_empty:
         raise EmptySourceError(f"the manifest {source.path!r} names no file", hint=_ALLOW_EMPTY)
-    return find_directory(LocalDirectory(path=directory), place, allow_empty=allow_empty), names
+    found = find_directory(LocalDirectory(path=directory), place, allow_empty=origin.allow_empty)
+    return found, list_files(found, origin.shard, allow_empty=origin.allow_empty, names=names)
 
 
 def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
@@ -134,9 +132,6 @@ def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
 
     The table has these lines, too, as a file of the manifest's name. Links in the path of the directory stay, because
     the lines have them.
-
-    Raises:
-        FastfuseError: as `find_named` and `list_files`.
     """
     lines = read_augmented_manifest(_read(source.path), source.path, origin.attribute_names, _file_of)
     if not lines and not origin.allow_empty:
@@ -160,7 +155,7 @@ def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
 def _read(path: str) -> bytes:
     """Return the content of a manifest."""
     try:
-        with open(path, "rb", opener=_open_file) as file:
+        with os.fdopen(open_regular(path, flags=0), "rb") as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise SourceError(f"the manifest {path!r} cannot be read: {error.strerror}") from error
@@ -188,15 +183,6 @@ def _file_of(uri: str) -> S3Uri:
     """Return directory and name of the file that a line of an augmented manifest names."""
     directory, _, name = _path_of(uri, ".", "").rpartition("/")
     return S3Uri(directory or "/", name)
-
-
-def _open_file(path: str, flags: int) -> int:
-    """Open a regular file; anything else might be waited for."""
-    fd = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return fd
 
 
 def list_files(
@@ -237,8 +223,8 @@ def list_files(
     return table if shard is None else take_part(table, shard.positions)
 
 
-def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[int, int]:
-    """Return a descriptor of an index of the directory that a channel streams at `place`, and the number of files.
+def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> int:
+    """Return a descriptor of an index of the directory that a channel streams at `place`.
 
     Raises:
         FastfuseError: as `find_directory` and `list_files`.
@@ -246,23 +232,21 @@ def index_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
     table = find_files(source, place, origin)[1]
     fd = os.memfd_create("fastfuse-files", os.MFD_CLOEXEC)
     save_snapshot(Snapshot(source=str(source), listed_at_ns=time.time_ns(), table=table, refusals=Refusals()), fd)
-    return fd, table.metadata.file_count
+    return fd
 
 
 def find_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tuple[Found, InodeTable]:
     """Return the directory of a source, and a table of its files, of those that a manifest names, or of a share.
 
     Raises:
-        FastfuseError: as `find_directory`, `find_named` and `list_files`.
+        FastfuseError: a manifest cannot be read, or as `find_directory` and `list_files`.
     """
-    shard, allow_empty = origin.shard, origin.allow_empty
     if origin.kind is SourceKind.AUGMENTED_MANIFEST:
         return _find_lines(source, place, origin)
-    if not source.is_manifest:
-        found = find_directory(source, place, allow_empty=allow_empty)
-        return found, list_files(found, shard, allow_empty=allow_empty)
-    found, names = find_named(source, place, allow_empty=allow_empty)
-    return found, list_files(found, shard, allow_empty=allow_empty, names=names)
+    if source.is_manifest:
+        return _find_named(source, place, origin)
+    found = find_directory(source, place, allow_empty=origin.allow_empty)
+    return found, list_files(found, origin.shard, allow_empty=origin.allow_empty)
 
 
 def _add(builder: TableBuilder, found: Iterable[_File]) -> None:
@@ -323,13 +307,15 @@ def _shown(path: bytes | str) -> str:
 class FileReader:
     """A `RangeReader` of files: the bucket of a ref is a directory, and its key a path below."""
 
-    def __init__(self, buffers: PartBuffers) -> None:
+    def __init__(self, buffers: PartBuffers, counters: Counters) -> None:
         self._buffers = buffers
+        self._counters = counters
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
         """Return the bytes as `RangeReader.get` does; a file system that does not answer is waited for."""
         buffer = self._buffers.take(end - start)
         await trio.to_thread.run_sync(_fill, buffer, ref, start, abandon_on_cancel=True)
+        self._counters.count("fastfuse_fetched_bytes", end - start)
         return buffer
 
     async def aclose(self) -> None:

@@ -19,7 +19,6 @@ from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
-from fastfuse.objects import Buffer
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory, write_file
 from fastfuse.sagemaker.local_files import find_directory, find_files
@@ -70,17 +69,13 @@ def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> N
             if path.endswith("/"):
                 os.mkdir(path, dir_fd=fd)
             elif table.is_made(inode):
-                os.symlink(f"{_MARK}{_write_manifest(table.made(inode), place, base)}", path, dir_fd=fd)
+                # Outside of the channel: a link is known as ours, and a file would not be.
+                manifests = base / "input" / "manifests"
+                with directory_at(manifests, base) as manifests_fd:
+                    write_file(manifests_fd, place.name, [table.made(inode)])
+                os.symlink(f"{_MARK}{manifests / place.name}", path, dir_fd=fd)
             else:
                 os.symlink(f"{_MARK}{directory}/{path}", path, dir_fd=fd)
-
-
-def _write_manifest(data: Buffer, place: Path, base: Path) -> Path:
-    """Write the manifest of the channel at `place`, and return where; a link to it is known as ours, a file is not."""
-    directory = base / "input" / "manifests"
-    with directory_at(directory, base) as fd:
-        write_file(fd, place.name, [data])
-    return directory / place.name
 
 
 def take_away(place: Path, channel: Channel) -> None:
@@ -111,19 +106,16 @@ def _unmount(place: Path) -> None:
 
 
 def _remove_links(place: Path) -> None:
-    """Remove the links below `place` that were made here, and each directory that was made for them."""
+    """Remove the links below `place` that were made here, and the directories that are empty then."""
     if not place.is_dir():
         return
-    for folder, _, names, fd in os.fwalk(place, topdown=False):
-        links = [name for name in names if _is_ours(name, fd)]
-        for name in links:
-            os.unlink(name, dir_fd=fd)
-        if links:
+    for _, folders, names, fd in os.fwalk(place, topdown=False):
+        for name in names:
+            if _is_ours(name, fd):
+                os.unlink(name, dir_fd=fd)
+        for name in folders:
             with suppress(OSError):  # something else is in it
-                for emptied in (Path(folder), *Path(folder).parents):
-                    if emptied == place:
-                        break
-                    emptied.rmdir()
+                os.rmdir(name, dir_fd=fd)
 
 
 def _is_ours(name: str, directory_fd: int | None = None) -> bool:

@@ -3,7 +3,6 @@
 `walk` finds them, in the same order each time. No symbolic link is followed, and nothing waits for a FIFO.
 """
 
-import errno
 import math
 import os
 import stat
@@ -15,7 +14,7 @@ from typing import BinaryIO
 import trio
 
 from fastfuse.errors import FastfuseError, OutputError
-from fastfuse.sagemaker.files import open_directory, path_of
+from fastfuse.sagemaker.files import open_directory, open_regular, path_of
 
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20
@@ -114,17 +113,7 @@ def open_found(found: Found) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is no file any more.
     """
-    # A FIFO in its place must not make us wait.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-    def open_regular(name: str, _: int) -> int:
-        fd = os.open(name, flags, dir_fd=found.parent_fd)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise OSError(errno.EINVAL, "It is no file any more")
-        return fd
-
-    return open(found.name, "rb", opener=open_regular)
+    return os.fdopen(open_regular(found.name, found.parent_fd), "rb")
 
 
 async def content_of(file: BinaryIO, size_bytes: int, path: Path) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.prices import Item, dollars
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
+from fastfuse.sagemaker.files import JobPaths, directory_at, open_regular, write_file
 from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 
@@ -148,9 +148,21 @@ def _channel(account: ChannelAccount, cluster: Cluster) -> dict[str, object]:
     }
 
 
-def job_history(
-    record: Mapping[str, object], phases: Sequence[tuple[str, float]], channels: Sequence[ChannelAccount]
-) -> dict[str, object]:
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def write_record(
+    record: Mapping[str, object],
+    phases: Sequence[tuple[str, float]],
+    channels: Sequence[ChannelAccount],
+    paths: JobPaths,
+) -> bytes:
+    """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
+
+    A failure is only logged: S3 may take the record all the same.
+    """
+    text = json.dumps(record, indent=2) + "\n"
     told = [
         {
             "name": account.channel.name,
@@ -160,19 +172,7 @@ def job_history(
         }
         for account in channels
     ]
-    return {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
-
-
-def _utc(at: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
-
-
-def write_record(record: Mapping[str, object], history: Mapping[str, object], paths: JobPaths) -> bytes:
-    """Put the record and the history in place whole, beside the outputs, and return the bytes of the record.
-
-    A failure is only logged: S3 may take the record all the same.
-    """
-    text = json.dumps(record, indent=2) + "\n"
+    history = {"fastfuse": _FORMAT, "version": VERSION, "job": record, "phases": phases, "channels": told}
     try:
         with directory_at(paths.output, paths.base) as output_fd:
             write_file(output_fd, RECORD_NAME, [text.encode()])
@@ -199,11 +199,9 @@ def read_failure(paths: JobPaths, since: float = 0.0) -> str:
 
     Control characters but newlines and tabs are replaced, because the text is printed.
     """
-    # Neither a link nor a FIFO leads anywhere.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with directory_at(paths.output, paths.base) as output_fd:
-            fd = os.open("failure", flags, dir_fd=output_fd)
+            fd = open_regular("failure", output_fd)
         with os.fdopen(fd, "rb") as file:
             # A run that keeps what was there does not fail for an earlier one's reason.
             if os.fstat(fd).st_mtime < since:

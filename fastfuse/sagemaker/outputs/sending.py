@@ -304,22 +304,19 @@ class _Sending:
 
     async def _send_archive(self, writer: ObjectWriter) -> str:
         place, base = self._outgoing.place, self._base
-        most_bytes = self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES
+        piece_bytes = piece_bytes_of(self._total_bytes + self._total_bytes // 1000 + self._entries * _HEAD_BYTES)
         sending, receiving = trio.open_memory_channel[bytes](0)
 
-        def make() -> None:
-            def write(piece: bytes) -> None:
-                trio.from_thread.run(sending.send, piece)
+        def write(piece: bytes) -> None:
+            trio.from_thread.run(sending.send, piece)
 
-            write_archive(place, walk(place, base), piece_bytes_of(most_bytes), write, self._report)
-
-        async def make_in_thread() -> None:
-            await trio.to_thread.run_sync(make)
+        async def make() -> None:
+            await trio.to_thread.run_sync(write_archive, place, walk(place, base), piece_bytes, write, self._report)
             # A failure leaves it open: the end of the channel is the end of a whole archive.
             await sending.aclose()
 
         async with receiving, trio.open_nursery() as nursery:
-            nursery.start_soon(make_in_thread)
+            nursery.start_soon(make)
             return await writer.stream(receiving)
 
     async def _send_files(self, writer: ObjectWriter) -> None:
@@ -331,13 +328,7 @@ class _Sending:
             for found in walk(self._outgoing.place, self._base, fail=unsent.add):
                 if found.is_directory:
                     continue
-                if unsent.is_service_lost:
-                    unsent.add(found.path)
-                else:
-                    try:
-                        trio.from_thread.run(self._send_file, writer, found)
-                    except Exception as error:  # noqa: BLE001 - raised in the end
-                        unsent.add(found.path, as_failure(error))
+                unsent.send(found.path, partial(self._send_file, writer, found))
                 done_bytes += found.status.st_size if found.is_file else 0
                 self._report(done_bytes)
 
@@ -372,9 +363,15 @@ class Unsent:
         # The error that the next file would meet, too.
         self._of_all: FastfuseError | None = None
 
-    @property
-    def is_service_lost(self) -> bool:
-        return self._of_all is not None
+    def send(self, path: str, send: Callable[[], Awaitable[None]]) -> None:
+        """Call `send` for a file, from a thread of trio's; not if it would meet the error of one before."""
+        if self._of_all is not None:
+            self.add(path)
+            return
+        try:
+            trio.from_thread.run(send)
+        except Exception as error:  # noqa: BLE001 - raised in the end
+            self.add(path, as_failure(error))
 
     def add(self, path: str, error: FastfuseError | None = None) -> None:
         """Note that a file, or a whole directory, was not sent; without an error, it was not tried."""

@@ -1,5 +1,7 @@
 """Keeps the checkpoints of a job in S3 while it runs, in a process of its own, and brings them back before it starts.
 
+Before that it checks that S3 takes what the job will make: days later is too late to hear of a wrong bucket.
+
 A file goes to S3 once it is complete: nobody has it open for writing, and it was the same at the last look. What is
 renamed into the place of another is another file. An object is whole or absent, and stays when its file is removed.
 Logs are never complete: what a log has is sent whenever it has grown.
@@ -17,17 +19,16 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import AccessError, FastfuseError, RefusedError, SourceError, about
+from fastfuse.errors import FastfuseError, RefusedError, ServiceError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.objects import ObjectRef
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.upload import ObjectWriter, md5_of
+from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.download.disk import PRIVATE_NAME, read_stamp, version_of
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
@@ -41,8 +42,6 @@ _log = logging.getLogger(__name__)
 _RESTORE_MEMORY_BYTES = 128 << 20
 # Another host that trains replaces a file of each kind once in an epoch, not while each file is fetched.
 _RESTORE_TRIES = 10
-# The metadata of an object that has the time of the last write of its file, in ns since 1970.
-_WRITTEN = "fastfuse-file-written"
 # The time after which a failure that lasts is logged once more.
 _TOLD_EVERY_S = 3600.0
 # Inode, size and time of the last write of a file.
@@ -51,34 +50,62 @@ _Version = tuple[int, int, int]
 
 def sync_directories(
     synced: Sequence[SyncedDirectory],
+    checked: Sequence[tuple[str, S3Uri, str]],
     paths: JobPaths,
     session: S3Session,
     part_size_bytes: int,
     tell: Tell,
     *,
-    began_ns: int,
+    began_ns: int | None = None,
     look_every_s: float = 5.0,
-    is_again: bool = False,
     is_alone: bool = True,
 ) -> None:
-    """Bring checkpoints back, tell that all is ready, and send files until a signal to stop, and once more then.
+    """Check places as `check_places` does, bring checkpoints back, and tell that all is ready.
 
-    A GET has `part_size_bytes`. A second signal ends it at once. Nothing half sent stays in the bucket. A process that
-    does it `is_again`, for one that was killed meanwhile, brings nothing back. The job began at `began_ns` since 1970:
-    what changes from then on is its own, and always sent. If the host is not `is_alone`, others may replace an object
-    at once.
+    Then send files until a signal to stop, and once more; a second signal ends it at once. Nothing half sent stays in
+    the bucket. A GET has `part_size_bytes`. If the job began at `began_ns` since 1970, this is for a process that was
+    killed, and nothing is brought back. If the host is not `is_alone`, others may replace an object at once.
 
     Raises:
-        FastfuseError: checkpoints cannot be brought back.
+        FastfuseError: a place cannot be written to, or checkpoints cannot be brought back.
     """
-    directories = [_Directory(one, paths, session, tell, is_again=is_again, is_alone=is_alone) for one in synced]
+    trio.run(check_places, checked, session)
+    directories = [_Directory(one, paths, session, tell, began_ns=began_ns, is_alone=is_alone) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
             try:
-                directory.bring_back(part_size_bytes, began_ns)
+                directory.bring_back(part_size_bytes)
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
-    trio.run(_sync_all, directories, session, look_every_s, tell)
+    if directories:
+        trio.run(_sync_all, directories, session, look_every_s, tell)
+    else:
+        tell("", ready=True)
+
+
+async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Session) -> None:
+    """Check that an object can be written at each place, or below it, with its key of KMS; write none.
+
+    Each place has the field of the job that names it, for messages. A service that cannot be reached now is only told:
+    it may be there when it is needed. So is one that refuses uploads in parts: small files do without them, but not
+    without the key.
+
+    Raises:
+        AccessError, ConfigurationError, SourceError: an object cannot be written.
+    """
+    client = S3Client(session)
+    async with AsyncExitStack() as exits:
+        exits.push_async_callback(client.aclose)
+        for field, uri, kms_key_id in places:
+            key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
+            try:
+                region = await client.region(uri.bucket)
+                writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
+                await writer.check_access()
+            except FastfuseError as error:
+                if not isinstance(error, ServiceError) or (kms_key_id and isinstance(error, RefusedError)):
+                    raise about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error) from error
+                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
 
 
 async def _sync_all(directories: list["_Directory"], session: S3Session, look_every_s: float, tell: Tell) -> None:
@@ -121,21 +148,19 @@ class _Directory:
         session: S3Session,
         tell: Tell,
         *,
-        is_again: bool,
+        began_ns: int | None = None,
         is_alone: bool = True,
     ) -> None:
         self.synced = synced
         self._session = session
         self._tell = tell
-        self._is_again, self._is_alone = is_again, is_alone
+        self._began_ns, self._is_alone = began_ns, is_alone
         self._directory = paths.of(synced.local_path)
         # No symbolic link below it is followed.
         self._base = paths.base if self._directory.is_relative_to(paths.base) else self._directory
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
-        # Files that were here before, with what S3 has stored of their names since they were written.
-        self._stored: dict[str, tuple[_Version, ObjectRef]] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = self._sends = 0
@@ -145,7 +170,7 @@ class _Directory:
         # The failures since all went well, and when each was logged.
         self._failures: dict[str, float] = {}
 
-    def bring_back(self, part_size_bytes: int, began_ns: int) -> None:
+    def bring_back(self, part_size_bytes: int) -> None:
         """Download what S3 has, unless files are there already that no unfinished download left."""
         name, directory, prefix = self.synced.name, self._directory, self.synced.place
         is_unfinished = (directory / os.fsdecode(PRIVATE_NAME)).is_dir()
@@ -155,11 +180,13 @@ class _Directory:
             for found in walk(directory, self._base, fail=lambda *_: None)
             if found.is_file
         }
-        if self._is_again or (kept and not is_unfinished):
-            missing = self._note_stored(kept, began_ns)
+        if self._began_ns is not None or (kept and not is_unfinished):
+            missing, older = self._note_stored(kept)
             lacks = f", where other files are: {missing:,}" if missing else ""
-            if not self._is_again:
-                self._tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
+            stay = f"; older than what is there, and not sent again: {older:,}" if older else ""
+            if self._began_ns is None:
+                said = f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}{stay}"
+                self._tell(name, said=said)
             return
         done = self._download(part_size_bytes)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
@@ -195,35 +222,35 @@ class _Directory:
         """Return a descriptor of the index of what S3 has, which the caller closes."""
         return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)[0]
 
-    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]], began_ns: int) -> int:
-        """Note what S3 has stored since the files were written that are here; return how many others it has.
+    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]]) -> tuple[int, int]:
+        """Note which files S3 has; return how many others it has, and how many files are older than their objects.
 
-        A file that is older than its object must not replace it: another host may have gone on from there. One that was
-        written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not tell
-        that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
+        An older one was sent before, or another host has gone on from there: it must not replace its object. One that
+        was written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not
+        tell that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
         """
         try:
             snapshot_fd = self._list()
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
-            return 0
+            return 0, 0
         table = open_snapshot(snapshot_fd).table
         os.close(snapshot_fd)
-        missing = 0
+        missing = older = 0
         for ref in table.refs():
             path = ref.key.removeprefix(self.synced.place.path)
             if path not in kept:
                 missing += 1
                 continue
             status, stamp = kept[path]
-            if status.st_ctime_ns >= began_ns:
+            if self._began_ns is not None and status.st_ctime_ns >= self._began_ns:
                 continue
             is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-            if is_same and stamp == version_of(ref):
-                self._sent[path] = _version(status)  # it was brought back
-            elif ref.modified_ns > status.st_mtime_ns:
-                self._stored[path] = _version(status), ref
-        return missing
+            is_older = ref.modified_ns > status.st_mtime_ns
+            if is_older or (is_same and stamp == version_of(ref)):
+                self._sent[path] = _version(status)
+            older += is_older
+        return missing, older
 
     async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
@@ -271,21 +298,14 @@ class _Directory:
                 continue
             version = seen[found.path] = _version(found.status)
             is_settled = is_last or not self.synced.are_checkpoints or self._seen.get(found.path) == version
-            if not is_settled or self._sent.get(found.path) == version:
-                continue
-            if unsent.is_service_lost:
-                unsent.add(found.path)
-                continue
-            try:
-                trio.from_thread.run(self._send, writer, found, is_last)
-            except Exception as error:  # noqa: BLE001 - raised in the end
-                unsent.add(found.path, as_failure(error))
+            if is_settled and self._sent.get(found.path) != version:
+                unsent.send(found.path, partial(self._send, writer, found, is_last=is_last))
         self._seen = seen
         if unsent.paths:
             sent = sum(self._sent.get(path) == version for path, version in seen.items())
             raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
 
-    async def _send(self, writer: ObjectWriter, found: Found, is_last: bool) -> None:
+    async def _send(self, writer: ObjectWriter, found: Found, *, is_last: bool) -> None:
         path = self._directory / found.path
         key = key_of(self.synced.place, found.path, path)
         try:
@@ -298,32 +318,12 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
-            made = writer.beside(key)
-            made.metadata = {_WRITTEN: str(version[2])}
-            if await self._is_older(made, file, version, found.path):
-                self._sent[found.path] = version
-                return
             content = _content(file, version, path, must_stay=self.synced.are_checkpoints)
-            await made.stream(content, is_checked=self._is_alone)
+            await writer.beside(key).stream(content, is_checked=self._is_alone)
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sends += 1
         self._sent[found.path] = version
-
-    async def _is_older(self, writer: ObjectWriter, file: BinaryIO, version: _Version, path: str) -> bool:
-        """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
-        noted, stored = self._stored.get(path, (None, None))
-        if stored is None or noted != version:
-            return False
-        place = self._directory / path
-        has_size = stored.size_bytes == version[1]
-        if not has_size or not (await _is_of(writer, version) or stored.etag == await _etag_of(file, version, place)):
-            advice = "" if self._is_again else ". Run without --keep to begin with what is in S3"
-            self._warn(
-                f"{str(place)!r} does not replace {stored.key!r} in S3, which was stored after the file was written: "
-                f"another host may have gone on from there{advice}"
-            )
-        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -352,19 +352,6 @@ def _is_being_written(fd: int) -> bool:
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     return False
-
-
-async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
-    """Return whether the object says that it was made of this version of the file."""
-    with suppress(AccessError, RefusedError):
-        state = await writer.state()
-        return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
-    return False
-
-
-async def _etag_of(file: BinaryIO, version: _Version, path: Path) -> str:
-    """Return the ETag that the file would have, if KMS does not encrypt it and others cut it as we do."""
-    return etag_of([await md5_of(piece) async for piece in content_of(file, version[1], path)])
 
 
 async def _content(file: BinaryIO, version: _Version, path: Path, *, must_stay: bool) -> AsyncIterator[bytes]:

@@ -5,7 +5,7 @@ Both ends are open before the FIFO can be seen. A reader that opens it therefore
 opened it. Then our reading end closes, and the end of the last reader is a `BrokenPipeError`.
 
 A FIFO whose writer was killed in the middle of an object ends like an epoch. So another process holds the writing ends
-in a `Guard` as well, until the streamer says that an epoch is complete. It is forked before the streamer, and their
+in a `Guard` as well, until the streamer says that an epoch is complete. It is forked before the streamers, and their
 parent calls `hand_over` in between.
 """
 
@@ -15,7 +15,9 @@ import select
 import socket
 import stat
 import struct
+from collections import defaultdict
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 import trio
@@ -187,29 +189,31 @@ def _watch_opens(path: Path) -> int:
 
 
 _BEGIN, _END = b"+", b"-"
+# One of these, and the name of a channel, which has 64 characters at most.
+_MOST_BYTES = 256
 
 
 class Guard:
-    """Writing ends that two processes share, one of which forks the other. Every method returns at once."""
+    """Descriptors that one process holds for others, which are forked later. Every method returns at once."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
-        # The writing ends, earliest epoch first.
-        self.held: list[int] = []
+        # By name, the earliest first: the writing ends of a channel.
+        self.held: defaultdict[str, list[int]] = defaultdict(list)
 
     def fileno(self) -> int:
         return self._ours.fileno()
 
-    def hold(self, fd: int) -> None:
-        """Give the guard the writing end `fd` of a new FIFO; the streamer calls this."""
+    def hold(self, name: str, fd: int) -> None:
+        """Give the guard a copy of `fd`, such as the writing end of a new FIFO."""
         with suppress(ConnectionError):  # whoever held them was killed
-            socket.send_fds(self._theirs, [_BEGIN], [fd])
+            socket.send_fds(self._theirs, [_BEGIN, name.encode()], [fd])
 
-    def let_go(self) -> None:
-        """Release the earliest FIFO, which is complete or has no reader; the streamer calls this."""
+    def let_go(self, name: str) -> None:
+        """Release the earliest of the name: its FIFO is complete, or has no reader."""
         with suppress(ConnectionError):
-            self._theirs.send(_END)
+            self._theirs.send(_END + name.encode())
 
     def hand_over(self) -> None:
         """Close the receiving end, in the parent of the process that holds.
@@ -219,21 +223,20 @@ class Guard:
         self._ours.close()
 
     def update(self) -> None:
-        """Take in what the streamer said; the process that holds calls this when `fileno` is readable."""
+        """Take in what the others said; the process that holds calls this when `fileno` is readable."""
         while True:
             try:
-                message, fds, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                message, fds, _, _ = socket.recv_fds(self._ours, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
-            self.held += fds
-            if message == _END:
-                os.close(self.held.pop(0))
-            elif not message:
-                return
+            held = self.held[message[1:].decode()]
+            held += fds
+            if message.startswith(_END):
+                os.close(held.pop(0))
 
     def close(self) -> None:
-        """Close every writing end, once nothing reads."""
-        for fd in self.held:
+        """Close every descriptor, once nothing reads."""
+        for fd in chain.from_iterable(self.held.values()):
             os.close(fd)
         self.held.clear()
         self._ours.close()

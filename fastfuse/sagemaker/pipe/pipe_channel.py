@@ -5,72 +5,51 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import trio
 
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
-from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.cache.settings import queue_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.index.sources.shard import Shard
 from fastfuse.malloc import tune_malloc
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig, RangeReader
+from fastfuse.s3.base import RangeReader
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.routes import read_files
-from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
+from fastfuse.sagemaker.description.channel import LocalDirectory
 from fastfuse.sagemaker.files import open_directory, path_of
 from fastfuse.sagemaker.local_files import FileReader
 from fastfuse.sagemaker.pipe.content import Lines, Objects, sequence_of
 from fastfuse.sagemaker.pipe.epoch import EpochWriter, Lookahead
-from fastfuse.sagemaker.pipe.fifo import Fifo, Guard, remove_stale
+from fastfuse.sagemaker.pipe.fifo import Fifo, remove_stale
+from fastfuse.sagemaker.run_settings import ChannelTask
 
 _log = logging.getLogger(__name__)
 
 _REPORT_EVERY_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipeSettings:
-    """One channel in Pipe mode, and what its stream may use."""
-
-    channel: Channel
-    connection: ConnectionConfig
-    # This host's part, taken anew of the whole channel in each epoch; None: the snapshot holds what is streamed.
-    shard: Shard | None = None
-    # The directory of the FIFOs, `channel.name`_0, `channel.name`_1 ...; no symbolic link below `base` is followed.
-    directory: Path
-    base: Path
-    memory_target_bytes: int
-    part_size_bytes: int
-    # They count each GET.
-    counters: Counters
-    # It keeps FIFOs open after the death of the process.
-    guard: Guard
-    # Prefetching waits until it is readable.
-    begin_fd: int
-    # The local tier, which is prepared.
-    cache: CacheSettings | None = None
-    # For a caller that asks about the trouble of its requests.
-    retries: Retries | None = None
-
-
 def stream_channel(
-    snapshot_fd: int, settings: PipeSettings, *, ready: Callable[[], None], report: Callable[["PipeStream"], None]
+    snapshot_fd: int,
+    task: ChannelTask,
+    counters: Counters,
+    *,
+    ready: Callable[[], None],
+    report: Callable[["PipeStream"], None],
 ) -> None:
     """Stream the objects of the snapshot until it is told to stop, in a process that was just forked.
 
-    `ready` is called when the first FIFO is there, `report` about every second and after each epoch.
+    `counters` count each GET. `ready` is called when the first FIFO is there, `report` about every second and after
+    each epoch.
 
     An epoch that fails has no end, because a FIFO cannot carry an error and its end would be a short epoch. It waits
     until the caller, told by `report`, has stopped the reader and then this process.
@@ -82,7 +61,7 @@ def stream_channel(
     tune_malloc()
     table = open_snapshot(snapshot_fd).table
     os.close(snapshot_fd)
-    stream = PipeStream(sequence_of(table, settings.channel, settings.shard), settings, report)
+    stream = PipeStream(sequence_of(table, task.channel, task.epoch_shard), task, counters, report)
     stream.load()
     gc.freeze()
     trio.run(_run_until_told, stream, ready)
@@ -105,18 +84,26 @@ class PipeStream:
     """The state of the stream, which reads for the engine and counts what it fetches."""
 
     def __init__(
-        self, sequence: Objects | Lines, settings: PipeSettings, report: Callable[["PipeStream"], None]
+        self,
+        sequence: Objects | Lines,
+        task: ChannelTask,
+        counters: Counters,
+        report: Callable[["PipeStream"], None],
     ) -> None:
         # Why the open epoch will have no end: its reader waits until somebody stops it. None while all is well.
         self.failure: FastfuseError | None = None
         # The epoch that is read, or waits for its reader.
         self.epoch = 0
-        # Sums over all epochs: bytes that readers have taken or that lie in the FIFO, and what was fetched for them.
-        self.written_bytes = self.fetched_bytes = self.requests = 0
+        self.retries = Retries(counters)
         self._sequence = sequence
-        self._settings = settings
+        self._task = task
+        self._counters = counters
+        settings, memory_bytes = task.settings, task.memory_target_bytes
+        is_local = isinstance(task.channel.source, LocalDirectory)
+        # The local tier keeps objects of S3.
+        self._cache = None if is_local else settings.cache
         self._config = ReadaheadConfig.within(
-            settings.memory_target_bytes - (queue_bytes(settings.memory_target_bytes) if settings.cache else 0),
+            memory_bytes - (queue_bytes(memory_bytes) if self._cache else 0),
             part_size_bytes=settings.part_size_bytes,
             # The engine leaves a quarter to readers of other files, of which there are none.
             max_parts_in_flight=-(-settings.connection.max_connections * 4 // 3) + 1,
@@ -126,12 +113,10 @@ class PipeStream:
         )
         self._session = S3Session(settings.connection)
         self._reader: RangeReader
-        if isinstance(settings.channel.source, LocalDirectory):
-            self._reader = FileReader(buffers)
+        if is_local:
+            self._reader = FileReader(buffers, counters)
         else:
-            self._reader = S3Client(
-                self._session, buffers=buffers, counters=settings.counters, retries=settings.retries
-            )
+            self._reader = S3Client(self._session, buffers=buffers, counters=counters, retries=self.retries)
         self._report = report
         self._lookahead: Lookahead | None = None
         # The open FIFOs, earliest first.
@@ -162,15 +147,15 @@ class PipeStream:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Stream epoch after epoch until cancelled; an epoch that fails is the last and does not end."""
-        settings, cache = self._settings, open_or_none(self._settings.cache, worker_uid())
+        paths, cache = self._task.settings.paths, open_or_none(self._cache, worker_uid())
         self._reader = cached(
-            self._reader, cache, self._buffers, settings.counters, self._session, settings.memory_target_bytes
+            self._reader, cache, self._buffers, self._counters, self._session, self._task.memory_target_bytes
         )
         try:
             async with trio.open_nursery() as nursery:
                 engine = ReadEngine(self, self._config, nursery, lambda: self._sequence.table)
-                self._directory_fd = open_directory(settings.directory, settings.base)
-                remove_stale(path_of(self._directory_fd), settings.channel.name)
+                self._directory_fd = open_directory(paths.data, paths.base)
+                remove_stale(path_of(self._directory_fd), self._task.channel.name)
                 self._make_fifo(self.epoch)
                 ready()
                 nursery.start_soon(self._report_often)
@@ -180,20 +165,18 @@ class PipeStream:
                 fifo.close()
             if self._directory_fd >= 0:
                 os.close(self._directory_fd)
-            if settings.cache is not None:
+            if self._cache is not None:
                 with trio.CancelScope(shield=True):
                     await self.aclose()  # what waits for the disk
 
     async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
-        self.requests += 1
+        self._counters.count("fastfuse_fetched_parts", value="prefetched")
         try:
-            data = await self._reader.get(ref, start, end)
+            return await self._reader.get(ref, start, end)
         finally:
             # Heard when this task, which goes on to put the bytes where they belong, waits again.
             if self._lookahead is not None:
                 self._lookahead.wake()
-        self.fetched_bytes += end - start
-        return data
 
     async def aclose(self) -> None:
         await self._reader.aclose()
@@ -214,7 +197,7 @@ class PipeStream:
             self.failure = cause if isinstance(cause, FastfuseError) else _unforeseen(cause)
             _log.error(
                 "epoch %d of channel %s has failed, and its reader waits: %s",
-                *(self.epoch, self._settings.channel.name, self.failure),
+                *(self.epoch, self._task.channel.name, self.failure),
                 exc_info=None if self.failure is cause else cause,
             )
             self._report(self)
@@ -242,18 +225,19 @@ class PipeStream:
         self._lookahead = None
         fifo.close()
         self._fifos.remove(fifo)
-        self._settings.guard.let_go()
+        self._task.guard.let_go(self._task.channel.name)
 
     async def _look_ahead(self, lookahead: Lookahead) -> None:
-        await trio.lowlevel.wait_readable(self._settings.begin_fd)
+        await trio.lowlevel.wait_readable(self._task.begin_fd)
         await lookahead.run(self._sequence.files(self.epoch))
 
     async def _write_epoch(self, fifo: Fifo, lookahead: Lookahead) -> None:
-        channel = self._settings.channel
+        channel = self._task.channel
 
         async def write(data: Buffer) -> None:
             await fifo.write(data)
-            self.written_bytes += len(data)
+            # Readers have taken them, or they lie in the FIFO.
+            self._counters.count("fastfuse_read_served_bytes", len(data))
 
         writer = EpochWriter(lookahead, write, is_gzip=channel.is_gzip, wraps_records=channel.wraps_records)
         try:
@@ -269,10 +253,10 @@ class PipeStream:
             _log.info("epoch %d of channel %s: its reader has closed it early", self.epoch, channel.name)
 
     def _make_fifo(self, epoch: int) -> None:
-        path = self._settings.directory / f"{self._settings.channel.name}_{epoch}"
+        path = self._task.settings.paths.data / f"{self._task.channel.name}_{epoch}"
         fifo = Fifo(path, directory=path_of(self._directory_fd))
         self._fifos.append(fifo)
-        self._settings.guard.hold(fifo.fileno())
+        self._task.guard.hold(self._task.channel.name, fifo.fileno())
 
 
 def _unforeseen(error: Exception) -> FastfuseError:

@@ -6,7 +6,7 @@ Processes of their own do the work (`outputs`); here is what their parent sees o
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -15,16 +15,16 @@ import trio
 
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.routes import read_files
 from fastfuse.s3.upload import load_writer
-from fastfuse.sagemaker.outputs.checking import check_places
 from fastfuse.sagemaker.outputs.record import ETAGS_NAME, RECORD_NAME
 from fastfuse.sagemaker.outputs.sending import Outgoing, Tell, send_outputs
 from fastfuse.sagemaker.outputs.syncing import sync_directories
+from fastfuse.sagemaker.run_settings import RunSettings
 from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.running.serving import RunSettings
 
 _log = logging.getLogger(__name__)
 
@@ -39,29 +39,19 @@ _END_S = 10.0
 _RECORD_S = 5.0
 
 
-class _Checker(ChildProcess):
-    """A process that checks whether what the job will make can be written."""
-
-    @property
-    def failure(self) -> FastfuseError | None:
-        if self.exit_code in {None, 0}:
-            return None
-        return self.errors.get("") or OutputError(f"the process that checks the job's outputs {self.how_it_ended}")
-
-
 class Sender(ChildProcess):
     """A process that sends to S3 what a job has made, and says things by name."""
 
     def __init__(self, work: Callable[[Tell], None], lacks: Mapping[str, str]) -> None:
         """Fork it. `lacks` says by name, for errors, what S3 lacks until it is sent, and where that still lies."""
-        # The checkpoints that S3 had are in place.
+        # The job may begin: its outputs can be written, and the checkpoints that S3 had are in place.
         self.is_ready = False
         # The time for which it has waited for an answer in vain.
         self.silent_s = 0.0
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
         self._lacks = lacks
-        self._is_finishing = self._is_stopping = False
+        self._is_cut_off = False
         self._reported_s = 0.0
         super().__init__(lambda: work(self._say))
 
@@ -73,26 +63,22 @@ class Sender(ChildProcess):
             self._reported_s = now_s
         self.tell(error, name, **message)
 
-    def finish(self) -> None:
-        """Tell a process that lives as long as the job to send what is left, and to end then."""
-        self._is_finishing = True
-        super().stop()
-
-    def stop(self) -> None:
-        self._is_stopping = True
-        super().stop()
+    def cut_off(self) -> None:
+        """Stop it, whatever is left to be sent."""
+        self._is_cut_off = True
+        self.stop()
 
     @property
     def _end(self) -> str:
         """The reason why it did not do more."""
-        return "the upload was told to stop" if self._is_stopping else f"the process that uploads {self.how_it_ended}"
+        return "the upload was told to stop" if self._is_cut_off else f"the process that uploads {self.how_it_ended}"
 
     @property
     def failure(self) -> FastfuseError | None:
-        """The reason why it ended before it was told to."""
-        if self.exit_code is None or self._is_finishing:
+        """The reason why it ended too early."""
+        if self.exit_code in {None, 0}:
             return None
-        return self.errors.get("") or OutputError(f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}")
+        return self.errors.get("") or OutputError(f"nothing is uploaded any more: {self._end}")
 
     def failures(self) -> list[FastfuseError]:
         """Return why something is not in S3, and where it still lies. Call it after the end."""
@@ -128,21 +114,15 @@ class Delivery:
         self._session = S3Session(settings.connection)
         self._phases = phases
         self._take_signal = take_signal
-        # The second sends checkpoints and logs while the job runs, the third model and output at its end.
-        self._checker: _Checker | None = None
+        # The first sends checkpoints and logs while the job runs, the second model and output at its end.
         self._syncer: Sender | None = None
         self._uploader: Sender | None = None
-        # The checkpoints that S3 had were in place.
-        self._was_ready = False
-        # When another process may be started for one that is lost.
+        # When the first of them was ready: nothing of the job runs before that.
+        self._began_ns: int | None = None
+        # When another process may be started for one that is lost: never once the job ends.
         self._again_at_s = 0.0
         # Those that came while something was uploaded at the end.
         self._signals = 0
-        # When this run began; once the checkpoints are in place, when they were: nothing of the job runs before that.
-        self._began_ns = time.time_ns()
-        self._are_back = False
-        # The command has ended, or the job did not start: `listen` replaces a lost process no more.
-        self._is_ending = False
         # The content of S3, by name.
         self.artifacts: dict[str, dict[str, Any]] = {}
 
@@ -174,43 +154,37 @@ class Delivery:
         return f": what the job has made may not be in S3, and lies in {shown}"
 
     @property
-    def _processes(self) -> list[_Checker | Sender]:
-        return [process for process in (self._checker, self._syncer, self._uploader) if process is not None]
+    def _processes(self) -> list[Sender]:
+        return [process for process in (self._syncer, self._uploader) if process is not None]
 
     def begin(self) -> None:
-        """Check that outputs can be written, bring checkpoints back, and send new ones from then on."""
+        """Check that outputs can be written, bring checkpoints back, and send new ones from then on.
+
+        Raises:
+            ConfigurationError: a file of the configuration, an authority or a key cannot be read.
+        """
         job, session = self._settings.job, self._session
         places = [(one.field, one.place, "") for one in job.synced]
         if job.output is not None:
             places.append(("OutputDataConfig", job.output.model(self._settings.cluster), job.output.kms_key_id))
         if places:
-            self._load()
-        if places and self._settings.command:  # or nothing will be made
-            self._checker = _Checker(lambda: trio.run(check_places, places, session))
-        self._begin_syncing(is_again=False)
+            # What the processes need that send: the command may replace or remove any package.
+            read_files(session)
+            trio.run(load_writer, session)
+            trio.run(session.load_renewal)
+        # Without a command nothing will be made.
+        self._begin_syncing(places if self._settings.command else [])
 
-    def _load(self) -> None:
-        """Read and load now what the processes need that send: the command may replace or remove any package.
-
-        Raises:
-            ConfigurationError: a file of the configuration, an authority or a key cannot be read.
-        """
-        read_files(self._session)
-        trio.run(load_writer, self._session)
-        trio.run(self._session.load_renewal)
-
-    def _begin_syncing(self, *, is_again: bool) -> None:
-        settings, paths = self._settings, self._settings.paths
-        if settings.job.synced:
-            synced = settings.job.synced
+    def _begin_syncing(self, checked: Sequence[tuple[str, S3Uri, str]] = ()) -> None:
+        settings, synced = self._settings, self._settings.job.synced
+        if synced or checked:
             lacks = {
-                one.name: f"are not all in S3 at {one.place}, and still lie in {paths.of(one.local_path)}"
+                one.name: f"are not all in S3 at {one.place}, and still lie in {settings.paths.of(one.local_path)}"
                 for one in synced
             }
-            part_bytes = settings.part_size_bytes
-            work = partial(sync_directories, synced, paths, self._session, part_bytes, is_again=is_again,
-                           is_alone=settings.cluster.is_alone, began_ns=self._began_ns)  # fmt: skip
-            self._syncer = Sender(work, lacks)
+            is_alone, began_ns = settings.cluster.is_alone, self._began_ns
+            work = partial(sync_directories, synced, checked, settings.paths, self._session, settings.part_size_bytes)
+            self._syncer = Sender(partial(work, began_ns=began_ns, is_alone=is_alone), lacks)
 
     @property
     def pids(self) -> list[int]:
@@ -219,24 +193,20 @@ class Delivery:
 
     @property
     def is_ready(self) -> bool:
-        is_checked = self._checker is None or self._checker.exit_code == 0
-        return is_checked and (self._syncer is None or self._syncer.is_ready)
+        return self._syncer is None or self._syncer.is_ready
 
     @property
     def failure(self) -> FastfuseError | None:
         """The reason why outputs cannot be written, or why checkpoints are not there or are no longer sent."""
-        is_refused = self._checker is not None and self._checker.failure is not None
-        process = self._checker if is_refused else self._syncer
-        return None if process is None else process.failure
+        return None if self._syncer is None else self._syncer.failure
 
     def listen(self) -> None:
         """Take in what the processes have said, and start another one in the place of one that is lost."""
         for process in self._processes:
             process.listen(self._phases)
-        if self._syncer is not None and self._syncer.is_ready and not self._are_back:
-            self._are_back, self._began_ns = True, time.time_ns()
-        self._was_ready = self._was_ready or self.is_ready
-        is_lost = self._was_ready and self.failure is not None and not self._is_ending
+        if self._began_ns is None and self.is_ready:
+            self._began_ns = time.time_ns()
+        is_lost = self._began_ns is not None and self.failure is not None
         if is_lost and time.monotonic() >= self._again_at_s:
             self._begin_again()
 
@@ -244,7 +214,7 @@ class Delivery:
         self._again_at_s = time.monotonic() + _AGAIN_AFTER_S
         _log.error("%s; another process goes on with it", self.failure)
         with suppress(NoRoomError, OSError):  # later, perhaps
-            self._begin_syncing(is_again=True)
+            self._begin_syncing()
 
     def ended(self, pid: int, exit_code: int) -> None:
         for process in self._processes:
@@ -262,15 +232,15 @@ class Delivery:
         what = "the rest of the files" if output is None else f"model and output to {output.place}"
         self._phases.enter(Phase.UPLOADING, f"Uploading {what}")
         failures: list[FastfuseError] = []
-        self._is_ending = True
         if self.failure is not None:
             self._begin_again()
+        self._again_at_s = math.inf
         if self._syncer is not None:
             # A signal would end one that has just begun again.
             while not self.is_ready and self._syncer.exit_code is None and self._signals < 2:
                 self._heed_signal()
             # Beside the model: a host that is taken away in two minutes has them in S3 first.
-            self._syncer.finish()
+            self._syncer.stop()
         if output is not None:
             made = partial(Outgoing, status=status, is_alone=cluster.is_alone)
             model = made(name="model", place=paths.model, uri=output.model(cluster))
@@ -293,7 +263,7 @@ class Delivery:
 
     def give_up(self) -> None:
         """End what was begun for a job that did not start."""
-        self._is_ending = True
+        self._again_at_s = math.inf
         for process in self._processes:
             process.kill()
             while not process.is_over:
@@ -335,7 +305,7 @@ class Delivery:
             if now_s >= kill_at_s:
                 process.kill()
             elif now_s >= stop_at_s and kill_at_s == math.inf:
-                process.stop()
+                process.cut_off()
                 kill_at_s = now_s + _END_S
         self.artifacts |= {name: artifact for name, artifact in process.artifacts.items() if artifact["Files"]}
         return process.failures()

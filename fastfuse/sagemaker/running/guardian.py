@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from fastfuse.errors import FastfuseError
@@ -24,6 +25,9 @@ from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
 
 _log = logging.getLogger(__name__)
 
+# The name by which the pidfd of the command is held: no channel has it.
+_COMMAND = ""
+
 
 class Guardian:
     """A process that lives until `dismiss`, or until its process tree is dead; then it clears up."""
@@ -32,7 +36,6 @@ class Guardian:
         self,
         channels: Sequence[Channel],
         data_dir: Path,
-        guards: Sequence[Guard],
         *,
         stop_timeout_s: float,
         not_done: str,
@@ -44,29 +47,27 @@ class Guardian:
         """
         # Every process forked from here on holds the writing end; none ever writes.
         reading_fd, self._writing_fd = os.pipe()
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # They inherit its other end, too.
+        self.guard = guard = Guard()
 
         def work() -> None:
             os.setsid()
             os.close(self._writing_fd)
-            self._ours.close()
             if listener is not None:
                 listener.close()
-            command_fd = _watch(reading_fd, theirs, guards)
+            _watch(reading_fd, guard)
             sweep(channels, data_dir)
             kill_at_s = time.monotonic() + stop_timeout_s
-            if command_fd >= 0:
+            command = guard.held.pop(_COMMAND, [])
+            for command_fd in command:
                 _outlast(command_fd, kill_at_s)
                 _log.error("fastfuse run was killed%s", not_done)
-            for guard in guards:
-                for fd in guard.held:
-                    _outlast_readers(fd, kill_at_s, are_ours=command_fd >= 0)
+            for fd in chain.from_iterable(guard.held.values()):
+                _outlast_readers(fd, kill_at_s, are_ours=bool(command))
 
         self.pid = fork_child(work, outlives_parent=True, takes_orders=True)
-        for guard in guards:
-            guard.hand_over()
+        guard.hand_over()
         os.close(reading_fd)
-        theirs.close()
 
     def heed(self, command_pid: int) -> None:
         """Watch the running command: if we die, the guardian kills it unless it ends in time."""
@@ -75,8 +76,7 @@ class Guardian:
         except OSError as error:
             _log.warning("if this run is killed, its command may live on: %s", error)  # a seccomp filter
             return
-        with suppress(OSError):  # somebody has killed the guardian
-            socket.send_fds(self._ours, [b"\0"], [command_fd])
+        self.guard.hold(_COMMAND, command_fd)
         os.close(command_fd)
 
     def dismiss(self) -> None:
@@ -84,36 +84,31 @@ class Guardian:
             os.kill(self.pid, signal.SIGKILL)
             wait_child(self.pid)
         os.close(self._writing_fd)
-        self._ours.close()
+        self.guard.close()
 
 
 def sweep(channels: Sequence[Channel], data_dir: Path) -> None:
     """Remove the mounts, links and FIFOs that dead processes of these channels left, whatever the mode."""
     for channel in channels:
         try:
-            _unmount_dead(data_dir / channel.name)
-            take_away(data_dir / channel.name, channel)
+            place = data_dir / channel.name
+            entry = find_mount(place)
+            if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(place):
+                unmount(place, lazy=True, device=entry.device)
+            take_away(place, channel)
             remove_stale(data_dir, channel.name)
         except (FastfuseError, OSError) as error:
             _log.warning("channel %s left something behind: %s", channel.name, error)
 
 
-def _watch(life_fd: int, told: socket.socket, guards: Sequence[Guard]) -> int:
-    """Follow the guards until the process tree is dead; return the pidfd of the command, or -1."""
-    command_fd = -1
-    waiting_for: list[int | socket.socket | Guard] = [life_fd, told, *guards]
+def _watch(life_fd: int, guard: Guard) -> None:
+    """Follow the guard until the process tree is dead."""
+    waiting_for: list[int | Guard] = [life_fd, guard]
     while True:
         readable, _, _ = select.select(waiting_for, [], [])
-        for guard in guards:
-            guard.update()
-        if told in readable:
-            _, descriptors, _, _ = socket.recv_fds(told, 1, 1)
-            if descriptors:
-                command_fd = descriptors[0]
-            else:
-                waiting_for.remove(told)
+        guard.update()
         if life_fd in readable:
-            return command_fd
+            return
 
 
 def _outlast(command_fd: int, kill_at_s: float) -> None:
@@ -159,9 +154,3 @@ def _is_file(path: Path, file: os.stat_result) -> bool:
     with suppress(OSError):  # closed meanwhile, or of a mount that is gone
         return os.path.samestat(file, path.stat())
     return False
-
-
-def _unmount_dead(path: Path) -> None:
-    entry = find_mount(path)
-    if entry is not None and entry.is_ours and entry.owner_uid == os.geteuid() and is_dead(path):
-        unmount(path, lazy=True, device=entry.device)

@@ -30,8 +30,9 @@ from fastfuse.index.origin import SourceKind
 from fastfuse.metrics import OUTCOMES, Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
+from fastfuse.sagemaker.run_settings import ChannelTask
 from fastfuse.sagemaker.running.phases import Phases
-from fastfuse.sagemaker.running.serving import ChannelTask, serve_channel
+from fastfuse.sagemaker.running.serving import serve_channel
 
 _READ_BYTES = 65536
 

@@ -1,4 +1,4 @@
-"""The phases of a job with their seconds, as SageMaker's console prints them, and the progress of transfers.
+"""The phases of a job with their seconds, as SageMaker's console prints them, the progress of transfers, and the end.
 
 Names and UTC times are those of ``SecondaryStatusTransitions``
 (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
@@ -8,14 +8,17 @@ is gone, or that nobody reads, holds nothing up. Nothing here starts a thread, b
 """
 
 import logging
+import signal
 import time
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TextIO, cast
+from typing import NamedTuple, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.text import Text
 
+from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.log import UnblockedStderr
 from fastfuse.sizes import format_size
@@ -44,6 +47,36 @@ class Phase(StrEnum):
     def status(self) -> str:
         """The ``TrainingJobStatus`` of a job that ended so."""
         return "Stopped" if self is Phase.MAX_RUNTIME_EXCEEDED else self.value
+
+
+class Outcome(NamedTuple):
+    """The way in which the run ended."""
+
+    phase: Phase
+    text: str
+    exit_code: int
+    # Raised in the end.
+    error: FastfuseError | None = None
+
+
+def failed(error: FastfuseError) -> Outcome:
+    """Return the outcome of a run that `error` ended."""
+    return Outcome(Phase.FAILED, str(error), error.exit_code, error)
+
+
+def worst(own: Outcome, others: Iterable[Outcome]) -> Outcome:
+    """Return the outcome of a host whose commands ended in these ways; the exit code is our `own` unless that is 0."""
+    best_first = ("Completed", "Stopped", "Failed")
+    found = max((own, *others), key=lambda one: best_first.index(one.phase.status))
+    return found._replace(exit_code=own.exit_code or found.exit_code)
+
+
+class Stop(NamedTuple):
+    """The reason why the job has to end: a signal, or the clock."""
+
+    phase: Phase
+    text: str
+    number: signal.Signals = signal.SIGTERM
 
 
 class Phases:

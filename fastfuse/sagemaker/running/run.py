@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
@@ -27,14 +27,13 @@ from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode,
 from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
-from fastfuse.sagemaker.outputs.record import job_history, job_record, read_failure, write_record
+from fastfuse.sagemaker.outputs.record import job_record, read_failure, write_record
 from fastfuse.sagemaker.pipe.fifo import Guard
+from fastfuse.sagemaker.run_settings import ChannelTask, RunSettings
 from fastfuse.sagemaker.running.delivery import Delivery
-from fastfuse.sagemaker.running.endings import Outcome, Stop, failed, worst
 from fastfuse.sagemaker.running.guardian import Guardian, sweep
 from fastfuse.sagemaker.running.job_processes import ChannelProcess, fork_apart, usage_lines
-from fastfuse.sagemaker.running.phases import Phase, Phases
-from fastfuse.sagemaker.running.serving import ChannelTask, RunSettings
+from fastfuse.sagemaker.running.phases import Outcome, Phase, Phases, Stop, failed, worst
 from fastfuse.sagemaker.running.sharing import Members, claim_or_join, has_ended, tell_outcome
 from fastfuse.sagemaker.training import CommandProcess, HostNames, adopt_orphans, find_command, ignored_signals
 
@@ -114,18 +113,13 @@ class _Run:
         try:
             outcome = self._run_and_take_down()
         except FastfuseError as error:
-            self._say_end(Phase.FAILED, str(error))
-            raise
-        self._say_end(outcome.phase, outcome.text)
+            outcome = failed(error)
+        self._phases.enter(outcome.phase, outcome.text)
+        for line in (self._phases.timings(), *usage_lines(self._channels)):
+            self._phases.say(line)
         if outcome.error is not None:
             raise outcome.error
         return outcome.exit_code
-
-    def _say_end(self, phase: Phase, text: str) -> None:
-        self._phases.enter(phase, text)
-        self._phases.say(self._phases.timings())
-        for line in usage_lines(self._channels):
-            self._phases.say(line)
 
     def _run_and_take_down(self) -> Outcome:
         settings = self._settings
@@ -146,8 +140,7 @@ class _Run:
             try:
                 outcome = self._run_in_place(program)
             except FastfuseError as error:
-                self._record(failed(error))
-                raise
+                outcome = failed(error)
             self._record(outcome)
             return outcome
 
@@ -193,9 +186,9 @@ class _Run:
             phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        with suppress(OSError):  # again, for the script may have removed everything; as told next
-            note_run(settings.paths, self._name, settings.synced_places)
-        data = write_record(record, job_history(record, self._phases.begins, accounts), settings.paths)
+        with suppress(OSError):  # again, for the script may have removed everything
+            note_run(settings.paths, self._name)
+        data = write_record(record, self._phases.begins, accounts, settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)
 
@@ -204,12 +197,9 @@ class _Run:
         # They stay blocked until the end: a late signal must not replace the exit code.
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         adopt_orphans()
-        # The guardian and the streamers inherit them.
-        guards = {channel.name: Guard() for channel in settings.channels if channel.input_mode is InputMode.PIPE}
         self._guardian = Guardian(
             settings.channels,
             settings.paths.data,
-            [*guards.values()],
             stop_timeout_s=settings.stop_timeout_s,
             not_done=self._delivery.not_done(),
             listener=self._endpoint.listener,
@@ -217,7 +207,7 @@ class _Run:
         begin_fd = os.eventfd(0)  # all channels are ready; their processes inherit it
         try:
             try:
-                outcome = self._run_to_the_end(program, guards, begin_fd)
+                outcome = self._run_to_the_end(program, self._guardian.guard, begin_fd)
             except Exception as error:  # noqa: BLE001 - logged
                 # A defect of ours, or a limit that was met meanwhile, must not cost the job its model.
                 _log.exception("the run failed")
@@ -227,13 +217,11 @@ class _Run:
             if not self._was_ready:
                 self._delivery.give_up()
             self._guardian.dismiss()
-            for guard in guards.values():
-                guard.close()
             os.close(begin_fd)
 
-    def _run_to_the_end(self, program: str, guards: Mapping[str, Guard], begin_fd: int) -> Outcome:
+    def _run_to_the_end(self, program: str, guard: Guard, begin_fd: int) -> Outcome:
         try:
-            environment = self._prepare(guards, begin_fd)
+            environment = self._prepare(guard, begin_fd)
             stop = self._get_ready()
             if stop is not None:
                 return Outcome(stop.phase, f"{stop.text} before everything was ready", 128 + stop.number)
@@ -247,11 +235,11 @@ class _Run:
         finally:
             self._take_down()
 
-    def _prepare(self, guards: Mapping[str, Guard], begin_fd: int) -> dict[str, str]:
+    def _prepare(self, guard: Guard, begin_fd: int) -> dict[str, str]:
         """Begin to prepare the channels, and return the environment of the command."""
         settings = self._settings
         for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
-            task = ChannelTask(channel, settings, begin_fd, claim, guards.get(channel.name))
+            task = ChannelTask(channel, settings, begin_fd, claim, guard)
             self._channels.append(ChannelProcess(task, self._counters[channel.name]))
         self._delivery.begin()
         self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")

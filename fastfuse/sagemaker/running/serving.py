@@ -5,15 +5,13 @@ Counters are in memory that parent and child share.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
 
 from fastfuse.cache.directory import prepare
-from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.figures.status import Recent, delivered, show_trouble
@@ -22,119 +20,21 @@ from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.filesystem.refresh import run_lister
-from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.snapshot import open_snapshot
-from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
-from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.retries import Retries
-from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, LocalDirectory, TrainingJob
-from fastfuse.sagemaker.download.disk import DiskClaim
+from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
-from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.local_files import index_files
 from fastfuse.sagemaker.local_places import keep_in_place
 from fastfuse.sagemaker.outputs.record import listing_of, write_etags
-from fastfuse.sagemaker.pipe.fifo import Guard
-from fastfuse.sagemaker.pipe.pipe_channel import PipeSettings, PipeStream, stream_channel
+from fastfuse.sagemaker.pipe.pipe_channel import PipeStream, stream_channel
+from fastfuse.sagemaker.run_settings import ChannelTask
 from fastfuse.sizes import format_size
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """One run of a job on this host: its options, its job and its environment."""
-
-    job: TrainingJob
-    cluster: Cluster
-    # Below ``/opt/ml`` on SageMaker.
-    paths: JobPaths
-    connection: ConnectionConfig
-    # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
-    origins: Mapping[str, IndexOrigin]
-    # Bytes by name of channel (`divide_memory`).
-    memory_target_bytes: Mapping[str, int]
-    part_size_bytes: int
-    # The local tier of the channels, or None.
-    cache: CacheSettings | None = None
-    shard_by_bytes: bool = False
-    # The settings of mounted channels.
-    uid: int
-    gid: int
-    allow_other: bool = False
-    # IP addresses by name of host.
-    addresses: Mapping[str, str] = field(default_factory=dict)
-    # (host, port) of the Prometheus endpoint, or None.
-    metrics_listen: tuple[str, int] | None = None
-    # Begin with what an earlier run left below the base directory.
-    keeps: bool = False
-    # Beside the record of the job, the ETag of each object is written.
-    records_etags: bool = False
-    # Other runs of this job on this host use these channels, too, or have prepared them.
-    is_shared: bool = False
-    # How long a stopping mount lets open files be read.
-    grace_s: float = 30.0
-    # Without a command the channels stay up until we are told to stop.
-    command: tuple[str, ...] = ()
-    # How long the command may take to end after it is told to.
-    stop_timeout_s: float = 120.0
-    # What the command inherits, before the job's own; left out of repr, for it may hold credentials.
-    environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
-    # Phases go to the log, as records, and not to standard error, as lines.
-    is_json: bool = False
-
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """The channels that this host's instance group gets."""
-        return tuple(channel for channel in self.job.channels if self.cluster.gets(channel))
-
-    @property
-    def synced_places(self) -> list[Path]:
-        """The directories of checkpoints and logs on this host."""
-        return [self.paths.of(one.local_path) for one in self.job.synced]
-
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelTask:
-    """One channel of a run."""
-
-    channel: Channel
-    settings: RunSettings
-    # Readable when all channels are ready: prefetching must not slow down those that prepare.
-    begin_fd: int
-    # The bytes that this channel and others will write to the disk.
-    disk_claim: DiskClaim
-    # For a Pipe channel: keeps its FIFOs open after its process dies.
-    guard: Guard | None = None
-
-    @property
-    def place(self) -> Path:
-        return self.settings.paths.channel(self.channel.name)
-
-    @property
-    def memory_target_bytes(self) -> int:
-        return self.settings.memory_target_bytes[self.channel.name]
-
-    @property
-    def shard(self) -> Shard | None:
-        """This host's part of a sharded channel: the same in every epoch unless the channel is dealt out anew."""
-        return self.settings.cluster.shard(self.channel, by_bytes=self.settings.shard_by_bytes)
-
-    @property
-    def origin(self) -> IndexOrigin:
-        """The origin of this host's index of the channel: of all of it if it is dealt out anew in each epoch."""
-        channel, settings = self.channel, self.settings
-        return replace(
-            settings.origins[channel.name],
-            kind=channel.source_kind,
-            is_key_name_prefix=channel.is_key_name_prefix,
-            attribute_names=channel.attribute_names,
-            shard=None if channel.is_dealt_anew else self.shard,
-        )
 
 
 def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
@@ -153,16 +53,18 @@ def serve_channel(task: ChannelTask, counters: Counters, tell: Callable[..., Non
     return serve(task, counters, tell)
 
 
-def _index(task: ChannelTask, counters: Counters) -> tuple[int, int]:
-    """Return a descriptor of the channel's index, which the caller closes, and the number of its objects or files."""
+def _index(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
+    """Return a descriptor of the channel's index, which the caller closes, and tell of the listing."""
     source, origin = task.channel.source, task.origin
     if isinstance(source, LocalDirectory):
-        return index_files(source, task.place, origin)
-    # In a process of its own, whose garbage goes with it.
-    snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
-    _log.info("listed %s: %s", source, report)
-    counters.count("fastfuse_index_requests", report.requests)
-    return snapshot_fd, report.files
+        snapshot_fd = index_files(source, task.place, origin)
+    else:
+        # In a process of its own, whose garbage goes with it.
+        snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
+        _log.info("listed %s: %s", source, report)
+        counters.count("fastfuse_index_requests", report.requests)
+    _tell_listing(task, snapshot_fd, counters, tell)
+    return snapshot_fd
 
 
 def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell: Callable[..., None]) -> None:
@@ -179,8 +81,7 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell:
 
 def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
     place = task.place
-    snapshot_fd, _ = _index(task, counters)
-    _tell_listing(task, snapshot_fd, counters, tell)
+    snapshot_fd = _index(task, counters, tell)
     recent = Recent(counters, "File")
     recent.begin()
     retries, failing = Retries(counters), FailingReads(delivered(counters), {})
@@ -193,18 +94,18 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         recent.look()
         tell(progress=(progress.done_bytes, progress.total_bytes))
 
+    prepare(task.settings.cache, worker_uid())
     settings = DownloadSettings(
         directory=place,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
         claim=task.disk_claim,
         base=task.settings.paths.base,
-        cache=_prepared_cache(task),
+        cache=task.settings.cache,
         retries=retries,
     )
     try:
         done = download_channel(snapshot_fd, task.settings.connection, settings, report, counters)
-        _note_waiting(counters, done.elapsed_s, is_waiting=True)
         recent.tell_summary()
     finally:
         # Not only at the end: the disk may be waited for, and the index of many objects is large.
@@ -224,58 +125,33 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
 
 
 def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> int:
-    channel, paths, shard = task.channel, task.settings.paths, task.shard if task.channel.is_dealt_anew else None
     _remove_mountpoint(task.place)
-    snapshot_fd, file_count = _index(task, counters)
-    _tell_listing(task, snapshot_fd, counters, tell)
-    are_local = isinstance(channel.source, LocalDirectory)
-    recent = Recent(counters, "Pipe")
-    retries, failing = Retries(counters), FailingReads(delivered(counters), {})
+    snapshot_fd = _index(task, counters, tell)
+    are_local = isinstance(task.channel.source, LocalDirectory)
+    recent, failing = Recent(counters, "Pipe"), FailingReads(delivered(counters), {})
 
     def ready() -> None:
-        what = f"files of {channel.source}" if are_local else "objects"
-        if shard is not None:
-            what += f", dealt out to {shard.count} hosts anew in each epoch,"
-        tell(ready=f"{file_count:,} {what} through {task.place}_0")
+        what = f"files of {task.channel.source}" if are_local else "objects"
+        if task.epoch_shard is not None:
+            what += f", dealt out to {task.epoch_shard.count} hosts anew in each epoch,"
+        tell(ready=f"{counters.get('fastfuse_table_files'):,} {what} through {task.place}_0")
         recent.begin()
 
     def report(stream: PipeStream) -> None:
-        if are_local:
-            counters.set("fastfuse_fetched_bytes", stream.fetched_bytes)
-        counters.set("fastfuse_fetched_parts", stream.requests, "prefetched")
-        counters.set("fastfuse_read_served_bytes", stream.written_bytes)
         _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
-        show_trouble(counters, failing, retries.trouble(), {}, trio.current_time())
+        show_trouble(counters, failing, stream.retries.trouble(), {}, trio.current_time())
         recent.look()
         if stream.failure is not None:
             tell(stream.failure)
 
-    assert task.guard is not None
-    settings = PipeSettings(
-        channel=channel,
-        connection=task.settings.connection,
-        shard=shard,
-        directory=paths.data,
-        base=paths.base,
-        memory_target_bytes=task.memory_target_bytes,
-        part_size_bytes=task.settings.part_size_bytes,
-        counters=counters,
-        cache=None if are_local else _prepared_cache(task),
-        guard=task.guard,
-        begin_fd=task.begin_fd,
-        retries=retries,
-    )
+    if not are_local:
+        prepare(task.settings.cache, worker_uid())
     try:
-        stream_channel(snapshot_fd, settings, ready=ready, report=report)
+        stream_channel(snapshot_fd, task, counters, ready=ready, report=report)
     finally:
         _waits_no_more(counters)
         recent.tell_summary()
     return 0
-
-
-def _prepared_cache(task: ChannelTask) -> CacheSettings | None:
-    prepare(task.settings.cache, worker_uid())
-    return task.settings.cache
 
 
 def _note_waiting(counters: Counters, waited_s: float, *, is_waiting: bool) -> None:

@@ -21,9 +21,8 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.sockets import bind_privately, raise_sigio
 from fastfuse.s3.aws import S3Session
 from fastfuse.sagemaker.files import BaseDirInUseError, claim_base_dir, directory_at, of_another_user, path_of
-from fastfuse.sagemaker.running.endings import Outcome
-from fastfuse.sagemaker.running.phases import Phase
-from fastfuse.sagemaker.running.serving import RunSettings
+from fastfuse.sagemaker.run_settings import RunSettings
+from fastfuse.sagemaker.running.phases import Outcome, Phase
 
 _log = logging.getLogger(__name__)
 

@@ -15,6 +15,7 @@ from fastfuse.errors import (
 )
 from fastfuse.filesystem.mounting.mountpoint import mount_holding
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.metrics import Counters
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory, TrainingJob
@@ -228,7 +229,7 @@ def looping(path: Path) -> None:
 async def test_a_file_that_is_another_one_is_not_read(tmp_path: Path, happens: object, error: type[ReadError]) -> None:
     directory = write_files(tmp_path / "data", {"a": b"0123456789"})
     [ref] = refs(listed(directory))
-    reader = FileReader(PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24))
+    reader = FileReader(PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24), Counters())
     assert bytes(await reader.get(ref, 2, 5)) == b"234"
     assert callable(happens)
     happens(directory / "a")
@@ -252,7 +253,7 @@ async def test_a_file_that_is_written_to_while_it_is_read_is_not_taken(
         return count
 
     monkeypatch.setattr(os, "preadv", interrupted)
-    reader = FileReader(PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24))
+    reader = FileReader(PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24), Counters())
     with pytest.raises(ObjectChangedError, match="data/a' has changed"):
         await reader.get(ref, 0, 10)
     await reader.aclose()

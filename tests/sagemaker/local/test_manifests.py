@@ -14,7 +14,6 @@ from fastfuse.index.sources.manifests import read_manifest
 from fastfuse.index.sources.shard import Shard
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory
 from fastfuse.sagemaker.local_files import find_files
-from fastfuse.sagemaker.local_places import _write_manifest
 from fastfuse.sagemaker.outputs.record import RECORD_NAME
 from fastfuse.sagemaker.pipe.content import File, sequence_of, source_order
 from tests.sagemaker.local.conftest import FILES, write_files
@@ -88,14 +87,6 @@ def test_what_is_no_manifest_to_be_read(tmp_path: Path) -> None:
     with pytest.raises(EmptySourceError, match="names no file"):
         named(empty)
     assert named(empty, allow_empty=True) == []
-
-
-def test_a_fifo_in_the_place_of_a_manifest_is_not_waited_for(tmp_path: Path) -> None:
-    place = tmp_path / "input/manifests/train"
-    place.parent.mkdir(parents=True)
-    os.mkfifo(place)
-    assert _write_manifest(b"[]", tmp_path / "input/data/train", tmp_path) == place
-    assert place.read_bytes() == b"[]"
 
 
 def test_a_manifest_in_s3_names_no_file_of_this_host() -> None:

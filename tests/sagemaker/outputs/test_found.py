@@ -33,7 +33,7 @@ def test_what_took_the_place_of_a_file_is_not_an_empty_one(tmp_path: Path, make:
     for found in walk(tmp_path, tmp_path):
         (tmp_path / "weights").unlink()
         make(tmp_path / "weights")
-        with pytest.raises(OSError, match="no file any more"):
+        with pytest.raises(OSError, match="it is no regular file"):
             open_found(found)
     assert len(os.listdir("/proc/self/fd")) == descriptors
 

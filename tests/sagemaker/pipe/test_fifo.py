@@ -114,19 +114,19 @@ def is_over(reading_fd: int) -> bool:
 
 def test_what_is_held_has_no_end_until_it_is_let_go_the_earliest_first() -> None:
     guard = Guard()
-    pipes = [os.pipe() for _ in range(2)]
-    for _, writing_fd in pipes:
-        guard.hold(writing_fd)
+    pipes = [os.pipe() for _ in range(3)]
+    for name, (_, writing_fd) in zip("aba", pipes, strict=True):
+        guard.hold(name, writing_fd)
         os.close(writing_fd)
     guard.update()
     readers = [reading_fd for reading_fd, _ in pipes]
-    assert [is_over(fd) for fd in readers] == [False, False]
-    guard.let_go()
+    assert [is_over(fd) for fd in readers] == [False, False, False]
+    guard.let_go("a")
     assert select.select([guard], [], [], 0)[0] == [guard]
     guard.update()
-    assert [is_over(fd) for fd in readers] == [True, False]
+    assert [is_over(fd) for fd in readers] == [True, False, False]
     guard.close()
-    assert [is_over(fd) for fd in readers] == [True, True]
+    assert [is_over(fd) for fd in readers] == [True, True, True]
     for fd in readers:
         os.close(fd)
 
@@ -134,7 +134,7 @@ def test_what_is_held_has_no_end_until_it_is_let_go_the_earliest_first() -> None
 def test_what_was_held_last_before_a_death_is_held() -> None:
     guard = Guard()
     reading_fd, writing_fd = os.pipe()
-    guard.hold(writing_fd)
+    guard.hold("train", writing_fd)
     os.close(writing_fd)
     assert not is_over(reading_fd)  # though nobody has looked yet
     guard.close()

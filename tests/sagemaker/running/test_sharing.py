@@ -21,8 +21,7 @@ from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.sagemaker.files import LIBC, JobPaths, claim_base_dir
 from fastfuse.sagemaker.running import sharing
-from fastfuse.sagemaker.running.endings import Outcome, worst
-from fastfuse.sagemaker.running.phases import Phase
+from fastfuse.sagemaker.running.phases import Outcome, Phase, worst
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.outputs.test_record import record_of

@@ -312,7 +312,7 @@ def test_after_kill_9_without_a_command_a_reader_never_sees_its_epoch_end(run: R
 def test_a_command_is_not_watched_where_a_filter_refuses_pidfds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guardian = Guardian([], tmp_path, [], stop_timeout_s=1, not_done="", listener=None)
+    guardian = Guardian([], tmp_path, stop_timeout_s=1, not_done="", listener=None)
     try:
         monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=PermissionError(errno.EPERM, "refused")))
         guardian.heed(os.getpid())
