@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
+# With these botocore makes a client without a search for keys.
+NO_KEYS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")
 # AWS's own regions; those of other services may have any name.
 _AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 
@@ -170,9 +172,8 @@ class S3Session:
         of_sign_in = ["sso", "sso-oidc"] if any(name.startswith("sso_") for name in settings) else []
         if "login_session" in settings:  # of `aws login`
             of_sign_in.append("signin")
-        keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
         for service in ("sts", *of_sign_in):
-            await self._new_session().load_client(service, DEFAULT_REGION, **keys)
+            await self._new_session().load_client(service, DEFAULT_REGION, **NO_KEYS)
 
     @cached_property
     def endpoint_url(self) -> str | None:
