@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError, ConfigurationError
+from fastfuse.errors import BadReplyError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.addresses import Addresses
 from fastfuse.s3.aws import S3Session
@@ -32,7 +32,7 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, Kind, NoReplyError, failure_of_network, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
-from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
+from fastfuse.s3.proxies import Proxy, ProxyRefusalError
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.threads import NoThreadError
@@ -185,7 +185,7 @@ def read_files(session: S3Session) -> None:
         ConfigurationError: a file of the configuration, an authority or a key cannot be read.
     """
     _ = session.s3_settings, session.object_headers
-    if not (session.endpoint_url or "").startswith("http:") or uses_tls_proxies():
+    if not (session.endpoint_url or "").startswith("http:"):
         _ = session.tls
     load_rules(session)
     load_models()
@@ -241,7 +241,7 @@ class Routes:
         """
         endpoint, proxy = route.endpoint, route.endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
-        tls = self._session.tls if _uses_tls(endpoint) else None
+        tls = self._session.tls if endpoint.scheme == "https" else None
         trusted = self._session.trusted_version
         silence_s = self._patience.stall_s if tls else self._patience.stall_s / SILENT_CALLS
         sock, address = None, ""
@@ -254,7 +254,7 @@ class Routes:
                 avoid = partial(self.addresses.avoid, address)
                 if tls is None:
                     return Connection(sock, None, avoid)
-                if proxy is not None and endpoint.scheme == "https":
+                if proxy is not None:
                     await _open_tunnel(Connection(sock, None), endpoint, proxy, self._patience)
                     host = endpoint.host
                 return Connection(sock, await _secured(sock, tls, host), avoid)
@@ -319,12 +319,7 @@ class Routes:
         """
         session = self._session
         endpoint = resolve_endpoint(session, bucket, region)
-        if endpoint.proxy is not None and endpoint.proxy.uses_tls and endpoint.scheme == "https":
-            raise ConfigurationError(
-                "The proxy for the S3 endpoint is reached over TLS itself, which is not supported for https endpoints.",
-                hint="Name the proxy with http:// in https_proxy: what goes through it is encrypted all the same.",
-            )
-        if _uses_tls(endpoint):
+        if endpoint.scheme == "https":
             _ = session.tls  # a file that cannot be read is a wrong setting, not a failed connection
         proxy, origin = endpoint.proxy, ""
         head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\nuser-agent: fastfuse\r\naccept-encoding: identity\r\n"
@@ -341,10 +336,6 @@ class Routes:
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
             now_s=session.clock.now_s,
         )
-
-
-def _uses_tls(endpoint: Endpoint) -> bool:
-    return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)
 
 
 async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
