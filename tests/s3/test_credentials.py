@@ -72,13 +72,13 @@ async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) 
 
 async def test_half_of_a_pair_of_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigurationError, match="incomplete"):
+    with pytest.raises(ConfigurationError, match="missing: aws_secret_access_key"):
         await source_of().current()
 
 
 async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Path) -> None:
     configure(aws_environment, "[profile\n")
-    with pytest.raises(ConfigurationError, match="cannot be parsed"):
+    with pytest.raises(ConfigurationError, match="Unable to parse"):
         await source_of().current()
 
 
@@ -117,9 +117,9 @@ async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyP
     keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
     configure(aws_environment, f"[profile role]\n{role}{keys}")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="takes a region") as caught:
+    with pytest.raises(ConfigurationError, match="specify a region") as caught:
         await source_of(ConnectionConfig(profile="role")).current()
-    assert caught.value.hint == "Give --region."
+    assert "--region" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_environment_keys")
