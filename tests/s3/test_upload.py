@@ -42,7 +42,7 @@ from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
 from fastfuse.s3.upload_clients import UploadClient
-from fastfuse.s3.whole import read_into, read_small
+from fastfuse.s3.whole import read_into, read_whole
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
@@ -63,7 +63,7 @@ async def test_what_was_written_is_listed_and_read(
         modified_ns = int(entry["LastModified"].timestamp()) * 10**9
         assert ref == ObjectRef("bucket", key, size_bytes, entry["ETag"], modified_ns)
         assert ref.etag.endswith('-3"') == (key == "large")
-        assert await read_small(client, ref, limit_bytes=size_bytes) == data
+        assert await read_whole(client, ref, limit_bytes=size_bytes) == data
         os.ftruncate(fd, 0)
         await read_into(client, ref, fd)
     assert os.pread(fd, size_bytes + 1, 0) == data
