@@ -226,16 +226,15 @@ class ObjectWriter:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        begun = await _beginning_of(pieces)
-        if len(begun) < 2:
-            body = begun.pop() if begun else b""
-            etag = await self.put(body, replaces=replaces)
+        first, second = await anext(pieces, b""), await anext(pieces, None)
+        if second is None:
+            etag = await self.put(first, replaces=replaces)
             if is_checked:
-                await self._check_stored(etag, len(body))
+                await self._check_stored(etag, len(first))
             return etag
         upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
         try:
-            parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
+            parts, digests, size_bytes = await self._send_parts(upload_id, deque((first, second)), pieces)
             etag = await self._complete(upload_id, parts, digests, self._condition(replaces))
             if is_checked:
                 await self._check_stored(etag, size_bytes)
@@ -401,16 +400,6 @@ class ObjectWriter:
 def patience_s(retries: Retries) -> float:
     """Return the deadline of the next request of those that share `retries`."""
     return max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - retries.silent_s)
-
-
-async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
-    """Return the first two pieces, or fewer where there are no more."""
-    begun = deque[bytes]()
-    async for piece in pieces:
-        begun.append(piece)
-        if len(begun) == 2:
-            break
-    return begun
 
 
 async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:

@@ -363,7 +363,7 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     clock.now = START + timedelta(minutes=105)
     assert (await renewed(source)).access_key == "key 4"
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "renewed after all; they expire at 2" in caplog.text
+    assert "are renewed; they expire at 2" in caplog.text
 
 
 async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
@@ -381,7 +381,7 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     clock.now = START + timedelta(minutes=54)
     assert (await renewed(source)).access_key == "key 3"
     assert ["not renewed yet" in line for line in caplog.messages] == [True, False]
-    assert "renewed after all" in caplog.messages[1]
+    assert "are renewed" in caplog.messages[1]
 
 
 async def test_a_failed_renewal_of_expired_keys_is_an_error(
@@ -395,7 +395,7 @@ async def test_a_failed_renewal_of_expired_keys_is_an_error(
     resolver.error = None
     autojump_clock.jump(1.0)
     assert (await source.current()).access_key == "key 3"
-    assert "renewed after all" in caplog.text
+    assert "are renewed" in caplog.text
 
 
 @pytest.mark.parametrize("when", ["never had", "expired"])
