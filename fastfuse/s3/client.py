@@ -15,14 +15,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import (
-    BadReplyError,
-    DeadlineError,
-    FastfuseError,
-    ReadError,
-    ServiceError,
-    UnavailableError,
-)
+from fastfuse.errors import BadReplyError, DeadlineError, FastfuseError, ReadError, ServiceError, UnavailableError
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
