@@ -162,9 +162,7 @@ def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: Object
     final = error if isinstance(error, BadReplyError) else read_error(failure, ref)
     if isinstance(error, BadReplyHeadError):
         final = BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
-    broken = RetryableError(final, failure, is_read=True)
-    broken.__cause__ = error
-    return broken
+    return RetryableError(final, failure, is_read=True)
 
 
 def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError, *, is_read: bool = False) -> Failure:
@@ -380,12 +378,11 @@ async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy,
     request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
     try:
         head = await connection.ask(request.encode(), patience, has_body=False)
+        told = f"answered {head.status}" if head is not None else "closed the connection"
     except BadReplyHeadError as error:
         raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
-    if head is None:
-        raise ProxyRefusalError(errno.ECONNRESET, f"the proxy {proxy.host} closed the connection")
-    if not 200 <= head.status < 300:
-        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} answered {head.status}")
+    if head is None or not 200 <= head.status < 300:
+        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} {told}")
 
 
 async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsConnection:

@@ -92,18 +92,12 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
         if not text:
             continue
         key = text.removeprefix(own)
-        if len(key) > MAX_KEY_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+        is_short = len(key) <= MAX_KEY_BYTES and len(key.encode()) <= MAX_KEY_BYTES
+        is_elsewhere = key == text and text.startswith("s3://")
+        if not key or not is_short or is_elsewhere or not (key.startswith(folder) or key == source.path):
             raise ConfigurationError(
-                f"{name}:{number}: {shown(text)} is too long for a key", hint=f"a key has at most {MAX_KEY_BYTES} bytes"
-            )
-        if text.startswith("s3://") and not text.startswith(own):
-            raise ConfigurationError(f"{name}:{number}: {text!r} is not in the bucket {source.bucket!r}")
-        if not key:
-            raise ConfigurationError(f"{name}:{number}: {text!r} names no object")
-        if not key.startswith(folder) and key != source.path:
-            raise ConfigurationError(
-                f"{name}:{number}: {key!r} does not lie in {source}",
-                hint="a line holds a whole key, its prefix included",
+                f"{name}:{number}: {shown(text)} is no key in {source}",
+                hint=f"a line holds a whole key of at most {MAX_KEY_BYTES} bytes, its prefix included, or its S3 URI",
             )
         found.setdefault(key, number)
     if len(found) > 1 and source.path in found and not source.path.endswith("/"):
