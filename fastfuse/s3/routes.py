@@ -94,15 +94,6 @@ class Route:
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
 
-    def _fresh_connection(self) -> Connection | None:
-        """Return an idle connection that is still open and silent; None if there is none."""
-        while self.idle:
-            connection = self.idle.pop()
-            if connection.is_fresh():
-                return connection
-            connection.close()
-        return None
-
     def close_idle(self) -> None:
         """Close every idle connection: the next request resolves the name of the host again."""
         while self.idle:
@@ -119,23 +110,6 @@ class Route:
         connection.close()
         if failure.kind is Kind.BUSY or not is_of_s3:
             self.close_idle()
-
-    async def ask_idle(
-        self, request: bytes, patience: Patience, *, has_body: bool = True
-    ) -> tuple[Connection, ReplyHead] | None:
-        """Send `request` over an idle connection, as `Routes.ask`; return None where the server has closed them all.
-
-        A stall closes the others, too: a firewall that drops one idle connection silently has dropped them all.
-        """
-        while connection := self._fresh_connection():
-            try:
-                head = await connection.ask(request, patience, has_body=has_body)
-            except TimeoutError:
-                self.close_idle()
-                raise
-            if head is not None:
-                return connection, head
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,15 +246,25 @@ class Routes:
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
-        The server may close an idle connection at this very moment; then another one carries the request.
+        The server may close an idle connection at this very moment; then another one carries the request. A stall
+        closes the others, too: a firewall that drops one idle connection silently has dropped them all.
 
         Raises:
             NotConnectedError: there is no connection.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
-        answer = await route.ask_idle(request, patience, has_body=has_body)
-        if answer is not None:
-            return answer
+        while route.idle:
+            connection = route.idle.pop()
+            if not connection.is_fresh():
+                connection.close()
+                continue
+            try:
+                head = await connection.ask(request, patience, has_body=has_body)
+            except TimeoutError:
+                route.close_idle()
+                raise
+            if head is not None:
+                return connection, head
         try:
             connection = await self.connect(route)
         except OSError as error:

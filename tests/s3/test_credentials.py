@@ -72,7 +72,7 @@ async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) 
 
 async def test_half_of_a_pair_of_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigurationError, match="missing: aws_secret_access_key"):
+    with pytest.raises(ConfigurationError, match="missing: AWS_SECRET_ACCESS_KEY"):
         await source_of().current()
 
 
@@ -362,7 +362,7 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     assert (await renewed(source)).access_key == "key 3"
     clock.now = START + timedelta(minutes=105)
     assert (await renewed(source)).access_key == "key 4"
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
     assert "are renewed; they expire at 2" in caplog.text
 
 
