@@ -190,9 +190,9 @@ class S3Client:
         query = "&".join([f"{name}={quote(asked[name], safe='-_.~')}" for name in sorted(asked)])
         return (await self._ask_once(bucket, query=query))[1]
 
-    async def region(self, bucket: str) -> str:
-        """Return the region of `bucket`. Raises as `list`."""
-        return (await self._regions.route(bucket, is_read=False)).endpoint.region
+    async def region(self, bucket: str, *, is_read: bool = False) -> str:
+        """Return the region of `bucket`. Raises as `list`, and `RetryableError` as a read (`is_read`) does."""
+        return (await self._regions.route(bucket, is_read=is_read)).endpoint.region
 
     async def aclose(self) -> None:
         """Close the connections. Idempotent; a request in flight fails or finishes, and none may be started."""
