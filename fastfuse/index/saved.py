@@ -182,7 +182,7 @@ def _lies_in(snapshot: Snapshot, source: S3Uri) -> bool:
     """
     table, path = snapshot.table, source.path
     prefix = table.metadata.key_prefix
-    if prefix == source.folder:
+    if prefix == source.folder or (path and prefix == f"{path.rstrip('/')}/"):
         return True
     begun = [prefix.encode() + name for name, _ in table.children(table.inode(0))]
     if snapshot.view.startswith(KEY_NAME_PREFIX):
