@@ -109,7 +109,8 @@ CAUSES = {
         Cause(
             Kind.BAD_CONFIGURATION,
             resolution=ConfigurationError(
-                "There is no AWS profile 'missing'.", hint="List them with aws configure list-profiles."
+                "The AWS configuration is wrong: The config profile (missing) could not be found.",
+                hint="Check the --profile (aws configure list-profiles lists them), its files, and the --region.",
             ),
         ),
         _answers(Kind.OTHER, 501, "NotImplemented"),

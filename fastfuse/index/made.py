@@ -8,6 +8,7 @@ from fastfuse.errors import ObjectChangedError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.base import RangeReader
+from fastfuse.s3.checks import check_range_arguments
 
 
 class MadeReader:
@@ -22,8 +23,7 @@ class MadeReader:
         """Read a range as `RangeReader.get` does; raise `ObjectChangedError` also for a made file that changed."""
         if ref.bucket:
             return await self._reader.get(ref, start, end)
-        if not 0 <= start < end <= ref.size_bytes:
-            raise ValueError(f"bytes {start} to {end} of {ref.size_bytes}")
+        check_range_arguments(ref, start, end)
         await trio.lowlevel.checkpoint()
         table = self._table()
         inode = table.find(ref.key.encode())

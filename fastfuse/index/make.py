@@ -15,7 +15,7 @@ from pathlib import Path
 import trio
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.index.inodes.selection import holds_archived, readable_rows, take_part
+from fastfuse.index.inodes.selection import readable_rows, take_part
 from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept, check_readable, samples_of_table
 from fastfuse.index.listing.inventory import list_inventory
 from fastfuse.index.listing.lister import list_source
@@ -80,8 +80,7 @@ def make_index(
     making = _Making(source, origin, session, fd, counters, before_network)
     snapshot, requests = making.shown()
     # A saved index has no pages, and those of a listing of archives alone do not tell.
-    is_unchecked = not requests or (holds_archived(snapshot.table) and not len(readable_rows(snapshot.table)))
-    if origin.checks_reads and is_unchecked:
+    if origin.checks_reads and not (requests and len(readable_rows(snapshot.table))):
         trio.run(_check_readable, snapshot, session, counters)
     metadata = snapshot.table.metadata
     return IndexReport(

@@ -157,7 +157,7 @@ def verify_index(fd: int, source: S3Uri, views: Collection[str] = ("",)) -> Snap
             f"it is an index of {source} and has contents of files of its own, as only an index of a manifest may",
             hint="make it again with 'fastfuse index'",
         )
-    if metadata.bucket != source.bucket or not _lies_in(snapshot, source.path):
+    if metadata.bucket != source.bucket or not _lies_in(snapshot, source):
         prefix = S3Uri(metadata.bucket, metadata.key_prefix)
         raise ConfigurationError(
             f"it says that it is an index of {source} and holds keys of {prefix}",
@@ -175,16 +175,14 @@ def _described(view: str) -> str:
     return view or "a whole prefix"
 
 
-def _lies_in(snapshot: Snapshot, path: str) -> bool:
-    """Return whether all keys lie in the folder `path` or are the one object of that name (N1).
+def _lies_in(snapshot: Snapshot, source: S3Uri) -> bool:
+    """Return whether all keys lie in the folder `source` or are the one object of that name (N1).
 
-    In the view of a key name prefix, the keys may also begin with `path` in any other way.
+    In the view of a key name prefix, the keys may also begin with it in any other way.
     """
-    table = snapshot.table
+    table, path = snapshot.table, source.path
     prefix = table.metadata.key_prefix
-    if not path:
-        return not prefix
-    if prefix in (path, path.rstrip("/") + "/"):
+    if prefix == source.folder or (path and prefix == f"{path.rstrip('/')}/"):
         return True
     begun = [prefix.encode() + name for name, _ in table.children(table.inode(0))]
     if snapshot.view.startswith(KEY_NAME_PREFIX):

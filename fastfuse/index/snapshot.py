@@ -93,7 +93,20 @@ def save_snapshot(snapshot: Snapshot, fd: int) -> None:
         data = column.view("uint8").data
         body_crc = zlib.crc32(_padding(data.nbytes), zlib.crc32(data, body_crc))
         offset = _aligned(offset + column.nbytes)
-    header = json.dumps(_header(snapshot, described, offset)).encode()
+    refusals = snapshot.refusals
+    about = {
+        "source": snapshot.source,
+        "view": snapshot.view,
+        "listed_at_ns": snapshot.listed_at_ns,
+        "refusals": {
+            "counts": refusals.counts,
+            "examples": [[key.decode("utf-8", "surrogateescape"), reason] for key, reason in refusals.examples],
+        },
+        "metadata": asdict(snapshot.table.metadata),
+        "columns": described,
+        "columns_bytes": offset,
+    }
+    header = json.dumps(about).encode()
     header += _padding(_HEAD.size + len(header))
     size_bytes = _HEAD.size + len(header) + offset
     check_size("the index", size_bytes)
@@ -177,22 +190,6 @@ def verify_snapshot(fd: int) -> Snapshot:
 
 def _useless(message: str = "the index is damaged") -> ConfigurationError:
     return ConfigurationError(message, hint=_MAKE_AGAIN)
-
-
-def _header(snapshot: Snapshot, columns: dict[str, dict[str, Any]], columns_bytes: int) -> dict[str, Any]:
-    refusals = snapshot.refusals
-    return {
-        "source": snapshot.source,
-        "view": snapshot.view,
-        "listed_at_ns": snapshot.listed_at_ns,
-        "refusals": {
-            "counts": refusals.counts,
-            "examples": [[key.decode("utf-8", "surrogateescape"), reason] for key, reason in refusals.examples],
-        },
-        "metadata": asdict(snapshot.table.metadata),
-        "columns": columns,
-        "columns_bytes": columns_bytes,
-    }
 
 
 def _snapshot(header: dict[str, Any], body: memoryview) -> Snapshot:

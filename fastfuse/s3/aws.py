@@ -28,7 +28,7 @@ from botocore.httpsession import get_cert_path
 from botocore.loaders import Loader, create_loader
 
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError
-from fastfuse.s3.base import REGION_NAME, ConnectionConfig
+from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_credentials
 from fastfuse.s3.failures import Failure, Kind, object_error, resolution_error, start_error
@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
+# With these botocore makes a client without a search for keys.
+NO_KEYS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")
 # AWS's own regions; those of other services may have any name.
 _AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 
@@ -170,9 +172,8 @@ class S3Session:
         of_sign_in = ["sso", "sso-oidc"] if any(name.startswith("sso_") for name in settings) else []
         if "login_session" in settings:  # of `aws login`
             of_sign_in.append("signin")
-        keys = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")  # so botocore looks for none
         for service in ("sts", *of_sign_in):
-            await self._new_session().load_client(service, DEFAULT_REGION, **keys)
+            await self._new_session().load_client(service, DEFAULT_REGION, **NO_KEYS)
 
     @cached_property
     def endpoint_url(self) -> str | None:
@@ -184,14 +185,11 @@ class S3Session:
         if given is None:
             return None
         parts = split_url(given)
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        is_plain = parts and parts.hostname and not (parts.query or parts.username or parts.password)
+        if not (parts and is_plain and parts.scheme in ("http", "https")):
             raise ConfigurationError(
-                "The S3 endpoint is not a URL such as https://s3.example.com:9000.", hint="Correct --endpoint-url."
-            )
-        if parts.username or parts.password:
-            raise ConfigurationError(
-                "The S3 endpoint URL holds a user name or password, which S3 does not use.",
-                hint="Take them out of --endpoint-url and configure credentials instead.",
+                "The S3 endpoint is not a URL such as https://s3.example.com:9000, without user name and query.",
+                hint="Correct --endpoint-url. Credentials are configured apart from it.",
             )
         return given.rstrip("/")
 
@@ -206,10 +204,8 @@ class S3Session:
             return None
         bundle = Path(given)
         if not os.path.isfile(bundle):
-            is_directory = os.path.isdir(bundle)
-            told = f"The CA bundle {given!r} is a directory." if is_directory else f"There is no CA bundle {given!r}."
             hint = "Name a file of certificates in PEM with --ca-bundle or AWS_CA_BUNDLE."
-            raise ConfigurationError(told, hint=hint)
+            raise ConfigurationError(f"The CA bundle {given!r} is not a file.", hint=hint)
         return bundle
 
     @property
@@ -282,7 +278,7 @@ class S3Session:
     def configured_region(self) -> str:
         """The region that the configuration, environment or profile names; empty where none does.
 
-        Raises `ConfigurationError` for one that is not the name of a region.
+        Raises `ConfigurationError` for one of the configuration that is not the name of an AWS region, but is to be.
         """
         given: str = self.config.region or self.setting("region") or ""
         # botocore has names of its own for a profile, such as aws-global.
@@ -290,11 +286,6 @@ class S3Session:
             raise ConfigurationError(
                 f"--region {given!r} is not the name of an AWS region",
                 hint="AWS regions look like eu-west-1; for another service give its --endpoint-url too",
-            )
-        if given and not REGION_NAME.fullmatch(given):
-            raise ConfigurationError(
-                f"the configured region {given!r} is not the name of a region",
-                hint="look at AWS_DEFAULT_REGION and the profile; --region overrides both",
             )
         return given
 

@@ -11,16 +11,13 @@ from dataclasses import replace
 
 from fastfuse.errors import BadReplyError, ServiceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.checks import UNPACKED_HINT, body_start
+from fastfuse.s3.checks import UNPACKED_HINT, check_body
 from fastfuse.s3.connection import Connection
 from fastfuse.s3.failures import Failure, Kind, failure_of_reply
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead, first_words
 
 # A thousand keys of 1,024 bytes, each byte encoded as three, with 400 bytes about each, are 3.5 MB.
 MAX_PAGE_BYTES = 8 << 20
-# A server that ignores Range sends the object from its start. A read that would skip more than this is refused.
-_LONGEST_SKIP_BYTES = 64 << 20
-_SKIPPED_AT_ONCE_BYTES = 256 << 10
 _MAX_ERROR_BYTES = 64 << 10  # a longer error document is not read
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9.+-]{1,32}/[A-Za-z0-9.+-]{1,32}", re.ASCII)
 _ROOT = re.compile(rb"<(?:ListBucketResult|Error)[\s/>]")
@@ -52,9 +49,7 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
         ObjectChangedError, BadReplyError: what comes is something else.
         OSError, BadReplyHeadError: it did not come whole.
     """
-    sent_from = body_start(head, ref, start, start + len(into))
-    if sent_from < start:
-        await _skip(connection, start - sent_from, ref)
+    check_body(head, ref, start, start + len(into))
     if await connection.read_into(into) < len(into):
         raise ConnectionResetError("the connection was cut off")
     # A body without a length is all of the range, or of the object.
@@ -62,20 +57,6 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
         raise BadReplyError(
             f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.", hint=UNPACKED_HINT
         )
-
-
-async def _skip(connection: Connection, size_bytes: int, ref: ObjectRef) -> None:
-    """Read past the beginning of an object that a server sends from its start."""
-    if size_bytes > _LONGEST_SKIP_BYTES:
-        raise BadReplyError(
-            f"The service ignores Range: {ref.key!r} cannot be read at {size_bytes} without all before it."
-        )
-    scratch = memoryview(bytearray(min(size_bytes, _SKIPPED_AT_ONCE_BYTES)))
-    while size_bytes:
-        count = await connection.read_into(scratch[:size_bytes])
-        if not count:
-            raise ConnectionResetError("the connection was cut off")
-        size_bytes -= count
 
 
 async def read_document(connection: Connection, head: ReplyHead) -> bytes:

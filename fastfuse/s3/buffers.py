@@ -11,6 +11,7 @@ Small buffers come from the C library, which keeps what they leave, and gives it
 import mmap
 import weakref
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -56,7 +57,10 @@ class PartBuffers:
         # Name, size and first unit of the buffers that are gone. The thread that drops the last reference only appends.
         self._gone: deque[tuple[int, int, int | None]] = deque()
         units = limit_bytes // _UNIT_BYTES if part_bytes else 0
-        self._arena = self._map(units)
+        self._arena: mmap.mmap | None = None
+        if units:
+            with suppress(OSError):  # no room in the address space, or overcommit refuses it
+                self._arena = mmap.mmap(-1, units * _UNIT_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._blocks = Blocks(units, _units(part_bytes))
         # The units that have pages, and their number.
         self._has_pages = bytearray(units)
@@ -83,14 +87,6 @@ class PartBuffers:
     def resident_bytes(self) -> int:
         """The bytes of the buffers in use and of the free memory that has its pages."""
         return self._warm_units * _UNIT_BYTES + self._small_resident_bytes
-
-    def _map(self, units: int) -> mmap.mmap | None:
-        if not units:
-            return None
-        try:
-            return mmap.mmap(-1, units * _UNIT_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError:  # no room in the address space, or overcommit refuses it
-            return None
 
     def _suits_arena(self, size_bytes: int) -> bool:
         if self._arena is None or not _UNIT_BYTES <= size_bytes <= self._part_bytes:

@@ -76,8 +76,8 @@ def check_version(ref: ObjectRef, *, etag: str | None, modified: datetime | None
             raise ObjectChangedError(f"{ref.key!r} has changed since it was listed: its time is another one.")
 
 
-def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
-    """Return where in the listed version of `ref` the body begins: at `start`, or at 0 if the server ignores Range.
+def check_body(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> None:
+    """Check that the body behind `head` begins with the bytes from `start` to `end` of the listed version of `ref`.
 
     Some servers (rclone) answer a range with 200, which is sound as long as Content-Range says what it is. A body
     without range and length may be another form of the object, of the same ETag, so only its end shows what it is.
@@ -98,7 +98,7 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
             raise BadReplyError(
                 f"The service sent {head.body_bytes} bytes of {ref.key!r} where {end - start} were asked for."
             )
-        return start
+        return
     if head.status == 206:
         raise BadReplyError(f"The service does not say which range of {ref.key!r} it sent.")
     check_version(ref, etag=head.headers.get("etag"), modified=modified, total_bytes=head.body_bytes)
@@ -107,7 +107,8 @@ def body_start(head: ReplyHead, ref: ObjectRef, start: int, end: int) -> int:
         raise BadReplyError(
             f"The service sent {ref.key!r} without a length, and perhaps not as it is stored.", hint=UNPACKED_HINT
         )
-    return 0
+    if start:
+        raise BadReplyError(f"The service ignores Range: {ref.key!r} can be read from its beginning only.")
 
 
 def object_of(head: ReplyHead, bucket: str, key: str) -> ObjectRef | None:

@@ -15,14 +15,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import (
-    BadReplyError,
-    DeadlineError,
-    FastfuseError,
-    ReadError,
-    ServiceError,
-    UnavailableError,
-)
+from fastfuse.errors import BadReplyError, DeadlineError, FastfuseError, ReadError, ServiceError, UnavailableError
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3 import bodies
@@ -208,58 +201,48 @@ class S3Client:
 
     async def _get(self, ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[Buffer, ReplyHead]:
         began_s = trio.current_time()
-        get, failed = _Get(ref, start, end, ends_s), None
-        if end - start <= TASK_BYTES:
+        get, failed = partial(self._get_once, _Get(ref, start, end, ends_s)), None
+        if end - start <= TASK_BYTES and self._is_at_hand(ref.bucket):
             # The connection's own patience ends a stalled reply, and `_refusal` the wait for other credentials. A
             # deadline here would take a fifth of the CPU time.
             try:
-                reply = await self._get_at_once(get)
-                if reply is not None:
-                    return reply
+                reply = await get()
+                if self._retries.is_in_trouble:
+                    self._retries.answered()
+                return reply
             except RetryableError as error:
                 failed = error
             except MemoryError:
                 pass  # there may be some now
         with trio.move_on_at(ends_s):
-            again = partial(self._get_once, get)
-            return await self._retries.run(again, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
+            return await self._retries.run(get, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         if self._rate.is_limited:
             told = f"the service throttles ({self._throttled_by})"
             raise UnavailableError(f"{ref.key!r} could not be read in time: {told}.")
         raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
 
-    async def _get_at_once(self, get: _Get) -> tuple[Buffer, ReplyHead] | None:
-        """Return a range over an idle connection; None where none is open any more.
-
-        Raises:
-            RetryableError, ReadError: it failed, perhaps for good.
-        """
-        route, source = self._routes.known(get.ref.bucket), self.session.credentials
-        is_ready = self._slots.value > 0 and (source is None or source.is_current) and not self._routes.is_closed
-        if route is None or not is_ready or not route.idle or self._rate.is_limited:
-            return None
-        self._slots.acquire_nowait()
-        try:
-            credentials = self._signing(source.latest if source else None)
-            reply = await self._exchange(route, credentials, get, is_new=False)
-            if reply is not None and self._retries.is_in_trouble:
-                self._retries.answered()
-            return reply
-        finally:
-            self._slots.release()
+    def _is_at_hand(self, bucket: str) -> bool:
+        """Return whether a GET need wait for nothing but its reply."""
+        route, source = self._routes.known(bucket), self.session.credentials
+        has_keys = source is None or source.is_current
+        return bool(route and route.idle and self._slots.value and has_keys and not self._rate.is_limited)
 
     async def _get_once(self, get: _Get) -> tuple[Buffer, ReplyHead]:
         route, credentials = await self.prepare(get.ref.bucket, is_read=True)
-        async with self._slots:
+        if self._slots.value:
+            self._slots.acquire_nowait()  # without the checkpoint of `acquire`
+        else:
+            await self._slots.acquire()
+        try:
             if self._rate.is_limited:
                 async with self._turn:
                     turn_s = self._turn_s()
                     await trio.sleep_until(turn_s)
                     # Whoever could not wait so long has left the turn to the next one.
                     self._rate.sent(turn_s)
-            reply = await self._exchange(route, credentials, get)
-            assert reply is not None
-            return reply
+            return await self._exchange(route, credentials, get)
+        finally:
+            self._slots.release()
 
     def _turn_s(self) -> float:
         """Return when the next GET may be sent."""
@@ -269,19 +252,12 @@ class S3Client:
             _log.info("no GET was throttled at its first attempt for a minute: GETs are limited no more")
         return turn_s
 
-    async def _exchange(
-        self, route: Route, credentials: Credentials | None, get: _Get, *, is_new: bool = True
-    ) -> tuple[Buffer, ReplyHead] | None:
-        """Return a range, over a new connection if need be; otherwise return None where no idle one answers."""
+    async def _exchange(self, route: Route, credentials: Credentials | None, get: _Get) -> tuple[Buffer, ReplyHead]:
         ref, start, end = get.ref, get.start, get.end
         request = route.get_request(credentials, ref, start, end)
         began_s, head = trio.current_time(), None
         try:
-            ask = partial(self._routes.ask, route) if is_new else route.ask_idle
-            answer = await ask(request, self._read_patience)
-            if answer is None:
-                return None
-            connection, head = answer
+            connection, head = await self._routes.ask(route, request, self._read_patience)
             self._answered(head.status)
             self._saw_first_byte(trio.current_time() - began_s)
             try:
@@ -360,15 +336,10 @@ class S3Client:
             if is_read:
                 retry_if_passing(error)
             raise
-        return await self._regions.route(bucket, is_read=is_read), self._signing(credentials)
-
-    def _signing(self, credentials: Credentials | None) -> Credentials | None:
-        """Return `credentials`, and count them as renewed if others signed before."""
         if credentials is not self._credentials:
-            if self._credentials is not None:
-                self._counters.count("fastfuse_credentials_renewed")
+            self._counters.count("fastfuse_credentials_renewed", self._credentials is not None)
             self._credentials = credentials
-        return credentials
+        return await self._regions.route(bucket, is_read=is_read), credentials
 
     async def _refusal(
         self,
@@ -429,7 +400,6 @@ class S3Client:
             _log.warning(told, failure.detail, self._rate.per_s)
 
     def _answered(self, status: int) -> None:
-        """Count an attempt that has a reply."""
         self._counters.count("fastfuse_answered_gets")
         self._counters.count("fastfuse_refused_gets", int(status >= 500))
 

@@ -45,16 +45,12 @@ class ServiceClock:
         if abs(ahead_s - self._ahead_s) >= _AGREES_S:
             self._ahead_s = ahead_s if abs(ahead_s) >= _AGREES_S else 0.0
             self._corrected_s = time.monotonic()
-            self._tell()
+            if self._ahead_s:
+                _log.warning(
+                    "this machine's clock is %.0f s %s the service's, which refuses requests for that: they are signed "
+                    "by the service's clock from now on; set this machine's",
+                    *(abs(self._ahead_s), "behind" if self._ahead_s > 0 else "ahead of"),
+                )
+            else:
+                _log.info("this machine's clock is right again: requests are signed by it")
         return time.monotonic() - self._corrected_s < _LATE_S
-
-    def _tell(self) -> None:
-        if not self._ahead_s:
-            _log.info("this machine's clock is right again: requests are signed by it")
-            return
-        _log.warning(
-            "this machine's clock is %.0f s %s the service's, which refuses requests for that: they are signed by the "
-            "service's clock from now on; set this machine's",
-            abs(self._ahead_s),
-            "behind" if self._ahead_s > 0 else "ahead of",
-        )

@@ -145,8 +145,6 @@ class CredentialSource:
         self._told_s: dict[int, float] = {}
         # What kept `replace` from looking for others the last time, if it may pass.
         self.trouble: Failure | None = None
-        # Whether the last renewal brought nothing.
-        self._is_overdue = False
         # True while a renewal is under way beside readers.
         self._is_renewing = False
         self.latest: Credentials | None = None
@@ -260,7 +258,6 @@ class CredentialSource:
         try:
             fresh = await self._find()
         except FastfuseError as error:
-            self._is_overdue = True
             left = old.expires_at - self._now()
             if left <= timedelta(0):
                 raise
@@ -269,11 +266,10 @@ class CredentialSource:
             return
         if fresh == old:  # botocore returns the old ones after a failure, until ten minutes before the expiry
             logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
-        elif self._is_overdue:
-            logger.info("The AWS credentials are renewed after all; they expire at %s", fresh.expires_at)
-        self._is_overdue = fresh == old
-        # Clients take another object for other keys.
-        self._keep(old if self._is_overdue else fresh)
+            fresh = old  # clients take another object for other keys
+        else:
+            logger.info("The AWS credentials are renewed; they expire at %s", fresh.expires_at)
+        self._keep(fresh)
 
     def _keep(self, fresh: Credentials) -> None:
         self.latest = fresh

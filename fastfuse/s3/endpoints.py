@@ -55,7 +55,9 @@ def resolve_endpoint(session: S3Session, bucket: str, region: str) -> Endpoint:
     """
     _check_bucket(bucket)
     if not REGION_NAME.fullmatch(region):
-        raise ConfigurationError(f"{region!r} is not the name of a region.", hint="Correct --region.")
+        raise ConfigurationError(
+            f"{region!r} is not the name of a region.", hint="Correct --region, AWS_DEFAULT_REGION or the profile."
+        )
     try:
         found: RuleSetEndpoint = load_rules(session).resolve_endpoint(**_parameters(session, bucket, region))
     except EndpointProviderError as error:

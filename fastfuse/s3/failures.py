@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from botocore import exceptions as boto
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 
 from fastfuse.errors import (
     AccessError,
@@ -284,6 +284,7 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
     (DeadlineError, "deadline"),
     (BadReplyError, "bad_reply"),
 )
+_CONFIGURATION_HINT = "Check the --profile (aws configure list-profiles lists them), its files, and the --region."
 _CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
 
 
@@ -389,7 +390,9 @@ def resolution_error(error: Exception) -> FastfuseError:
         failure = replace(failure, kind=Kind.UNREACHABLE)  # a container's service of credentials
     match failure.kind:
         case Kind.BAD_CONFIGURATION:
-            return _bad_configuration(error)
+            # botocore's text names a profile, a file or a setting; only that of parameters may have their values.
+            told = failure.detail if isinstance(error, boto.ParamValidationError) else str(error).rstrip(".")
+            return ConfigurationError(f"The AWS configuration is wrong: {told}.", hint=_CONFIGURATION_HINT)
         case Kind.EXPIRED:
             return AccessError(f"The AWS sign-in has expired ({failure.detail}).", hint=_CREDENTIALS_HINT)
         case Kind.UNREACHABLE | Kind.TLS | Kind.THROTTLED | Kind.BUSY | Kind.BROKEN:
@@ -403,31 +406,11 @@ def resolution_error(error: Exception) -> FastfuseError:
                 hint="see ulimit -u, ulimit -n, the cgroup's pids.max and free memory",
             )
         case _:
-            detail = _named_file(error) if isinstance(error, OSError) else failure.detail
+            detail = failure.detail
+            if isinstance(error, OSError):  # the token file or the credential program
+                detail = error.strerror or type(error).__name__
+                detail += f": {error.filename!r}" if error.filename else ""
             return AccessError(
                 f"The AWS credentials cannot be had ({detail}).",
                 hint="Check the profile's role, process or sign-in settings, or name another --profile.",
             )
-
-
-def _named_file(error: OSError) -> str:
-    """Return the reason, and the token file or credential program that is missing or may not be used."""
-    reason = error.strerror or type(error).__name__
-    return f"{reason}: {error.filename!r}" if error.filename else reason
-
-
-def _bad_configuration(error: Exception) -> ConfigurationError:
-    known = error.kwargs if isinstance(error, BotoCoreError) else {}
-    if isinstance(error, boto.ProfileNotFound):
-        return ConfigurationError(
-            f"There is no AWS profile {known.get('profile')!r}.", hint="List them with aws configure list-profiles."
-        )
-    if isinstance(error, boto.PartialCredentialsError):
-        return ConfigurationError(
-            f"The AWS credentials of {known.get('provider')} are incomplete: {known.get('cred_var')} is missing."
-        )
-    if isinstance(error, boto.ConfigParseError):
-        return ConfigurationError(f"The AWS configuration file {known.get('path')} cannot be parsed.")
-    if isinstance(error, boto.NoRegionError):
-        return ConfigurationError("The service that issues the AWS credentials takes a region.", hint="Give --region.")
-    return ConfigurationError(f"The AWS configuration is wrong ({type(error).__name__}).", hint="Check the --profile.")

@@ -28,11 +28,10 @@ class ProxyRefusalError(OSError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
-    """An HTTP proxy, or an HTTPS proxy, to which the connection itself is TLS."""
+    """An HTTP proxy."""
 
     host: str
     port: int
-    uses_tls: bool
     # The value of Proxy-Authorization; empty if the proxy is to get none.
     authorization: str = field(repr=False)
 
@@ -54,11 +53,6 @@ def proxy_for(url: str) -> Proxy | None:
     if not given or should_bypass_proxies(url) or _is_in_network(target.hostname or "", proxies.get("no", "")):
         return None
     return _parse(f"{name}_proxy", given)
-
-
-def uses_tls_proxies() -> bool:
-    """Return whether the environment names a proxy that is reached over TLS."""
-    return any(given.startswith("https:") for given in getproxies().values())
 
 
 def _is_in_network(host: str, no_proxy: str) -> bool:
@@ -83,22 +77,18 @@ def _parse(variable: str, given: str) -> Proxy:
             f"The environment variable {shown} is not the URL of a proxy such as http://proxy.example.com:3128.",
             hint="Correct it. In a user name or password, write special characters as %40 and the like.",
         )
-    if scheme not in DEFAULT_PORTS:
+    if scheme != "http":
         raise ConfigurationError(
             f"The environment variable {shown} names a proxy of the kind {scheme!r}, which is not supported.",
-            hint="Name an HTTP proxy (http:// or https://), or except the S3 endpoint with no_proxy.",
+            hint="Name an HTTP proxy (http://: requests to https endpoints are encrypted all the same), or except the "
+            "S3 endpoint with no_proxy.",
         )
     assert parts.hostname is not None
     authorization = ""
     if parts.username:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
-    return Proxy(
-        host=parts.hostname,
-        port=parts.port or DEFAULT_PORTS[scheme],
-        uses_tls=scheme == "https",
-        authorization=authorization,
-    )
+    return Proxy(host=parts.hostname, port=parts.port or DEFAULT_PORTS[scheme], authorization=authorization)
 
 
 def split_url(url: str) -> SplitResult | None:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import trio
 
-from fastfuse.errors import BadReplyError, ConfigurationError
+from fastfuse.errors import BadReplyError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.addresses import Addresses
 from fastfuse.s3.aws import S3Session
@@ -32,7 +32,7 @@ from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.endpoints import Endpoint, load_rules, resolve_endpoint
 from fastfuse.s3.failures import Failure, Kind, NoReplyError, failure_of_network, read_error
 from fastfuse.s3.http1 import BadReplyHeadError, ReplyHead
-from fastfuse.s3.proxies import Proxy, ProxyRefusalError, uses_tls_proxies
+from fastfuse.s3.proxies import Proxy, ProxyRefusalError
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.signing import Signer
 from fastfuse.s3.threads import NoThreadError
@@ -94,15 +94,6 @@ class Route:
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
         return (*(text.encode() for text in texts), key)
 
-    def _fresh_connection(self) -> Connection | None:
-        """Return an idle connection that is still open and silent; None if there is none."""
-        while self.idle:
-            connection = self.idle.pop()
-            if connection.is_fresh():
-                return connection
-            connection.close()
-        return None
-
     def close_idle(self) -> None:
         """Close every idle connection: the next request resolves the name of the host again."""
         while self.idle:
@@ -119,23 +110,6 @@ class Route:
         connection.close()
         if failure.kind is Kind.BUSY or not is_of_s3:
             self.close_idle()
-
-    async def ask_idle(
-        self, request: bytes, patience: Patience, *, has_body: bool = True
-    ) -> tuple[Connection, ReplyHead] | None:
-        """Send `request` over an idle connection, as `Routes.ask`; return None where the server has closed them all.
-
-        A stall closes the others, too: a firewall that drops one idle connection silently has dropped them all.
-        """
-        while connection := self._fresh_connection():
-            try:
-                head = await connection.ask(request, patience, has_body=has_body)
-            except TimeoutError:
-                self.close_idle()
-                raise
-            if head is not None:
-                return connection, head
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +136,7 @@ def read_failure(error: BadReplyError | BadReplyHeadError | OSError, ref: Object
     final = error if isinstance(error, BadReplyError) else read_error(failure, ref)
     if isinstance(error, BadReplyHeadError):
         final = BadReplyError(f"The service's reply for {ref.key!r} is not HTTP/1.1: {error}.")
-    broken = RetryableError(final, failure, is_read=True)
-    broken.__cause__ = error
-    return broken
+    return RetryableError(final, failure, is_read=True)
 
 
 def failure_of_connection(error: BadReplyError | BadReplyHeadError | OSError, *, is_read: bool = False) -> Failure:
@@ -185,7 +157,7 @@ def read_files(session: S3Session) -> None:
         ConfigurationError: a file of the configuration, an authority or a key cannot be read.
     """
     _ = session.s3_settings, session.object_headers
-    if not (session.endpoint_url or "").startswith("http:") or uses_tls_proxies():
+    if not (session.endpoint_url or "").startswith("http:"):
         _ = session.tls
     load_rules(session)
     load_models()
@@ -241,7 +213,7 @@ class Routes:
         """
         endpoint, proxy = route.endpoint, route.endpoint.proxy
         host, port = (endpoint.host, endpoint.port) if proxy is None else (proxy.host, proxy.port)
-        tls = self._session.tls if _uses_tls(endpoint) else None
+        tls = self._session.tls if endpoint.scheme == "https" else None
         trusted = self._session.trusted_version
         silence_s = self._patience.stall_s if tls else self._patience.stall_s / SILENT_CALLS
         sock, address = None, ""
@@ -254,7 +226,7 @@ class Routes:
                 avoid = partial(self.addresses.avoid, address)
                 if tls is None:
                     return Connection(sock, None, avoid)
-                if proxy is not None and endpoint.scheme == "https":
+                if proxy is not None:
                     await _open_tunnel(Connection(sock, None), endpoint, proxy, self._patience)
                     host = endpoint.host
                 return Connection(sock, await _secured(sock, tls, host), avoid)
@@ -274,15 +246,25 @@ class Routes:
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
-        The server may close an idle connection at this very moment; then another one carries the request.
+        The server may close an idle connection at this very moment; then another one carries the request. A stall
+        closes the others, too: a firewall that drops one idle connection silently has dropped them all.
 
         Raises:
             NotConnectedError: there is no connection.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
-        answer = await route.ask_idle(request, patience, has_body=has_body)
-        if answer is not None:
-            return answer
+        while route.idle:
+            connection = route.idle.pop()
+            if not connection.is_fresh():
+                connection.close()
+                continue
+            try:
+                head = await connection.ask(request, patience, has_body=has_body)
+            except TimeoutError:
+                route.close_idle()
+                raise
+            if head is not None:
+                return connection, head
         try:
             connection = await self.connect(route)
         except OSError as error:
@@ -319,12 +301,7 @@ class Routes:
         """
         session = self._session
         endpoint = resolve_endpoint(session, bucket, region)
-        if endpoint.proxy is not None and endpoint.proxy.uses_tls and endpoint.scheme == "https":
-            raise ConfigurationError(
-                "The proxy for the S3 endpoint is reached over TLS itself, which is not supported for https endpoints.",
-                hint="Name the proxy with http:// in https_proxy: what goes through it is encrypted all the same.",
-            )
-        if _uses_tls(endpoint):
+        if endpoint.scheme == "https":
             _ = session.tls  # a file that cannot be read is a wrong setting, not a failed connection
         proxy, origin = endpoint.proxy, ""
         head = f" HTTP/1.1\r\nhost: {endpoint.host_header}\r\nuser-agent: fastfuse\r\naccept-encoding: identity\r\n"
@@ -341,10 +318,6 @@ class Routes:
             idle=self._idle.setdefault((endpoint.scheme, endpoint.host, endpoint.port, proxy), []),
             now_s=session.clock.now_s,
         )
-
-
-def _uses_tls(endpoint: Endpoint) -> bool:
-    return endpoint.scheme == "https" or (endpoint.proxy is not None and endpoint.proxy.uses_tls)
 
 
 async def _connected(host: str, port: int, silence_s: float) -> socket.socket:
@@ -389,12 +362,11 @@ async def _open_tunnel(connection: Connection, endpoint: Endpoint, proxy: Proxy,
     request = f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n"
     try:
         head = await connection.ask(request.encode(), patience, has_body=False)
+        told = f"answered {head.status}" if head is not None else "closed the connection"
     except BadReplyHeadError as error:
         raise ProxyRefusalError(errno.EPROTO, f"the proxy {proxy.host} sent what is not HTTP/1.1: {error}") from error
-    if head is None:
-        raise ProxyRefusalError(errno.ECONNRESET, f"the proxy {proxy.host} closed the connection")
-    if not 200 <= head.status < 300:
-        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} answered {head.status}")
+    if head is None or not 200 <= head.status < 300:
+        raise ProxyRefusalError(errno.EACCES, f"the proxy {proxy.host} {told}")
 
 
 async def _secured(sock: socket.socket, context: TlsContext, host: str) -> TlsConnection:

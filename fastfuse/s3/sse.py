@@ -45,21 +45,16 @@ def read_customer_key(path: Path) -> bytes:
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(_LONGEST_BYTES + 1) if is_regular else None
+            content = file.read(_LONGEST_BYTES + 1) if is_regular else b""
     except OSError as error:
         raise ConfigurationError(
             f"The encryption key {str(path)!r} cannot be read: {error.strerror}.", hint="Correct --sse-c-key-file."
         ) from error
-    if content is None:
-        raise ConfigurationError(
-            f"The encryption key {str(path)!r} is not in a regular file.",
-            hint="Every process of a mount reads it again: write it to a file for --sse-c-key-file.",
-        )
     key = content if len(content) == _KEY_BYTES else _decoded(content)
     if key is None:
         raise ConfigurationError(
             f"The file {str(path)!r} does not hold an encryption key for SSE-C.",
-            hint="--sse-c-key-file names a file of 32 bytes, or of their Base64 (44 letters).",
+            hint="--sse-c-key-file names a regular file of 32 bytes, or of their Base64 (44 letters).",
         )
     return key
 

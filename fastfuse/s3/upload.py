@@ -39,7 +39,7 @@ from fastfuse.s3.credentials import retry_if_passing
 from fastfuse.s3.failures import Kind, failure_of_exception, safe_cause
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE
-from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, Clients
+from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, UploadClient
 from fastfuse.s3.whole import read_all
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ async def load_writer(session: S3Session) -> None:
 
     Raises `ConfigurationError` where the certificates cannot be read.
     """
-    await Clients(session, AsyncExitStack(), DEFAULT_REGION).make(session.aws.load_client, None)
+    await UploadClient(session, AsyncExitStack(), DEFAULT_REGION).load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ObjectWriter:
         to reach a service until the deadline, as a read does, and waits for expired credentials to be renewed.
         """
         self._session = session
-        self._clients = Clients(session, exits, region)
+        self._client = UploadClient(session, exits, region)
         self._bucket = bucket
         self.key = key
         self._region = region
@@ -178,7 +178,7 @@ class ObjectWriter:
         """Make the object hold what the file `fd` holds, all or nothing."""
         is_one_put = self.has_bare_etags and replaces != ""
         part_bytes = max(1, os.fstat(fd).st_size) if is_one_put else _UPLOAD_PART_BYTES
-        await self._send(_pieces_of(fd, part_bytes), replaces, is_checked=False)
+        await self.stream(_pieces_of(fd, part_bytes), replaces=replaces, is_checked=False)
 
     async def check_conditions(self, etag: str, make_body: Callable[[], bytes]) -> str:
         """Write the object anew, whose ETag is `etag`, and return the new one; each body that is made is another one.
@@ -215,18 +215,33 @@ class ObjectWriter:
             return {"IfNoneMatch": "*"}
         return {"IfMatch": replaces.strip('"') if self.has_bare_etags else replaces}
 
-    async def stream(self, pieces: AsyncIterator[bytes], *, is_checked: bool = True) -> str:
+    async def stream(self, pieces: AsyncIterator[bytes], *, replaces: str = "", is_checked: bool = True) -> str:
         """Make the object hold `pieces` one after the other, all or nothing, and return its ETag.
 
-        Each piece but the last has at least 5 MiB, and there are at most 10,000. `pieces` is not closed. At the end the
-        service is asked for the length and the ETag, if it lets us read; not where `is_checked` is false, as of a key
-        that several hosts write to.
+        Each piece but the last has at least 5 MiB, and there are at most 10,000. `pieces` is not closed. The service
+        refuses a piece whose MD5 is another one. At the end it is asked for the length and the ETag, if it lets us
+        read; not where `is_checked` is false, as of a key that several hosts write to.
 
         Raises:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        return await self._send(pieces, "", is_checked=is_checked)
+        first, second = await anext(pieces, b""), await anext(pieces, None)
+        if second is None:
+            etag = await self.put(first, replaces=replaces)
+            if is_checked:
+                await self._check_stored(etag, len(first))
+            return etag
+        upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
+        try:
+            parts, digests, size_bytes = await self._send_parts(upload_id, deque((first, second)), pieces)
+            etag = await self._complete(upload_id, parts, digests, self._condition(replaces))
+            if is_checked:
+                await self._check_stored(etag, size_bytes)
+        except BaseException:
+            await self._abort(upload_id)
+            raise
+        return etag
 
     async def _check_stored(self, etag: str, size_bytes: int) -> None:
         """Compare the object with what was sent."""
@@ -242,29 +257,6 @@ class ObjectWriter:
                 f"{size_bytes:,} bytes with ETag {etag} were sent",
                 hint="Does something else write to this key?",
             )
-
-    async def _send(self, pieces: AsyncIterator[bytes], replaces: str, *, is_checked: bool) -> str:
-        """Make the object hold `pieces`, in an upload of parts if there are several, and return its ETag.
-
-        The service refuses a piece whose MD5 is another one.
-        """
-        begun = await _beginning_of(pieces)
-        if len(begun) < 2:
-            body = begun.pop() if begun else b""
-            etag = await self.put(body, replaces=replaces)
-            if is_checked:
-                await self._check_stored(etag, len(body))
-            return etag
-        upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
-        try:
-            parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
-            etag = await self._complete(upload_id, parts, digests, self._condition(replaces))
-            if is_checked:
-                await self._check_stored(etag, size_bytes)
-        except BaseException:
-            await self._abort(upload_id)
-            raise
-        return etag
 
     async def _complete(
         self, upload_id: str, parts: list[dict[str, Any]], digests: list[bytes], condition: dict[str, Any]
@@ -365,30 +357,29 @@ class ObjectWriter:
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:.3g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
-        async with AsyncExitStack() as exits:
-            try:
-                boto, credentials = await exits.enter_async_context(self._clients.current())
-            except FastfuseError as error:
-                if self._outlives_outages:
-                    retry_if_passing(error)
-                raise
-            try:
-                reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
-            except (BotoCoreError, ClientError) as error:
-                failure = failure_of_exception(error)
-                is_mended = await self._clients.mends(error, failure.kind, credentials)
-                verb = "read" if operation == "head_object" else "write"
-                final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
-                if {"IfMatch", "IfNoneMatch"} & arguments.keys():
-                    final = _conditional_error(error, final)
-                failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
-                if self._outlives_outages and failure.kind is Kind.EXPIRED:
-                    # Whatever renews the credentials may be late.
-                    failed.attempts = UNTIL_DEADLINE
-                raise failed from safe_cause(error)
-            except ValueError as error:  # botocore raises it for a malformed header
-                raise self._bad_reply("a header that makes no sense") from error
-            return reply
+        credentials = None
+        try:
+            boto, credentials = await self._client.current()
+            reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
+        except FastfuseError as error:  # of credentials
+            if self._outlives_outages:
+                retry_if_passing(error)
+            raise
+        except (BotoCoreError, ClientError) as error:
+            failure = failure_of_exception(error)
+            is_mended = await self._client.mends(error, failure.kind, credentials)
+            verb = "read" if operation == "head_object" else "write"
+            final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
+            if {"IfMatch", "IfNoneMatch"} & arguments.keys():
+                final = _conditional_error(error, final)
+            failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
+            if self._outlives_outages and failure.kind is Kind.EXPIRED:
+                # Whatever renews the credentials may be late.
+                failed.attempts = UNTIL_DEADLINE
+            raise failed from safe_cause(error)
+        except ValueError as error:  # botocore raises it for a malformed header
+            raise self._bad_reply("a header that makes no sense") from error
+        return reply
 
     def _field(self, reply: dict[str, Any], name: str) -> Any:  # noqa: ANN401 - each has its own type
         if name not in reply:
@@ -409,16 +400,6 @@ class ObjectWriter:
 def patience_s(retries: Retries) -> float:
     """Return the deadline of the next request of those that share `retries`."""
     return max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - retries.silent_s)
-
-
-async def _beginning_of(pieces: AsyncIterator[bytes]) -> deque[bytes]:
-    """Return the first two pieces, or fewer where there are no more."""
-    begun = deque[bytes]()
-    async for piece in pieces:
-        begun.append(piece)
-        if len(begun) == 2:
-            break
-    return begun
 
 
 async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:

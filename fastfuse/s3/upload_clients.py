@@ -1,19 +1,19 @@
-"""botocore's clients, which sign and send the requests of uploads."""
+"""botocore's client, which signs and sends the requests of uploads."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
 import trio
 from aiobotocore.config import AioConfig
+from aiobotocore.credentials import AioCredentials
 from botocore import UNSIGNED
 from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.s3.aws import S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.aws import NO_KEYS, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials
@@ -22,49 +22,29 @@ from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
 UPLOADS_IN_FLIGHT: Final = 4
 
 
-class _Client:
-    """An open client, the credentials that it signs with, and the number of its requests that are under way."""
-
-    def __init__(self, boto: Any, credentials: Credentials | None, exits: AsyncExitStack) -> None:  # noqa: ANN401
-        # Its class is made at run time.
-        self.boto = boto
-        self.credentials = credentials
-        self.request_count = 0
-        self.close = exits.aclose
-
-
-class Clients:
-    """botocore's client of a region: opened when it is first needed, and again when the credentials change."""
+class UploadClient:
+    """botocore's client of a region, opened when it is first needed; it signs by the credentials of the moment."""
 
     def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
-        """Open no client yet; `exits` closes the one that is open in the end."""
+        """Open no client yet; `exits` closes it in the end."""
         self._session = session
+        self._exits = exits
         self._region = region
         self._opening = trio.Lock()
-        self._current: _Client | None = None
-        exits.push_async_callback(self._close)
+        self._boto: Any = None  # its class is made at run time
 
-    @asynccontextmanager
-    async def current(self) -> AsyncIterator[tuple[Any, Credentials | None]]:
-        """Yield a client that signs with the current credentials, and these; it is not closed during the block."""
+    async def current(self) -> tuple[Any, Credentials | None]:
+        """Return the client, and the credentials that sign its next request."""
         source = self._session.credentials
         credentials = None if source is None else await source.current()
         async with self._opening:
-            client = self._current
-            if client is None or credentials is not client.credentials:
-                exits = AsyncExitStack()
-                boto = await self.make(partial(self._open, exits), credentials)
-                last, client = client, _Client(boto, credentials, exits)
-                self._current = client
-                if last is not None and not last.request_count:
-                    await last.close()
-            client.request_count += 1
-        try:
-            yield client.boto, credentials
-        finally:
-            client.request_count -= 1
-            if client is not self._current and not client.request_count:
-                await client.close()
+            if self._boto is None:
+                self._boto = await self._make(self._open)
+        return self._boto, credentials
+
+    async def load(self) -> None:
+        """Read and load all that the client needs. Raises `ConfigurationError` where that is not to be had."""
+        await self._make(self._session.aws.load_client)
 
     async def mends(self, error: Exception, kind: Kind, credentials: Credentials | None) -> bool:
         """Return whether the reason for an `error` of this `kind` is removed now, by other credentials or the time."""
@@ -78,21 +58,23 @@ class Clients:
                 return True
         return (await self._session.replace_refused(credentials, kind))[0]
 
-    async def _open(self, exits: AsyncExitStack, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - see `_Client`
-        boto = await exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
+    async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as `create_client`
+        boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
         boto.meta.events.register_first("needs-retry.s3", _stop_botocore_from_redirecting)
-        boto.meta.events.register("before-sign.s3", partial(_sign_by, self._session.clock))
+        boto.meta.events.register("before-sign.s3", self._sign)
         return boto
 
-    async def _close(self) -> None:
-        if self._current is not None:
-            await self._current.close()
+    async def _sign(self, request: AWSRequest, **_: object) -> None:
+        """Have `request` signed with the session's credentials and time: botocore takes this machine's clock."""
+        signing = dict(request.context.get("signing", {}))
+        if self._session.credentials is not None:
+            keys = await self._session.credentials.current()
+            signing["request_credentials"] = AioCredentials(keys.access_key, keys.secret_key, keys.token)
+        request.context = _SigningContext({**request.context, "signing": signing}, self._session.clock)
 
-    async def make(self, make: Callable[..., Awaitable[Any]], credentials: Credentials | None) -> Any:  # noqa: ANN401
-        """Return what `make` returns for the arguments of a client that signs with `credentials`, if there are any."""
+    async def _make(self, make: Callable[..., Awaitable[Any]]) -> Any:  # noqa: ANN401 - see `_boto`
+        """Return what `make` returns for the arguments of a client."""
         session = self._session
-        # botocore would look for keys itself, for a client that signs and is only loaded.
-        keys = credentials or Credentials(access_key="-", secret_key="-")  # noqa: S106
         try:
             return await make(
                 "s3",
@@ -100,9 +82,7 @@ class Clients:
                 endpoint_url=session.endpoint_url,
                 verify=session.authorities or False,
                 config=_boto_config(session),
-                aws_access_key_id=keys.access_key,
-                aws_secret_access_key=keys.secret_key,
-                aws_session_token=keys.token,
+                **NO_KEYS,
             )
         except (BotoCoreError, ValueError) as error:
             raise resolution_error(error) from error
@@ -140,11 +120,6 @@ class _SigningContext(dict[str, Any]):
         if name == "timestamp":
             value = time.strftime(SIGV4_TIMESTAMP, time.gmtime(self._clock.now_s()))
         super().__setitem__(name, value)
-
-
-def _sign_by(clock: ServiceClock, request: AWSRequest, **_: object) -> None:
-    """Sign `request` with the time of `clock`: botocore takes this machine's, and has no setting for it."""
-    request.context = _SigningContext(request.context, clock)
 
 
 def _stop_botocore_from_redirecting(response: Any, **_: object) -> None:  # noqa: ANN401

@@ -24,20 +24,21 @@ _PART_BYTES = 8 << 20
 _MAX_IN_FLIGHT = 16
 
 
-async def read_small(reader: RangeReader, ref: ObjectRef, *, limit_bytes: int) -> bytes:
-    """Return all bytes of a small object.
+async def read_whole(reader: RangeReader, ref: ObjectRef, *, limit_bytes: int) -> bytes:
+    """Return all bytes of an object.
 
     Raises:
         SourceError: it is larger than `limit_bytes`, or it changed meanwhile.
         AccessError, ServiceError: it cannot be read.
     """
     if ref.size_bytes > limit_bytes:
-        shown = repr(f"s3://{ref.bucket}/{ref.key}")
-        raise SourceError(f"{shown} has {ref.size_bytes:,} bytes, more than is plausible.")
-    try:
-        return bytes(await reader.get(ref, 0, ref.size_bytes)) if ref.size_bytes else b""
-    except ReadError as error:
-        raise command_error(error) from error
+        raise SourceError(
+            f"{ref.uri!r} has {ref.size_bytes:,} bytes, more than the {limit_bytes:,} that are read of such a file.",
+            hint="Is it the right one? If so, divide it into several.",
+        )
+    with os.fdopen(os.memfd_create("fastfuse-whole"), "rb") as file:
+        await read_into(reader, ref, file.fileno())
+        return file.read()
 
 
 async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:

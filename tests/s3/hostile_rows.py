@@ -329,7 +329,7 @@ _VERSIONS = [
     Row("no ETag", _reply(lambda reply: reply.without("ETag")), EIO, NOT_ASKED, RIGHT),
     Row("empty ETag", _reply(lambda reply: reply.with_header("ETag", "")), EIO, NOT_ASKED, RIGHT),
     Row("weak ETag", _reply(lambda reply: _with_weak_etag(reply)), RIGHT, NOT_ASKED, RIGHT),
-    _of_get("the whole object for a range", _reply(lambda reply: _whole(reply)), RIGHT),
+    _of_get("the whole object for a range", _reply(lambda reply: _whole(reply)), RIGHT | EIO),
     _of_get("the whole object of unknown length", _ended(lambda reply: _whole(reply).without("Content-Length")), EIO),
     _of_get("the whole object in chunks", _reply(lambda reply: _whole(reply).in_chunks(_chunks(DATA))), EIO),
     _of_get("the whole object, cut off", _ended(lambda reply: _whole(reply).encode()[:2000]), EIO),

@@ -45,7 +45,7 @@ def test_the_endpoint_is_that_of_the_configuration_the_environment_or_the_profil
     [
         *((url, "not a URL") for url in ("s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c")),
         ("http://[a", "not a URL"),
-        ("https://user:hunter2@s3.example.com", "holds a user name or password"),
+        ("https://user:hunter2@s3.example.com", "without user name"),
     ],
 )
 def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: str, message: str) -> None:
@@ -57,7 +57,7 @@ def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: st
 
 @pytest.mark.parametrize("name", ["/absent", f"/{'x' * 256}", "/"])
 def test_a_ca_bundle_that_is_missing_or_a_directory_is_named(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"no CA bundle '{name}'|bundle '/' is a directory") as caught:
+    with pytest.raises(ConfigurationError, match=f"CA bundle '{name}' is not a file") as caught:
         _ = S3Session(ConnectionConfig(ca_bundle=name)).authorities
     assert "a file of certificates in PEM with --ca-bundle" in caught.value.hint
 

@@ -72,13 +72,13 @@ async def test_a_named_profile_wins_over_the_environment(aws_environment: Path) 
 
 async def test_half_of_a_pair_of_keys_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(ConfigurationError, match="incomplete"):
+    with pytest.raises(ConfigurationError, match="missing: AWS_SECRET_ACCESS_KEY"):
         await source_of().current()
 
 
 async def test_a_configuration_that_cannot_be_parsed_is_told(aws_environment: Path) -> None:
     configure(aws_environment, "[profile\n")
-    with pytest.raises(ConfigurationError, match="cannot be parsed"):
+    with pytest.raises(ConfigurationError, match="Unable to parse"):
         await source_of().current()
 
 
@@ -117,9 +117,9 @@ async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyP
     keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
     configure(aws_environment, f"[profile role]\n{role}{keys}")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="takes a region") as caught:
+    with pytest.raises(ConfigurationError, match="specify a region") as caught:
         await source_of(ConnectionConfig(profile="role")).current()
-    assert caught.value.hint == "Give --region."
+    assert "--region" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_environment_keys")
@@ -362,8 +362,8 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     assert (await renewed(source)).access_key == "key 3"
     clock.now = START + timedelta(minutes=105)
     assert (await renewed(source)).access_key == "key 4"
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "renewed after all; they expire at 2" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "INFO"]
+    assert "are renewed; they expire at 2" in caplog.text
 
 
 async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
@@ -381,7 +381,7 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     clock.now = START + timedelta(minutes=54)
     assert (await renewed(source)).access_key == "key 3"
     assert ["not renewed yet" in line for line in caplog.messages] == [True, False]
-    assert "renewed after all" in caplog.messages[1]
+    assert "are renewed" in caplog.messages[1]
 
 
 async def test_a_failed_renewal_of_expired_keys_is_an_error(
@@ -395,7 +395,7 @@ async def test_a_failed_renewal_of_expired_keys_is_an_error(
     resolver.error = None
     autojump_clock.jump(1.0)
     assert (await source.current()).access_key == "key 3"
-    assert "renewed after all" in caplog.text
+    assert "are renewed" in caplog.text
 
 
 @pytest.mark.parametrize("when", ["never had", "expired"])

@@ -428,6 +428,5 @@ async def test_the_checksum_of_another_version_tells_that_the_object_has_changed
 async def test_a_checksum_of_the_object_beside_a_range_is_not_taken_for_that_of_the_range() -> None:
     async with benched(verify=False, config=ServerConfig(honour_ranges=False)) as bench:
         ref = bench.put(DATA, told("crc32", DATA))
-        assert bytes(await bench.client.get(ref, 5, 10)) == DATA[5:10]
         assert bytes(await bench.client.get(ref, 0, 10)) == DATA[:10]
         assert bench.counts() == {}

@@ -7,7 +7,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.s3.proxies import Proxy, proxy_for
 
 HTTPS = "https://bucket.s3.eu-west-1.amazonaws.com/bucket"
-PROXY = Proxy(host="proxy.local", port=3128, uses_tls=False, authorization="")
+PROXY = Proxy(host="proxy.local", port=3128, authorization="")
 
 
 def basic(pair: str) -> str:
@@ -22,7 +22,6 @@ def basic(pair: str) -> str:
         ("//proxy.local:3128", PROXY),
         ("HTTP://Proxy.Local:3128/", PROXY),
         ("http://proxy.local", replace(PROXY, port=80)),
-        ("https://proxy.local", replace(PROXY, port=443, uses_tls=True)),
         ("http://[::1]:3128", replace(PROXY, host="::1")),
         ("http://me:p%40ss%C3%BC%3A@proxy.local:3128", replace(PROXY, authorization=basic("me:p@ssü:"))),
         ("http://me@proxy.local:3128", replace(PROXY, authorization=basic("me:"))),
@@ -75,6 +74,7 @@ def test_no_proxy_names_hosts_domains_and_networks(
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        ("https://me:hunter2@proxy.local", "names a proxy of the kind 'https'"),
         ("socks5://me:hunter2@proxy.local:1080", "https_proxy (or HTTPS_PROXY) names a proxy of the kind 'socks5'"),
         *(
             (url, "is not the URL of a proxy")

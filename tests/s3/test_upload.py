@@ -5,7 +5,6 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,8 @@ from fastfuse.s3.failures import Failure, Kind
 from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.upload import upload
-from fastfuse.s3.upload_clients import Clients
-from fastfuse.s3.whole import read_into, read_small
+from fastfuse.s3.upload_clients import UploadClient
+from fastfuse.s3.whole import read_into, read_whole
 from tests.s3.places import opened
 from tests.servers import S3Server, configure
 
@@ -64,7 +63,7 @@ async def test_what_was_written_is_listed_and_read(
         modified_ns = int(entry["LastModified"].timestamp()) * 10**9
         assert ref == ObjectRef("bucket", key, size_bytes, entry["ETag"], modified_ns)
         assert ref.etag.endswith('-3"') == (key == "large")
-        assert await read_small(client, ref, limit_bytes=size_bytes) == data
+        assert await read_whole(client, ref, limit_bytes=size_bytes) == data
         os.ftruncate(fd, 0)
         await read_into(client, ref, fd)
     assert os.pread(fd, size_bytes + 1, 0) == data
@@ -172,46 +171,6 @@ async def test_credentials_that_replaced_refused_ones_sign_an_upload(
     assert "Credential=SECOND/" in signed[0]
 
 
-async def test_a_client_of_former_credentials_is_open_while_a_request_of_it_is_under_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    session = S3Session(ConnectionConfig(endpoint_url="http://127.0.0.1:1", region="us-east-1"))
-    create, opened_clients = session.aws.create_client, list[str]()
-
-    @asynccontextmanager
-    async def noted(*arguments: object, **options: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - made at run time
-        name = options["aws_access_key_id"]
-        opened_clients.append(name)
-        async with create(*arguments, **options) as client:
-            yield client
-        opened_clients.remove(name)
-
-    async def current() -> Credentials:
-        return keys
-
-    monkeypatch.setattr(session.aws, "create_client", noted)
-    monkeypatch.setattr(session.credentials, "current", current)
-    async with AsyncExitStack() as exits:
-        clients = Clients(session, exits, "us-east-1")
-        for name in "AB":
-            keys = Credentials(access_key=name, secret_key="-")
-            async with clients.current() as first, clients.current() as second:
-                assert first == second
-            assert opened_clients == [name]
-        async with AsyncExitStack() as longer, AsyncExitStack() as under_way:
-            await longer.enter_async_context(clients.current())
-            await under_way.enter_async_context(clients.current())
-            for name in "CDE":
-                keys = Credentials(access_key=name, secret_key="-")
-                async with clients.current():
-                    assert opened_clients == ["B", name]
-            await under_way.aclose()
-            assert opened_clients == ["B", "E"]
-            await longer.aclose()
-            assert opened_clients == ["E"]
-    assert opened_clients == []
-
-
 async def test_a_ca_bundle_that_is_none_is_a_configuration_error(fd: int, tmp_path: Path) -> None:
     bundle = tmp_path / "ca.pem"
     configure(bundle, "not a certificate")
@@ -229,11 +188,10 @@ async def test_uploads_go_on_where_authority_and_certificate_are_replaced(
     authority, issued = create_chain(tmp_path)
     with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, ServerConfig(tls=issued)) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", ca_bundle=str(authority))
-        session, keys = S3Session(config), Credentials(access_key="A", secret_key="-")
+        session = S3Session(config)
         for step in range(3):
             async with AsyncExitStack() as exits:
-                clients = Clients(session, exits, "us-east-1")
-                client = await clients.make(partial(clients._open, exits), keys)
+                client, _ = await UploadClient(session, exits, "us-east-1").current()
                 assert (await client.head_object(Bucket="bucket", Key="key"))["ContentLength"] == 4
             if step == 0:
                 create_chain(tmp_path)

@@ -12,7 +12,7 @@ from fastfuse.s3 import whole
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
-from fastfuse.s3.whole import read_into, read_small
+from fastfuse.s3.whole import read_into, read_whole
 from tests.s3.places import opened
 
 
@@ -43,8 +43,8 @@ async def test_what_cannot_be_read_is_said_by_its_name(fd: int) -> None:
             with pytest.raises(AccessError, match="denies access to 's3://bucket/denied"):
                 await client.head("bucket", "denied")
             large, late, changes = [await client.head("bucket", key) for key in ("large", "late", "changes")]
-            with pytest.raises(SourceError, match="'s3://bucket/large' has 100 bytes, more than is plausible"):
-                await read_small(client, large, limit_bytes=99)
+            with pytest.raises(SourceError, match="'s3://bucket/large' has 100 bytes, more than the 99 that are read"):
+                await read_whole(client, large, limit_bytes=99)
             assert "GetObject" not in server.statistics().requests
             server.faults.add(FaultRule(action=ACCESS_DENIED, key="late"))
             held.put("changes", b"y" * 100)
@@ -52,7 +52,7 @@ async def test_what_cannot_be_read_is_said_by_its_name(fd: int) -> None:
                 with pytest.raises(error, match=ref.key):
                     await read_into(client, ref, fd)
                 with pytest.raises(error, match=ref.key):
-                    await read_small(client, ref, limit_bytes=100)
+                    await read_whole(client, ref, limit_bytes=100)
 
 
 async def test_a_service_that_stays_busy_is_an_error_of_a_command(fd: int) -> None:

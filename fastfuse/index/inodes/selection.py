@@ -36,11 +36,6 @@ def spread(table: InodeTable, rows: _Rows) -> list[ObjectRef]:
     return [table.ref(table.inode(row)) for row in chosen]
 
 
-def holds_archived(table: InodeTable) -> bool:
-    """Return whether the table has a storage class that is an archive, without a look at its rows."""
-    return not ARCHIVE_STORAGE_CLASSES.isdisjoint(table.metadata.storage_classes)
-
-
 def take_part(table: InodeTable, choose: Callable[[Sequence[int]], Sequence[int]]) -> InodeTable:
     """Return a table of the objects of `table` at the positions that `choose` returns, and of their directories.
 

@@ -7,19 +7,17 @@ from io import BufferedReader
 
 import trio
 
-from fastfuse.errors import ConfigurationError, ForbiddenObjectError, MissingObjectError, first_of
+from fastfuse.errors import ConfigurationError, first_of
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.index.listing.acceptance import Listing, ListingProgress, ProgressCallback, partial_name
 from fastfuse.index.sources.inventory_report import DataFile, Manifest, parse_manifest, read_rows
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import ObjectColumns
 from fastfuse.s3.base import ObjectSource
-from fastfuse.s3.whole import read_into, read_small
+from fastfuse.s3.whole import read_into, read_whole
 
 # A manifest names a file of up to 2 GB in about 200 bytes: this is enough for 10^12 objects.
 _MAX_MANIFEST_BYTES = 64 << 20
-# An MD5 in hexadecimal and a line's end fit.
-_MAX_CHECKSUM_BYTES = 100
 # One file is parsed while the next is fetched; Python parses one at a time.
 _FILES_AT_ONCE = 2
 
@@ -35,8 +33,7 @@ async def list_inventory(
         AccessError, ServiceError: S3 does not return the report.
     """
     ref = await objects.head(manifest_uri.bucket, manifest_uri.path)
-    text = await read_small(objects, ref, limit_bytes=_MAX_MANIFEST_BYTES)
-    requests = 2 + await _check_manifest(objects, manifest_uri, text)
+    text = await read_whole(objects, ref, limit_bytes=_MAX_MANIFEST_BYTES)
     manifest = parse_manifest(text, str(manifest_uri))
     if manifest.source_bucket != source.bucket:
         raise ConfigurationError(
@@ -44,25 +41,7 @@ async def list_inventory(
         )
     report = _Report(objects, manifest, manifest_uri.bucket, source, progress)
     await report.read()
-    return Listing(*report.builder().build(), requests + 2 * len(manifest.files))
-
-
-async def _check_manifest(objects: ObjectSource, uri: S3Uri, text: bytes) -> int:
-    """Check the manifest's MD5, if its .checksum was copied with it; return the number of requests."""
-    stem, dot, _ = uri.path.rpartition(".json")
-    if not dot:
-        return 0
-    try:
-        ref = await objects.head(uri.bucket, f"{stem}.checksum")
-    except (MissingObjectError, ForbiddenObjectError):
-        return 1
-    checksum = await read_small(objects, ref, limit_bytes=_MAX_CHECKSUM_BYTES)
-    if checksum.strip().lower() != hashlib.md5(text, usedforsecurity=False).hexdigest().encode():
-        raise ConfigurationError(
-            f"{uri} is not the manifest that its {stem.rpartition('/')[2]}.checksum is of (MD5)",
-            hint="copy the two again, or take another report",
-        )
-    return 2
+    return Listing(*report.builder().build(), 2 + 2 * len(manifest.files))
 
 
 class _Report:
@@ -75,10 +54,10 @@ class _Report:
         self._source = source
         self._progress = progress
         self._path = source.path.encode()
-        self._folder = f"{source.path.rstrip('/')}/".encode() if source.path else b""
-        self._below = TableBuilder(source.bucket, self._folder.decode())
+        self._folder = source.folder.encode()
+        self._below = TableBuilder(source.bucket, source.folder)
         # The object that the source names, used if the source is no folder (N1).
-        self._itself = TableBuilder(source.bucket, source.path[: source.path.rfind("/") + 1])
+        self._itself = TableBuilder(source.bucket, source.parent)
         # Names that begin with the source's path, for the error if it is neither.
         self._neighbours: set[bytes] = set()
         self._files_done = 0

@@ -92,10 +92,10 @@ class _Lister:
 
     async def list_folder_or_object(self) -> TableBuilder:
         """Take the source by clause N1."""
-        path, folder = self._source.path, _folder(self._source.path)
+        path, folder = self._source.path, self._source.folder
         page = await self._first_page(folder)
         if folder != path and not page.keys:
-            return await self._one_object(path, folder)
+            return await self._one_object(path)
         if folder != path:
             self._warn_of_neighbours(f"the folder {folder}", await self._neighbours())
         return await self._all_pages(folder, page, folder)
@@ -108,9 +108,9 @@ class _Lister:
         channel, not ``train/train.csv``. Elsewhere SageMaker names files "using their full basename":
         https://github.com/aws/sagemaker-python-sdk/issues/3612
         """
-        path, folder = self._source.path, _folder(self._source.path)
+        path, folder = self._source.path, self._source.folder
         is_folder = folder == path or not await self._neighbours()
-        prefix, key_prefix = (folder, folder) if is_folder else (path, _parent(path))
+        prefix, key_prefix = (folder, folder) if is_folder else (path, self._source.parent)
         return await self._all_pages(prefix, await self._first_page(prefix), key_prefix)
 
     async def _all_pages(self, prefix: str, first: Page, key_prefix: str) -> TableBuilder:
@@ -135,7 +135,7 @@ class _Lister:
                 return builder
             page = await self._page(prefix, after=page)
 
-    async def _one_object(self, path: str, folder: str) -> TableBuilder:
+    async def _one_object(self, path: str) -> TableBuilder:
         """List the one object `path`, below which nothing lies; raise if there is no object of this name."""
         page = await self._page_of_object(path)
         if path.encode() in page.keys:
@@ -144,7 +144,7 @@ class _Lister:
             others = [name for name in page.names if name != path.encode()]
             self._warn_of_neighbours(f"the object {path}", others)
             await self._check_readable(path, found.refs(self._source.bucket))
-            builder = TableBuilder(self._source.bucket, _parent(path))
+            builder = TableBuilder(self._source.bucket, self._source.parent)
             builder.add(*found)
             _report(self._progress, self._pager, builder)
             return builder
@@ -153,7 +153,7 @@ class _Lister:
             raise partial_name(self._source, candidates)
         if not self._allow_empty:
             raise EmptySourceError(f"{self._source} names no folder and no object", hint=ALLOW_EMPTY_HINT)
-        return TableBuilder(self._source.bucket, folder)
+        return TableBuilder(self._source.bucket, self._source.folder)
 
     async def _page_of_object(self, path: str) -> Page:
         """Return the page with the object `path`, else the first with an entry. In key order it would be on that."""
@@ -169,7 +169,7 @@ class _Lister:
 
     async def _neighbours(self) -> list[bytes]:
         """Return names that begin with the source's path and do not lie in its folder, if there are any."""
-        folder = _folder(self._source.path).encode()
+        folder = self._source.folder.encode()
         page = await self._first_page(self._source.path, delimiter="/", but=folder)
         return [name for name in page.names if not name.startswith(folder)]
 
@@ -228,18 +228,10 @@ class _Lister:
         return page
 
 
-def _folder(path: str) -> str:
-    return path if not path or path.endswith("/") else path + "/"
-
-
 def _last_name(page: Page) -> bytes:
     """Return the last key of `page`, or the end of its last common prefix if no key lies behind it."""
     ends = [prefix + LAST_CHARACTER.encode() for prefix in page.common_prefixes[-1:]]
     return max(page.keys[-1:] + ends)
-
-
-def _parent(path: str) -> str:
-    return path[: path.rfind("/") + 1]
 
 
 class _UnorderedListingError(Exception):

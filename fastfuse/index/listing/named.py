@@ -1,6 +1,5 @@
 """Lists the keys that a file names: requests the attributes of each, many at a time, and reports the missing ones."""
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -29,7 +28,7 @@ from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.objects import MAX_KEY_BYTES, ObjectRef
 from fastfuse.s3.base import ObjectSource
-from fastfuse.s3.whole import read_into
+from fastfuse.s3.whole import read_whole
 
 # An error names this many of the missing objects.
 _MAX_NAMED = 10
@@ -63,12 +62,10 @@ async def list_keys(
     Raises:
         SourceError, AccessError, ServiceError: as `head_all`.
     """
-    if [reference.key for reference in named] == [source.path]:
-        key_prefix = source.path[: source.path.rfind("/") + 1]  # the source is one object (N1)
-    else:
-        key_prefix = _folder(source)
+    is_one_object = [reference.key for reference in named] == [source.path]  # N1
     found = await head_all(objects, named, name, progress)
-    return Listing(*_builder(found, source.bucket, key_prefix).build(), len(named))
+    builder = _builder(found, source.bucket, source.parent if is_one_object else source.folder)
+    return Listing(*builder.build(), len(named))
 
 
 def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Reference]:
@@ -82,7 +79,7 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
         ConfigurationError: a line that is not UTF-8, or a key that does not lie in `source`; with its line number.
     """
     own = f"s3://{source.bucket}/"
-    folder = _folder(source)
+    folder = source.folder
     end = ""
     found: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -95,18 +92,12 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
         if not text:
             continue
         key = text.removeprefix(own)
-        if len(key) > MAX_KEY_BYTES or len(key.encode()) > MAX_KEY_BYTES:
+        is_short = len(key) <= MAX_KEY_BYTES and len(key.encode()) <= MAX_KEY_BYTES
+        is_elsewhere = key == text and text.startswith("s3://")
+        if not key or not is_short or is_elsewhere or not (key.startswith(folder) or key == source.path):
             raise ConfigurationError(
-                f"{name}:{number}: {shown(text)} is too long for a key", hint=f"a key has at most {MAX_KEY_BYTES} bytes"
-            )
-        if text.startswith("s3://") and not text.startswith(own):
-            raise ConfigurationError(f"{name}:{number}: {text!r} is not in the bucket {source.bucket!r}")
-        if not key:
-            raise ConfigurationError(f"{name}:{number}: {text!r} names no object")
-        if not key.startswith(folder) and key != source.path:
-            raise ConfigurationError(
-                f"{name}:{number}: {key!r} does not lie in {source}",
-                hint="a line holds a whole key, its prefix included",
+                f"{name}:{number}: {shown(text)} is no key in {source}",
+                hint=f"a line holds a whole key of at most {MAX_KEY_BYTES} bytes, its prefix included, or its S3 URI",
             )
         found.setdefault(key, number)
     if len(found) > 1 and source.path in found and not source.path.endswith("/"):
@@ -115,10 +106,6 @@ def parse_keys(lines: Iterable[bytes], source: S3Uri, name: str) -> list[Referen
             hint=f"the mount shows only the folder {folder}",
         )
     return [Reference(source.bucket, key, found[key]) for key in sorted(found)]
-
-
-def _folder(source: S3Uri) -> str:
-    return f"{source.path.rstrip('/')}/" if source.path else ""
 
 
 async def head_all(
@@ -259,14 +246,7 @@ async def _manifest(objects: ObjectSource, source: S3Uri) -> tuple[ObjectRef, by
     if not source.path or source.path.endswith("/"):
         raise ConfigurationError(f"{source} names no manifest", hint="write it as s3://BUCKET/KEY")
     ref = await objects.head(source.bucket, source.path)
-    if ref.size_bytes > MAX_MANIFEST_BYTES:
-        raise SourceError(
-            f"the manifest {source} has {ref.size_bytes:,} bytes; it may have {MAX_MANIFEST_BYTES:,}",
-            hint="is it the manifest? If so, divide it into several",
-        )
-    with os.fdopen(os.memfd_create("fastfuse-manifest"), "rb") as file:
-        await read_into(objects, ref, file.fileno())
-        return ref, file.read()
+    return ref, await read_whole(objects, ref, limit_bytes=MAX_MANIFEST_BYTES)
 
 
 def _refuse_nothing(source: S3Uri, count: int, what: str, *, allow_empty: bool) -> None:

@@ -44,15 +44,10 @@ class Shard:
             ConfigurationError: `text` has another form, or names a part that does not exist.
         """
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip(), re.ASCII)
-        if numbers is None:
-            raise ConfigurationError(
-                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 1/4, 2/4, 3/4 and 4/4"
-            )
-        index, count = int(numbers[1]), int(numbers[2])
+        index, count = map(int, numbers.groups()) if numbers else (0, 0)
         if not 1 <= index <= count:
             raise ConfigurationError(
-                f"{text} is no part of {count}: parts are counted from 1",
-                hint="of four, the first is 1/4 and the last 4/4",
+                f"{text!r} is not a part of several", hint="write it as I/N: all of four are 1/4, 2/4, 3/4 and 4/4"
             )
         return cls(index=index - 1, count=count, by_bytes=by_bytes)
 

@@ -53,6 +53,16 @@ class S3Uri:
         """Parse a word of the command line or the environment, as `parse` does."""
         return cls.parse(as_utf8(text))
 
+    @property
+    def folder(self) -> str:
+        """The prefix of the keys below this place: the path with a ``/`` behind it; empty for a whole bucket."""
+        return self.path if not self.path or self.path.endswith("/") else f"{self.path}/"
+
+    @property
+    def parent(self) -> str:
+        """The path up to its last ``/``: the prefix that one object of this name lies in."""
+        return self.path[: self.path.rfind("/") + 1]
+
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.path}"
 

@@ -1,13 +1,12 @@
 """A listing from an S3 Inventory report is the listing that LIST gives."""
 
-import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, Answer, FaultRule, LoopbackServer, MemoryObjects
-from fastfuse.errors import ConfigurationError, ServiceError, SourceError
+from bench.s3server import LoopbackServer, MemoryObjects
+from fastfuse.errors import ConfigurationError, SourceError
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.listing.acceptance import Listing
 from fastfuse.index.listing.inventory import list_inventory
@@ -20,7 +19,6 @@ from tests.index.indexes import columns
 from tests.index.sources.reports import Row, csv_file, manifest, parquet_file
 
 MANIFEST = S3Uri("bucket", "inventory/manifest.json")
-CHECKSUM = "inventory/manifest.checksum"
 DATA = "inventory/data/0"
 KEYS = [*(f"train/{folder}/{number:03} +%ü" for folder in "abc" for number in range(40)), "train-2/x", "one.bin"]
 
@@ -40,8 +38,8 @@ def held(file_format: str, **changes: object) -> MemoryObjects:
 
 
 @asynccontextmanager
-async def client_of(objects: MemoryObjects, *faults: FaultRule) -> AsyncIterator[S3Client]:
-    with LoopbackServer({"bucket": objects}, faults=faults) as server:
+async def client_of(objects: MemoryObjects) -> AsyncIterator[S3Client]:
+    with LoopbackServer({"bucket": objects}) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
         async with aclosing(S3Client(session)) as client:
             yield client
@@ -53,8 +51,8 @@ async def tables(objects: MemoryObjects, source: S3Uri) -> tuple[InodeTable, Ino
         return (await list_inventory(client, MANIFEST, source)).table, (await list_source(client, source)).table
 
 
-async def listed(objects: MemoryObjects, source: S3Uri, *faults: FaultRule) -> Listing:
-    async with client_of(objects, *faults) as client:
+async def listed(objects: MemoryObjects, source: S3Uri) -> Listing:
+    async with client_of(objects) as client:
         return await list_inventory(client, MANIFEST, source)
 
 
@@ -92,33 +90,3 @@ async def test_a_source_that_is_only_the_beginning_of_a_name_says_what_there_is(
     told = r"only the beginning of a name; there is s3://bucket/train-2/, s3://b.*/train/"
     with pytest.raises(SourceError, match=told):
         await listed(held("CSV"), S3Uri("bucket", "tra"))
-
-
-@pytest.mark.parametrize("text", [b"", b"0" * 32])
-async def test_a_manifest_that_its_checksum_is_not_of_is_refused(aws_environment: object, text: bytes) -> None:
-    objects = held("CSV")
-    objects.put(CHECKSUM, text)
-    with pytest.raises(ConfigurationError, match=r"is not the manifest that its manifest.checksum is of \(MD5\)"):
-        await listed(objects, S3Uri("bucket", "train"))
-
-
-async def test_a_manifest_and_its_checksum(aws_environment: object) -> None:
-    objects = held("CSV")
-    without = await listed(objects, S3Uri("bucket", "train"))
-    text = manifest({}, files=[])
-    objects.put(MANIFEST.path, text)
-    objects.put(CHECKSUM, hashlib.md5(text, usedforsecurity=False).hexdigest().encode() + b"\n")
-    found = await listed(objects, S3Uri("bucket", "train"))
-    # The manifest, its checksum, and of each file: HEAD and GET. Without a checksum only its HEAD.
-    assert (without.request_count, found.request_count) == (2 + 1 + 3 * 2, 2 + 2)
-
-
-async def test_a_checksum_that_may_not_be_read_is_done_without(aws_environment: object) -> None:
-    denied = FaultRule(action=ACCESS_DENIED, key=CHECKSUM)
-    assert (await listed(held("CSV"), S3Uri("bucket", "train"), denied)).table.metadata.file_count == 120
-
-
-async def test_a_service_that_fails_at_the_checksum_is_no_missing_one(aws_environment: object) -> None:
-    failing = FaultRule(action=Answer(400, "InvalidRequest", "No."), key=CHECKSUM)
-    with pytest.raises(ServiceError, match="failed to read 's3://bucket/inventory/manifest"):
-        await listed(held("CSV"), S3Uri("bucket", "train"), failing)

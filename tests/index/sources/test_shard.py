@@ -37,19 +37,8 @@ def test_a_part_is_read_as_it_is_written(text: str) -> None:
     assert str(Shard(index=shard.index, count=shard.count)) == f"part {text.strip()} by count"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("5/4", "5/4 is no part of 4: parts are counted from 1"),
-        ("0/4", "0/4 is no part of 4: parts are counted from 1"),
-        ("0/0", "0/0 is no part of 0"),
-        *(
-            (text, "is not a part of several")
-            for text in ("", "1", "-1/2", "1/2/3", "a/b", "١/٢", "1 / 2", "0/1000000")
-        ),
-    ],
-)
-def test_what_is_no_part_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as raised:
+@pytest.mark.parametrize("text", ["5/4", "0/4", "0/0", "", "1", "-1/2", "1/2/3", "a/b", "١/٢", "1 / 2", "0/1000000"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a part of several") as raised:
         Shard.parse(text)
     assert raised.value.hint
