@@ -146,8 +146,7 @@ class Session:
         """Unmount this mount, and never another one; do nothing if it is already unmounted.
 
         Raises:
-            BusyMountError: files below it are open.
-            MountError: it may not be unmounted, or another mount covers it.
+            MountError: files below it are open, it may not be unmounted, or another mount covers it.
         """
         if not self.is_mounted():
             return
