@@ -19,7 +19,7 @@ LONGEST_LOOK_S = 2.0
 # Crash loop: this many deaths within this time, and no request answered between the first and the last. Kills from
 # outside count only once nothing was answered for as long: on a busy machine, a worker may be killed before it serves.
 _MAX_DEATHS = 5
-_DEATHS_WITHIN_S = 60.0
+DEATHS_WITHIN_S = 60.0
 # The pause after each further death in the last minute: none after the first, then 50 ms, doubling. Readers wait
 # meanwhile, so it is at most this, and this share of a read's deadline.
 _FIRST_PAUSE_S = 0.05
@@ -86,13 +86,13 @@ class DeathRecord:
             return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
-        from_s = now_s - _DEATHS_WITHIN_S
+        from_s = now_s - DEATHS_WITHIN_S
         self._deaths = [
             death for death in self._deaths if death[0] >= from_s or (is_waited_for and death[1] == answered)
         ]
         self._deaths.append((now_s, answered, was_killed))
         unserved = [killed for _, until_then, killed in self._deaths if until_then == answered]
-        is_long = now_s - self._unserved_since_s >= _DEATHS_WITHIN_S
+        is_long = now_s - self._unserved_since_s >= DEATHS_WITHIN_S
         if (len(unserved) if is_long else unserved.count(False)) >= _MAX_DEATHS:
             raise ServiceError(
                 f"the worker died {len(unserved)} times without serving anything; last, {how}",
@@ -102,36 +102,6 @@ class DeathRecord:
             return 0.0
         # The exponent is bounded by the deaths of a minute, each of which took its pause.
         return min(_FIRST_PAUSE_S * 2.0 ** (len(self._deaths) - 2), self._max_pause_s)
-
-
-class MemoryRecord:
-    """Tells kills for want of memory, once in each spell: kills of which none is a minute after the one before."""
-
-    def __init__(self, oom_kills: int | None) -> None:
-        """Begin with how many processes of the control group were killed for want of memory, if that is known."""
-        self._oom_kills = oom_kills
-        self._grew_s = self._killed_s = -inf
-        self._is_told = False
-
-    def look(self, now_s: float, oom_kills: int | None) -> None:
-        """Note how many were killed until now; call it every second, so that a later death is not put down to them."""
-        if None not in (oom_kills, self._oom_kills) and oom_kills != self._oom_kills:
-            self._grew_s = now_s
-        self._oom_kills = oom_kills
-
-    def killed(self, now_s: float, oom_kills: int | None) -> str | None:
-        """Note that a worker was killed by SIGKILL; return what to tell, if anything.
-
-        Where the control group counted no kill, a person may have killed one worker, but hardly a second one.
-        """
-        is_spell = now_s - self._killed_s < _DEATHS_WITHIN_S
-        self.look(now_s, oom_kills)
-        self._killed_s, is_counted = now_s, now_s - self._grew_s < _DEATHS_WITHIN_S
-        is_told, self._is_told = self._is_told and is_spell, is_counted or is_spell
-        if is_told or not self._is_told:
-            return None
-        how = ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does"
-        return f"workers are killed{how}: give a smaller --memory-target, or the container a larger memory limit"
 
 
 class FailingReads:
