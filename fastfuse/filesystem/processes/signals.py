@@ -3,29 +3,25 @@
 import ctypes
 import errno
 import os
+import struct
 import sys
 from collections.abc import Iterable
+from typing import NamedTuple
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # <bits/types/siginfo_t.h>, and a sigset_t, of which the kernel reads 64 bits.
 _SIGINFO_BYTES, _SIGSET_BYTES, _READ_BYTES = 128, 128, 8
+_SIGINFO = struct.Struct("3i")
+_TIMESPEC = struct.Struct("2l")
 _NS = 1_000_000_000
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
-class SignalInfo(ctypes.Structure):
+class SignalInfo(NamedTuple):
     """The beginning of a siginfo_t."""
 
     si_signo: int
     si_errno: int
     si_code: int
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("si_signo", "si_errno", "si_code")),
-        ("_others", ctypes.c_char * (_SIGINFO_BYTES - 3 * ctypes.sizeof(ctypes.c_int))),
-    )
 
 
 def next_signal(signals: Iterable[int], timeout_s: float) -> SignalInfo | None:
@@ -35,11 +31,9 @@ def next_signal(signals: Iterable[int], timeout_s: float) -> SignalInfo | None:
     returns whatever memory holds for a signal.
     """
     numbers = sum(1 << number - 1 for number in signals).to_bytes(_READ_BYTES, sys.byteorder)
-    seconds, ns = divmod(int(timeout_s * _NS), _NS)
-    caught = SignalInfo()
-    wanted, timeout = numbers.ljust(_SIGSET_BYTES, b"\0"), _Timespec(seconds, ns)
-    if _LIBC.sigtimedwait(wanted, ctypes.byref(caught), ctypes.byref(timeout)) != -1:
-        return caught
+    timeout, caught = _TIMESPEC.pack(*divmod(int(timeout_s * _NS), _NS)), ctypes.create_string_buffer(_SIGINFO_BYTES)
+    if _LIBC.sigtimedwait(numbers.ljust(_SIGSET_BYTES, b"\0"), caught, timeout) != -1:
+        return SignalInfo(*_SIGINFO.unpack_from(caught))
     if (number := ctypes.get_errno()) not in {errno.EAGAIN, errno.EINTR}:
         raise OSError(number, os.strerror(number))
     return None

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from time import perf_counter, time
@@ -113,8 +114,8 @@ class RecordedReader:
         ended = (took_s, key, start, end)
         if len(self._slowest) < _KEPT_GETS:
             heapq.heappush(self._slowest, ended)
-        elif ended > self._slowest[0]:
-            heapq.heapreplace(self._slowest, ended)
+        else:
+            heapq.heappushpop(self._slowest, ended)
 
     @property
     def running(self) -> int:
@@ -142,25 +143,6 @@ class RecordedReader:
             self._period_ends_s = now_s + _PERIOD_S
 
 
-class _Names:
-    """The names of processes, also of some that have ended since they read."""
-
-    def __init__(self) -> None:
-        # They are in the order of the first reads, oldest first.
-        self._names: dict[int, str] = {}
-
-    def see(self, pid: int) -> None:
-        """Remember the name of a process that reads now."""
-        if pid not in self._names:
-            if len(self._names) >= _MOST_NAMES:
-                del self._names[next(iter(self._names))]
-            self._names[pid] = process_name(pid)
-
-    def of(self, pid: int) -> str:
-        """Return the name that a process has now, or else had; "" if it is not known."""
-        return process_name(pid) or self._names.get(pid, "")
-
-
 class Serving(Protocol):
     """The part of `filesystem.serving.reads` that is used here."""
 
@@ -180,7 +162,8 @@ class WatchedReads:
         self._reads = reads
         self._gets = gets
         self._watchers: list[Trace | StreamView] = []
-        self._names = _Names()
+        # Remembers the names that processes had as they read.
+        self._name_before = lru_cache(_MOST_NAMES)(process_name)
 
     async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
         """Return what `read` does, and tell the watchers of it."""
@@ -197,7 +180,7 @@ class WatchedReads:
     def note(self, access: Access) -> None:
         """Tell the watchers of a read that ends now, or was answered elsewhere."""
         # A read that ends now is not answered yet, so its process waits.
-        self._names.see(access.pid)
+        self._name_before(access.pid)
         for watcher in self._watchers:
             watcher.note(access)
 
@@ -233,8 +216,12 @@ class WatchedReads:
             return None
         if asked["request"] == TOP:
             under_way = self._reads.under_way
-            return StreamView(self._engine, self._gets, self._path, self._names.of, under_way, every_s=every_s)
-        return Trace(self._path, self._names.of, sample)
+            return StreamView(self._engine, self._gets, self._path, self._name, under_way, every_s=every_s)
+        return Trace(self._path, self._name, sample)
+
+    def _name(self, pid: int) -> str:
+        """Return the name that a process has now, or else had."""
+        return process_name(pid) or self._name_before(pid)
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
         try:
