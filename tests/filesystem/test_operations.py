@@ -18,7 +18,7 @@ import trio.testing
 from fastfuse.errors import ObjectArchivedError, ObjectChangedError, UnavailableError
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
-from fastfuse.filesystem.serving import late_reads
+from fastfuse.filesystem.serving import reads as module
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.index.inodes.changes import take_over
@@ -225,7 +225,7 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
 async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_a_read_is_answered_d5(
     mounted: Mounted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_reads, "_REMEMBERED_S", 3600.0)
+    monkeypatch.setattr(module, "_REMEMBERED_S", 3600.0)
     reads, engine = mounted.reads_within(0.0), mounted.engine  # so every failure is late
     engine.error = UnavailableError("'file': 503 SlowDown")
     assert await errno_of(reads.read(mounted.file, 0, 10)) == errno.EIO
