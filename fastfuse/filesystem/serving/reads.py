@@ -19,8 +19,7 @@ from fastfuse.errors import ObjectArchivedError, ObjectChangedError, ReadError
 from fastfuse.filesystem.figures.recorder import moment
 from fastfuse.filesystem.kernel.fuse import direct_reads, pyfuse3, replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
-from fastfuse.filesystem.serving.operations import MountOperations
-from fastfuse.filesystem.serving.outcomes import answered
+from fastfuse.filesystem.serving.operations import MountOperations, answered
 from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
