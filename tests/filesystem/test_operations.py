@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
@@ -73,7 +72,6 @@ class Mounted:
     def _served(self) -> MountOperations:
         operations = MountOperations(self.counters, uid=7, gid=8)
         operations.serve(self.table, self.engine)
-        operations.opens_files = operations.opens_directories = True
         return operations
 
     def reads_within(self, deadline_s: float) -> Reads:
@@ -105,27 +103,11 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
     )
 
 
-async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
-    mounted.operations.opens_files = mounted.operations.opens_directories = False
-    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert (opened.fh, opened.keep_cache) == (mounted.file, True)
-    assert await mounted.operations.opendir(mounted.directory, CONTEXT) == mounted.directory
-    await mounted.operations.release(mounted.file)
-    await mounted.operations.releasedir(mounted.directory)
-
-
 async def test_the_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = 4_194_304 << interposed.HANDLE_INODE_BITS
     assert await listed(mounted, process | mounted.directory, monkeypatch) == [b".", b"..", b"file"]
-
-
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
-async def test_an_open_that_could_write_is_refused_where_opens_are_answered_r1(flags: int) -> None:
-    mounted = Mounted()
-    mounted.operations.opens_files = False
-    assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
 
 
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:

@@ -1,7 +1,7 @@
 """Translate FUSE requests about names: inode numbers, flags and tokens in; attributes and errnos out.
 
-There are no handles. OPEN and OPENDIR are answered ENOSYS, and the kernel asks for neither again: it opens by itself,
-keeps the pages of files and the listings of directories, and every request names its inode
+There are no handles. pyfuse3 answers OPEN and OPENDIR with ENOSYS, and the kernel asks for neither again: it opens by
+itself, keeps the pages of files and the listings of directories, and every request names its inode
 (`filesystem.kernel.interposed`). A worker thus has nothing that its successor needs. A table is immutable and knows
 every inode until a refresh replaces it, and then the kernel is told which names are stale; so forgets need no
 counting either. A listing of a directory goes on after the inode that it gave last, also if the last refresh took that
@@ -43,7 +43,6 @@ _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
-_CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
 _NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA, errno.ENOSYS})  # they answer questions
 
 _P = ParamSpec("_P")
@@ -175,25 +174,6 @@ class MountOperations(InitialisedOperations):
             self._engine.forget(inode)
 
     @answered
-    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if self.opens_files:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
-        if flags & _CHANGING_FLAGS:
-            raise pyfuse3.FUSEError(errno.EROFS)
-        self.table.attributes(inode)  # or ESTALE
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
-
-    @answered
-    async def release(self, fh: int) -> None:
-        """Do nothing: comes only where files are opened here."""
-
-    @answered
-    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        if self.opens_directories:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
-        return inode
-
-    @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory = fh & _INODE_MASK
         table = self.table
@@ -208,10 +188,6 @@ class MountOperations(InitialisedOperations):
             self._fill(entry, attributes)
             if not pyfuse3.readdir_reply(token, name, entry, attributes.inode + _DOTS):
                 return
-
-    @answered
-    async def releasedir(self, fh: int) -> None:
-        """Do nothing: comes only where directories are opened here."""
 
     @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
