@@ -63,7 +63,6 @@ class Deaths:
             answered=counters.get("fastfuse_requests"),
             was_killed=worker.was_killed,
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
-            has_retired=worker.exit_code == 0,
         )
         taken = counters.get("fastfuse_hints", "taken")
         ended = "; orders that 'fastfuse hint' has announced end with it" if taken > self._taken_paths else ""

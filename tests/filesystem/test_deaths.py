@@ -21,21 +21,6 @@ def session_with(**about: object) -> Session:
     return cast(Session, SimpleNamespace(requests=bytearray(replies.REQUESTS_BYTES), **about))
 
 
-@pytest.mark.parametrize(("exit_code", "pauses"), [(0, [0.0, 0.0]), (-9, [0.0, 0.05]), (None, [0.0, 0.05])])
-def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once(
-    exit_code: int | None, pauses: list[float]
-) -> None:
-    worker = SimpleNamespace(exit_code=exit_code, end="", was_killed=True, has_served=True)
-    session = session_with(is_waited_for=False, is_connected=True, refuse_deadly_request=Mock(return_value=None))
-    counters = Counters()
-    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
-    found = []
-    for _ in pauses:
-        counters.count("fastfuse_requests")
-        found.append(deaths.note(session))
-    assert found == pauses
-
-
 @pytest.mark.parametrize(
     ("kills", "told"),
     [

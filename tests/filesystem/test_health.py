@@ -64,13 +64,6 @@ def test_a_pause_leaves_a_read_most_of_its_deadline() -> None:
     assert pauses(range(6), DeathRecord(read_deadline_s=1.0)) == [0, 0.05, 0.1, 0.2, 0.25, 0.25]
 
 
-def test_a_worker_that_retires_counts_only_if_it_has_answered_nothing() -> None:
-    deaths = DeathRecord()
-    assert [note(deaths, second, answered=second, has_retired=True) for second in range(1, 9)] == [0] * 8
-    assert note(deaths, 9, answered=9) == 0
-    assert [note(deaths, second, answered=9, has_retired=True) for second in (10, 11)] == [0.05, 0.1]
-
-
 @pytest.mark.parametrize("was_killed", [False, True])
 def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
     deaths = DeathRecord()

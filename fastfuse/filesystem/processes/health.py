@@ -10,9 +10,6 @@ BEAT_EVERY_S = 1.0
 # A worker without a beat for so long is replaced, and a reader waits for less than 10 s. The longest that a loop was
 # seen to stand still is the swap of a table of a million files: 0.1 s.
 HANGS_AFTER_S = 6.0
-# One that has ended, but for a thread that a disk holds, is replaced earlier. Its last beat was up to a second before
-# its end, and a killed process frees gigabytes in a second.
-OVER_AFTER_S = 3.0
 # A longer time between two looks was not the worker's: the machine slept, or this process did not run.
 LONGEST_LOOK_S = 2.0
 
@@ -55,7 +52,7 @@ class Heartbeat:
         self.silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
         self._looked_s = now_s
         is_starved = state == "R" and cpu_s - self._cpu_s < self.silent_s / 4
-        return self.silent_s >= (OVER_AFTER_S if state == "Z" else HANGS_AFTER_S) and not is_starved
+        return self.silent_s >= HANGS_AFTER_S and not is_starved
 
 
 class DeathRecord:
@@ -67,23 +64,15 @@ class DeathRecord:
         self._deaths: list[tuple[float, int, bool]] = []
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
-        # Requests answered until the last worker ended, in whatever way.
-        self._answered = 0
 
-    def note(
-        self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool, has_retired: bool = False
-    ) -> float:
+    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
-        An answer `is_waited_for` if a request waits, or if the worker did not come to serve. One that `has_retired`
-        after answers does not count.
+        An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
-        before, self._answered = self._answered, answered
-        if has_retired and answered > before:
-            return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
         from_s = now_s - DEATHS_WITHIN_S
