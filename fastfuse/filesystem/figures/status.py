@@ -103,14 +103,12 @@ class Recent:
         elapsed_s, before = now_s - self._looked_s, self._counted
         self._looked_s, self._counted = now_s, numbers
         if numbers[_REQUESTS] > before[_REQUESTS]:
-            self._add("fastfuse_asked_seconds", elapsed_s)
+            self.counters.count("fastfuse_asked_seconds", int(elapsed_s * 1e6))
         if numbers[_BLOCKED] > before[_BLOCKED] or self.counters.get("fastfuse_waiting_reads"):
             pause_s = now_s - self._read_s
-            self._add("fastfuse_in_use_seconds", pause_s if pause_s <= _PAUSE_S else elapsed_s)
+            used_s = pause_s if pause_s <= _PAUSE_S else elapsed_s
+            self.counters.count("fastfuse_in_use_seconds", int(used_s * 1e6))
             self._read_s = now_s
-
-    def _add(self, name: str, seconds: float) -> None:
-        self.counters.count(name, int(seconds * 1e6))
 
     def rates(self) -> dict[str, float]:
         """Return the seconds looked back on, and by how much each counter grew in one second of them."""

@@ -10,7 +10,6 @@ away.
 
 import errno
 import logging
-import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -200,12 +199,6 @@ class MountOperations(InitialisedOperations):
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_MAX
         return data
-
-    @answered
-    async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
-        if mode & os.W_OK:
-            raise pyfuse3.FUSEError(errno.EROFS)
-        return True  # the kernel has checked the mode itself (default_permissions)
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:
