@@ -299,9 +299,9 @@ class Supervisor:
     def _go_on_with_refresh(self) -> None:
         if (new := self._refresher.new_table()) is not None:
             assert self._session is not None
-            old_fd, self._snapshot_fd = self._snapshot_fd, new.snapshot_fd
-            count_table(self._counters, *new)
-            self._worker.take_table(new.snapshot_fd)
+            old_fd, (self._snapshot_fd, made) = self._snapshot_fd, new
+            count_table(self._counters, self._snapshot_fd, made)
+            self._worker.take_table(self._snapshot_fd)
             self._refresher.send_notices(self._session.fd)
             # Last: the process of the notices has a copy, so the gigabytes of the old table are freed as it exits, and
             # keep neither the worker nor this process busy.
