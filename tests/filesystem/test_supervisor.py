@@ -204,7 +204,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     permitted = mountpoint._unmount_as_root
     def unmount(entry, *, lazy):
         if entry.path.with_name("refused").exists():
-            raise mountpoint._unmount_error(entry.path, "Operation not permitted", is_busy=False)
+            raise mountpoint._unmount_error(entry.path, "Operation not permitted")
         permitted(entry, lazy=lazy)
     mountpoint._unmount_as_root = unmount
     """
