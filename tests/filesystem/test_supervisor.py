@@ -1060,10 +1060,9 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change = """
-    from functools import partial
-    from pathlib import Path
     from fastfuse.filesystem.mounting import mount_places
-    mount_places.raise_readahead = partial(mount_places.raise_readahead, directory=Path("/nonexistent"))
+    permitted = mount_places.raise_readahead
+    mount_places.raise_readahead = lambda device: permitted("no" + device)
     """
     with_change(monkeypatch, change)
     options = ("--part-size", "1MiB", "--metrics-listen", "0")

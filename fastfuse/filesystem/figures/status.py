@@ -15,7 +15,7 @@ from typing import Any, Final
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.filesystem.figures.recorder import Recorder, moment
 from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
-from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
+from fastfuse.filesystem.mounting.mountpoint import readahead_kib
 from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import METRICS, Counters
 from fastfuse.sizes import format_size, three_digits

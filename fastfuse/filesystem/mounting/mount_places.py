@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
-from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import (
     abort,
@@ -21,6 +20,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     is_dead,
     place_of,
     prepare_mountpoint,
+    raise_readahead,
     unmount,
 )
 from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle

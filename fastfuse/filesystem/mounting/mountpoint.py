@@ -39,6 +39,9 @@ _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 # One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
 _BDI = Path("/sys/class/bdi")
+# One request of 1 MiB ahead of the reader: more bring it nothing, and each page fault of a map asks for as much around
+# it. The kernel takes it over as a file is opened, so it cannot follow a reader. docs/MEASUREMENTS.md, "Mount".
+READ_AHEAD_KIB = 1024
 # https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -230,6 +233,32 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
     if not left and not lazy and bdi and bdi_number(entry.device) == bdi:
         return ["a place that is not seen from here, such as in a container"]
     return left
+
+
+def raise_readahead(device: str) -> None:
+    """Set the kernel's readahead of the mount with this ``major:minor``: libfuse refuses its mount option.
+
+    Warn if that is not permitted. Who made the mount for us may have set it.
+    """
+    if readahead_kib(device) == READ_AHEAD_KIB:
+        return
+    setting = _BDI / device / "read_ahead_kb"
+    try:
+        setting.write_text(str(READ_AHEAD_KIB))
+    except OSError as error:
+        _log.warning(
+            "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
+            "%s cannot be written (%s); let root write %d there, or run where sysfs is writable",
+            setting, error.strerror, READ_AHEAD_KIB,
+        )  # fmt: skip
+
+
+def readahead_kib(device: str) -> int:
+    """Return the kernel's readahead of the mount with this ``major:minor``, or 0 where it cannot be known."""
+    try:
+        return int((_BDI / device / "read_ahead_kb").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def bdi_number(device: str) -> int:
