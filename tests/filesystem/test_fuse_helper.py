@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -426,6 +426,22 @@ def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_sti
             entry = find_mount(place)
             assert entry is not None
             assert entry.device == device
+
+
+@pytest.mark.parametrize("is_covered", [False, True])
+def test_where_the_kernel_does_not_tell_whose_a_descriptor_is_its_readahead_does(
+    server: LoopbackServer, tmp_path: Path, is_covered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_change(monkeypatch, _UNTOLD)
+    with ExitStack() as stack:
+        fd, place = stack.enter_context(_given(tmp_path))
+        above = stack.enter_context(_given(tmp_path))[0] if is_covered else -1
+        options = ("--fuse-fd", str(fd))
+        with mounted("s3://bucket/data", server.endpoint_url, *options, path=place, pass_fds=[fd]) as mount:
+            assert mount.stop() == 0
+            assert _has_ended(fd) != is_covered
+            assert (f"programs that still read from {place} may hang" in mount.log) == is_covered
+            assert not is_covered or not _has_ended(above)
 
 
 @pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=_TELLS_CONNECTION)])

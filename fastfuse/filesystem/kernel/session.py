@@ -37,7 +37,8 @@ _MAX_PAGES = struct.Struct("=H")
 _IN_HEADER = struct.Struct("=IIQQIIIHH")  # length, opcode, unique, nodeid, uid, gid, pid, total_extlen, padding
 _READ, _READDIRPLUS = 15, 44
 _READ_IN = struct.Struct("=QQIIQII")  # fh, offset, size, read_flags, lock_owner, flags, padding
-_FLAGS_OFFSET = OUT_HEADER.size + 12
+_READAHEAD_OFFSET, _FLAGS_OFFSET = OUT_HEADER.size + 8, OUT_HEADER.size + 12
+_READAHEAD = struct.Struct("=I")
 _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
@@ -118,7 +119,7 @@ class Session:
                 device, place.mount_id = entry.device, entry.id
             # pyfuse3 does not expose the descriptor of its own mount.
             fd = ready.fd if ready is not None else (_fuse_fds() - fds_before).pop()
-            _shake_hands(operations, fd)
+            _shake_hands(operations, fd, ready.readahead_bytes if ready is not None else None)
             return cls(place, device, fd)
         except BaseException:
             pyfuse3.close(unmount=False)
@@ -195,7 +196,7 @@ class Session:
         pyfuse3.close(unmount=False)
 
 
-def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
+def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: int | None) -> None:
     """Serve INIT on the session's `fd`."""
     replies.keep(bytearray(replies.REQUESTS_BYTES))  # of this process, which answers no others
     device = os.dup(fd)
@@ -214,7 +215,7 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
-        _complete(reply)
+        _complete(reply, readahead_bytes=readahead_bytes)
         _prove_inodes(operations, ours)
         os.write(device, reply)
     finally:
@@ -224,8 +225,10 @@ def _shake_hands(operations: InitialisedOperations, fd: int) -> None:
         os.close(device)
 
 
-def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE) -> None:
+def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE, readahead_bytes: int | None = None) -> None:
     """Put our limits into libfuse's `reply` to INIT."""
+    if readahead_bytes is not None:
+        _READAHEAD.pack_into(reply, _READAHEAD_OFFSET, readahead_bytes)
     _LIMITS.pack_into(reply, _LIMITS_OFFSET, _MAX_BACKGROUND_REQUESTS, _CONGESTION_THRESHOLD, _MAX_WRITE_BYTES)
     _MAX_PAGES.pack_into(reply, _MAX_PAGES_OFFSET, _MAX_READ_BYTES // page_bytes)
     (agreed,) = _FLAGS.unpack_from(reply, _FLAGS_OFFSET)

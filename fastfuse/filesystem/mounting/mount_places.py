@@ -2,6 +2,7 @@
 
 import json
 import logging
+import mmap
 import os
 import re
 import select
@@ -21,6 +22,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     place_of,
     prepare_mountpoint,
     raise_readahead,
+    readahead_kib,
     unmount,
 )
 from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle
@@ -35,10 +37,14 @@ _INIT_WITHIN_S: Final = 5.0
 
 
 class Ready(NamedTuple):
-    """A mount that was made for us: its descriptor, and its ``major:minor``, or "" if it cannot be known."""
+    """A mount that was made for us: its descriptor, and its ``major:minor``, or "" if it cannot be known.
+
+    If `readahead_bytes` are given, the kernel is told to read ahead no more.
+    """
 
     fd: int
     device: str
+    readahead_bytes: int | None = None
 
 
 class Place:
@@ -195,8 +201,9 @@ class GivenPlace(Place):
         """
         super().__init__(mountpoint)
         self._fd = fd
-        # The ``major:minor`` of the mount if it is sure: another one may lie at the mountpoint.
-        self._device = ""
+        # The ``major:minor`` of the mount, once it is sure: another one may lie at the mountpoint. And the readahead by
+        # which its bdi is known after INIT.
+        self._device, self._mark_kib = "", 0
         try:
             is_fuse = os.fstat(fd).st_rdev == DEVICE_NUMBER
         except OSError:
@@ -222,7 +229,8 @@ class GivenPlace(Place):
             return Ready(fd, self._device)
         entry = find_mount(self.mountpoint)
         if entry is not None and entry.file_system_type.partition(".")[0] == "fuse":
-            return Ready(fd, entry.device)
+            self._mark_kib = max(0, readahead_kib(entry.device) - mmap.PAGESIZE // 1024)
+            return Ready(fd, entry.device, self._mark_kib << 10 or None)
         _log.warning(
             "no FUSE mount is seen at %s from here: no readahead is set, and status, refresh and hints are not served",
             self.mountpoint,
@@ -235,6 +243,13 @@ class GivenPlace(Place):
     def unmount(self, device: str, *, lazy: bool) -> None:
         """Leave it to who mounted, and may hold the descriptor: end the connection, for nobody serves it any more."""
         self.abort(device)
+
+    def raise_readahead(self, device: str) -> None:
+        if not self._device and self._mark_kib:
+            if readahead_kib(device) != self._mark_kib:
+                return  # another mount covers ours
+            self._device = device
+        super().raise_readahead(device)
 
     def abort(self, device: str) -> None:
         if self._device:
