@@ -3,8 +3,8 @@
 A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
 short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
 numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
-the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. What
-it does not live to send is sent with those of the next refresh.
+the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. If it
+dies, another one sends them all again; what five did not live to send is sent with those of the next refresh.
 """
 
 import fcntl
@@ -36,6 +36,8 @@ from fastfuse.s3.whole import write_all
 
 _log = logging.getLogger(__name__)
 
+# A process that sends notices and dies is followed by another, but not for ever.
+_MAX_SENDERS = 5
 # Clients of the mount get the index, too, and nobody may change it under its worker.
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -107,8 +109,8 @@ class Refresher:
 
     def _reset(self) -> None:
         self._is_running = False
-        # How the last process ended.
-        self._exit_code = 0
+        # How the last process ended, and how many died that sent notices.
+        self._exit_code = self._dead_senders = 0
         # Set once the listing has succeeded: the table is swapped.
         self._report: RefreshReport | None = None
         self._error: FastfuseError | None = None
@@ -155,6 +157,19 @@ class Refresher:
             self._pid = self._fork(as_nobody(lambda: self._send(session_fd)))
         except FastfuseError as error:
             self._error = _untold(error)
+
+    def send_notices_again(self, session_fd: int) -> None:
+        """Start another process that sends the notices if the one that did has died, five at most.
+
+        The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
+        twice does no harm.
+        """
+        if self._pid or self._report is None or self._error or not self._exit_code:
+            return
+        self._dead_senders += 1
+        if self._dead_senders < _MAX_SENDERS:
+            _log.warning("the process that tells the kernel what has changed died; another one does")
+            self.send_notices(session_fd)
 
     def outcome(self, snapshot_fd: int) -> str:
         """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""

@@ -306,6 +306,8 @@ class Supervisor:
             # Last: the process of the notices has a copy, so the gigabytes of the old table are freed as it exits, and
             # keep neither the worker nor this process busy.
             os.close(old_fd)
+        if self._session is not None and self._session.is_connected:
+            self._refresher.send_notices_again(self._session.fd)
         while outcome := self._refresher.outcome(self._snapshot_fd):
             self._counters.count("fastfuse_refreshes", value=outcome)
 

@@ -894,10 +894,8 @@ def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(
         assert mount.stop() == 0
 
 
-def test_a_process_that_dies_while_it_tells_the_kernel_leaves_that_to_the_next_refresh(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """L6"""
+def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """L6: what none of them told is told with the next refresh."""
     deaths = tmp_path / "deaths"
     deaths.touch()
     change = f"""
@@ -916,14 +914,20 @@ def test_a_process_that_dies_while_it_tells_the_kernel_leaves_that_to_the_next_r
     with_change(monkeypatch, change)
     with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
         with remembered(mount.path / "a"):
-            deaths.write_bytes(bytes(1))
+            deaths.write_bytes(bytes(5))
             assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
+            assert mount.log.count("died; another one does") == 4
             # One that fails before that loses nothing either.
             with faulty(server, ACCESS_DENIED):
                 assert run_fastfuse("refresh", str(mount.path)).returncode == 3
             assert run_fastfuse("refresh", str(mount.path)).stdout.startswith("0 added")
             assert (mount.path / "a").stat().st_size == 6
         assert os.listdir(mount.path) == ["a"]
+        held.put("data/b", b"b")
+        deaths.write_bytes(bytes(4))
+        assert run_fastfuse("refresh", str(mount.path)).returncode == 0
+        assert mount.log.count("died; another one does") == 8
+        assert sorted(os.listdir(mount.path)) == ["a", "b"]
         assert mount.stop() == 0
 
 
