@@ -15,8 +15,8 @@ from fastfuse.filesystem.kernel.fuse import interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.kernel.session import Session
-from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mounting.mount_places import Place
+from fastfuse.filesystem.mounting.mountpoint import raise_readahead
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads

@@ -26,7 +26,7 @@ from xxhash import xxh3_64
 
 from fastfuse import api
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.figures.summary import summary_lines
+from fastfuse.filesystem.figures.status import summary_lines
 from fastfuse.sizes import format_size
 
 _BUCKET = "demo"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastfuse import log
-from fastfuse.cli.messages import say, tell
+from fastfuse.cli.messages import say
 from fastfuse.cli.options import MOST_ID, option
 from fastfuse.errors import ConfigurationError, FastfuseError, MountError
 
@@ -69,12 +69,9 @@ def refresh(mountpoint: Mountpoint) -> int:
 
     What has not changed keeps its pages.
     """
-    from fastfuse.filesystem.mounting.mountpoint import overlays_of
     from fastfuse.filesystem.talking import control
 
     say(control.request_refresh(mountpoint))
-    for overlay in overlays_of(mountpoint):
-        tell(f"the overlay at {overlay} keeps old names, which cannot be opened: mount it again")
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.figures.summary import summary_lines
+from fastfuse.filesystem.figures.status import summary_lines
 from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
 from fastfuse.filesystem.talking.control import (
     MOST_LINE_BYTES,

@@ -6,18 +6,16 @@ Until then, count for how long readers wait for a worker that says nothing.
 import logging
 import signal
 import time
+from math import inf
 
 from fastfuse.cgroup import oom_kills
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
-from fastfuse.filesystem.processes.health import LONGEST_LOOK_S, DeathRecord, MemoryRecord
+from fastfuse.filesystem.processes.health import DEATHS_WITHIN_S, LONGEST_LOOK_S, DeathRecord
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)
-
-# A worker counts a beat every second, and may be late.
-_SILENT_S = 2.0
 
 
 class Deaths:
@@ -34,7 +32,11 @@ class Deaths:
         self._counters = counters
         self._in_hand = in_hand
         self._record = DeathRecord(read_deadline_s)
-        self._memory = MemoryRecord(oom_kills())
+        # How many processes of the control group were killed for want of memory, and when that number grew.
+        self._oom_kills = oom_kills() or 0
+        self._grew_s = -inf
+        # The last worker that was killed by SIGKILL, and whether the log has named the cause in this series.
+        self._killed_s, self._has_told = -inf, False
         self._silence = Silence(worker, counters)
         # Announced paths that workers have taken until the last death.
         self._taken_paths = 0
@@ -43,7 +45,7 @@ class Deaths:
 
     def look(self, session: Session | None) -> None:
         """Look whether memory runs out, and who waits for a worker; call it every second."""
-        self._memory.look(time.monotonic(), oom_kills())
+        self._look_at_memory()
         self._silence.look(session)
 
     def note(self, session: Session) -> float:
@@ -53,15 +55,14 @@ class Deaths:
             ServiceError: one worker dies after the other, and no request is served.
         """
         worker, counters, now_s = self._worker, self._counters, time.monotonic()
-        if worker.exit_code == -signal.SIGKILL and (told := self._memory.killed(now_s, oom_kills())):
-            _log.error("%s", told)
+        if worker.exit_code == -signal.SIGKILL:
+            self._tell_kill(now_s)
         pause_s = self._record.note(
             worker.end,
             now_s=now_s,
             answered=counters.get("fastfuse_requests"),
             was_killed=worker.was_killed,
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
-            has_retired=worker.exit_code == 0,
         )
         taken = counters.get("fastfuse_hints", "taken")
         ended = "; orders that 'fastfuse hint' has announced end with it" if taken > self._taken_paths else ""
@@ -79,6 +80,26 @@ class Deaths:
         counters.set("fastfuse_waiting_reads", 0)
         return pause_s
 
+    def _look_at_memory(self) -> None:
+        if (kills := oom_kills() or self._oom_kills) != self._oom_kills:
+            self._oom_kills, self._grew_s = kills, time.monotonic()
+
+    def _tell_kill(self, now_s: float) -> None:
+        """Log once in a series of kills that memory ran out; none in it is a minute after the one before.
+
+        Where the control group counted no kill, a person may have killed one worker, but hardly a second one.
+        """
+        self._look_at_memory()
+        is_counted = now_s - self._grew_s < DEATHS_WITHIN_S
+        is_series = now_s - self._killed_s < DEATHS_WITHIN_S
+        has_told, self._has_told = is_series and self._has_told, is_counted or is_series
+        self._killed_s = now_s
+        if self._has_told and not has_told:
+            _log.error(
+                "workers are killed%s: give a smaller --memory-target, or the container a larger memory limit",
+                ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does",
+            )
+
     def _what_happened(self, session: Session) -> str:
         if self._worker.exit_code == 0 and not session.is_connected:
             return "the connection to the kernel was aborted, which ends the worker"
@@ -86,7 +107,7 @@ class Deaths:
 
 
 class Silence:
-    """Counts the time in which readers wait for a worker that is dead or stands still: it counts nothing itself."""
+    """Counts the time in which readers waited for a worker that died or hung: that one counts nothing any more."""
 
     def __init__(self, worker: WorkerProcess, counters: Counters) -> None:
         self._worker = worker
@@ -94,8 +115,8 @@ class Silence:
         self._beats = 0
         # The last look, and the requests that readers waited for then.
         self._looked_s, self._waiting = 0.0, 0
-        # The time that they have waited since the last beat, and what of it is counted as stalled.
-        self._silent_s = self._counted_s = 0.0
+        # The time that they have waited since the last beat.
+        self._silent_s = 0.0
 
     def look(self, session: Session | None) -> None:
         """Look whether somebody waits for the worker; call it every second."""
@@ -103,17 +124,13 @@ class Silence:
         before, self._beats = self._beats, counters.get("fastfuse_worker_beats")
         is_gone = not (worker.pid and worker.has_served)
         if self._beats != before and not is_gone:
-            self._silent_s = self._counted_s = 0.0  # it counts the reads that it had
+            self._silent_s = 0.0  # it counts the reads that it had
         elif self._waiting and self._beats:
             self._silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
-        # A worker that goes on will count the reads that it has taken, and no others.
-        new_us = int((self._silent_s - self._counted_s) * 1e6)
-        if is_gone or (new_us >= _SILENT_S * 1e6 and not counters.get("fastfuse_waiting_reads")):
-            self._counted_s = self._silent_s
-            counters.count("fastfuse_stalled_seconds", new_us)
-            counters.count("fastfuse_blocked_seconds", new_us * self._waiting)
-        if is_gone:  # one that goes on was stopped, or starved of CPU
-            counters.count("fastfuse_unserved_seconds", int(self._silent_s * 1e6))
-            self._silent_s = self._counted_s = 0.0
+        if is_gone:
+            silent_us, self._silent_s = int(self._silent_s * 1e6), 0.0
+            counters.count("fastfuse_stalled_seconds", silent_us)
+            counters.count("fastfuse_blocked_seconds", silent_us * self._waiting)
+            counters.count("fastfuse_unserved_seconds", silent_us)
         self._looked_s = now_s
         self._waiting = max(1, len(session.owed)) if session is not None and session.is_waited_for else 0

@@ -17,7 +17,6 @@ import socket
 import time
 from dataclasses import asdict, replace
 from functools import partial
-from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
@@ -79,13 +78,6 @@ def _list(source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Coun
     return make_index(source, origin, session, fd, counters, before_network=partial(give_up_rights, session))
 
 
-class NewTable(NamedTuple):
-    """A finished listing: the snapshot's memfd, and its figures."""
-
-    snapshot_fd: int
-    made: IndexReport
-
-
 def count_table(counters: Counters, snapshot_fd: int, made: IndexReport) -> None:
     """Note the figures of the table that is shown from now on."""
     counters.count("fastfuse_index_requests", made.requests)
@@ -142,8 +134,8 @@ class Refresher:
         if pid == self._pid:
             self._pid, self._exit_code = 0, exit_code
 
-    def new_table(self) -> NewTable | None:
-        """Return the table of a listing that has just ended; to be swapped in before `send_notices`."""
+    def new_table(self) -> tuple[int, IndexReport] | None:
+        """Return the memfd of a listing that has just ended, and its report; to be swapped in before `send_notices`."""
         if self._pid or self._error or self._answer_fd < 0:
             return None
         with os.fdopen(self._answer_fd, "rb") as pipe:
@@ -156,7 +148,7 @@ class Refresher:
             return None
         self._report = RefreshReport(**answer["report"])
         new_fd, self._new_fd = self._new_fd, -1
-        return NewTable(new_fd, IndexReport(**answer["made"]))
+        return new_fd, IndexReport(**answer["made"])
 
     def send_notices(self, session_fd: int) -> None:
         """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""

@@ -2,7 +2,7 @@
 
 This process must not die. It is small and single-threaded because it forks for as long as it lives: no thread, no S3
 client and no trio run is alive in it when it forks. Its signals are blocked and taken one at a time
-(`processes.signals`), so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
+(`processes.children`), so there are no handlers and no races between them; a connection is a signal, too (SIGIO).
 
 States: listing -> mounting -> serving -> draining -> gone. A worker's death is handled alike in `serving` and
 `draining`; the supervisor gives up only if they die without an answered request in between (`health`).
@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -34,11 +35,17 @@ from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import place_for
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_request_timeout
-from fastfuse.filesystem.processes.children import STOPPING, NoRoomError, error_message, fork_child, ignore_unheeded
+from fastfuse.filesystem.processes.children import (
+    STOPPING,
+    NoRoomError,
+    error_message,
+    fork_child,
+    ignore_unheeded,
+    next_signal,
+)
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import KeyFinder
 from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
-from fastfuse.filesystem.processes.signals import next_signal
 from fastfuse.filesystem.refresh import Refresher, count_table, run_lister
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.worker import WorkerTask, run_worker
@@ -181,12 +188,9 @@ class Supervisor:
         self._place.raise_readahead(self._session.device)
         try:
             self._control = ControlSocket(self._session.device)
-        except OSError as error:
-            _log.warning("'fastfuse refresh' and 'status' will get no answer: no socket: %s", error)
-        try:
             self._hints = listen_for_hints(self._session.device)
         except OSError as error:
-            _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
+            _log.warning("'fastfuse refresh', 'status' and 'hint' will get no answer: no socket: %s", error)
 
     def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
         """Fork a child that closes our sockets but one, `kept`: a copy would keep clients from seeing their end."""
@@ -295,9 +299,9 @@ class Supervisor:
     def _go_on_with_refresh(self) -> None:
         if (new := self._refresher.new_table()) is not None:
             assert self._session is not None
-            old_fd, self._snapshot_fd = self._snapshot_fd, new.snapshot_fd
-            count_table(self._counters, *new)
-            self._worker.take_table(new.snapshot_fd)
+            old_fd, (self._snapshot_fd, made) = self._snapshot_fd, new
+            count_table(self._counters, self._snapshot_fd, made)
+            self._worker.take_table(self._snapshot_fd)
             self._refresher.send_notices(self._session.fd)
             # Last: the process of the notices has a copy, so the gigabytes of the old table are freed as it exits, and
             # keep neither the worker nor this process busy.
@@ -348,17 +352,12 @@ class Supervisor:
         return not self._worker.pid
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            exit_code = os.waitstatus_to_exitcode(status)
-            if not self._worker.has_exited(pid, exit_code):
-                for owner in (self._endpoint, self._keys, self._refresher):
-                    owner.child_ended(pid, exit_code)
+        with suppress(ChildProcessError):  # there is no child
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, exit_code = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if not self._worker.has_exited(pid, exit_code):
+                    for owner in (self._endpoint, self._keys, self._refresher):
+                        owner.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES
 
-# What the kernel asks for around a fault (filesystem.mounting.kernel_readahead): its readahead, the page in the middle.
+# What the kernel asks for around a fault (filesystem.mounting.mountpoint): its readahead, the page in the middle.
 # It asks for twice as much, in two requests at once, after `POSIX_FADV_SEQUENTIAL`, which PyTorch gives for its maps.
 _AROUND_BYTES = 1 << 20
 # So many faults in a row that were not read on from show that only their pages are wanted.

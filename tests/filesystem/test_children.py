@@ -15,7 +15,6 @@ from fastfuse.errors import (
     FastfuseError,
     MountError,
 )
-from fastfuse.filesystem.mounting.mountpoint import BusyMountError
 from fastfuse.filesystem.processes.children import (
     UNHEEDED,
     NoRoomError,
@@ -25,6 +24,7 @@ from fastfuse.filesystem.processes.children import (
     is_over_within,
     wait_child,
 )
+from fastfuse.filesystem.talking.control import DeadMountError
 
 
 def _raise(error: BaseException) -> Callable[[], None]:
@@ -146,7 +146,7 @@ def test_every_error_is_heard_with_its_exit_code_message_and_hint(kind: type[Fas
     ("error", "kind"),
     [
         (NoRoomError("no room"), FastfuseError),
-        (BusyMountError("busy"), MountError),
+        (DeadMountError("dead"), MountError),
         (_OddError(), MountError),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FastfuseError) else value.__name__,

@@ -1,5 +1,6 @@
 """What follows from the death of a worker, by the clock that is given."""
 
+import re
 import time
 from types import SimpleNamespace
 from typing import cast
@@ -20,43 +21,39 @@ def session_with(**about: object) -> Session:
     return cast(Session, SimpleNamespace(requests=bytearray(replies.REQUESTS_BYTES), **about))
 
 
-@pytest.mark.parametrize(("exit_code", "pauses"), [(0, [0.0, 0.0]), (-9, [0.0, 0.05]), (None, [0.0, 0.05])])
-def test_only_a_worker_that_ends_by_itself_after_answers_has_a_successor_at_once(
-    exit_code: int | None, pauses: list[float]
-) -> None:
-    worker = SimpleNamespace(exit_code=exit_code, end="", was_killed=True, has_served=True)
-    session = session_with(is_waited_for=False, is_connected=True, refuse_deadly_request=Mock(return_value=None))
-    counters = Counters()
-    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
-    found = []
-    for _ in pauses:
-        counters.count("fastfuse_requests")
-        found.append(deaths.note(session))
-    assert found == pauses
-
-
-def test_a_kill_is_put_down_to_memory_only_if_that_ran_out_lately(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("kills", "told"),
+    [
+        # The seconds and the kills for want of memory until then; another process was killed an hour before.
+        (((0, 3), (30, 4), (80, 5), (139, 6), (199, 7)), ["", "and memory ran", "", "", "and memory ran"]),
+        (((0, 4), (59, 4), (60, 4), (200, 4), (201, 4)), ["and memory ran", "", "", "", "by SIGKILL, as"]),
+        (((0, None), (59, None), (60, None), (200, None)), ["", "by SIGKILL, as", "", ""]),
+    ],
+)
+def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
+    kills: tuple[tuple[int, int | None], ...],
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     worker = SimpleNamespace(pid=0, exit_code=-9, end="killed", was_killed=True, has_served=True)
     session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
-    now_s, counted = 0.0, 3
+    counted: int | None = 2
+    now_s = -3600.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "oom_kills", lambda: counted)
     counters = Counters()
     deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
-    counted = 4  # another process of the control group
+    counted = 3
     deaths.look(None)
-    now_s = 3600.0
-    counters.count("fastfuse_hints", 3, "taken")
-    deaths.note(session)
-    assert "memory ran out" not in caplog.text
-    now_s, counted = 7200.0, 5  # the worker
-    deaths.look(None)
-    now_s += 1
-    deaths.note(session)
-    assert caplog.text.count("memory ran out") == 1
-    assert caplog.text.count("killed; starting another; orders that 'fastfuse hint' has announced end with it") == 1
+    found = []
+    for now_s, counted in kills:  # noqa: B007 - the clock and the counter read them
+        caplog.clear()
+        counters.count("fastfuse_hints", 3, "taken")
+        deaths.note(session)
+        assert caplog.text.count("killed; starting another; orders that 'fastfuse hint' has announced end with it") == 1
+        found += ["".join(re.findall("workers are killed,? (.*? .*? [a-z]*)", caplog.text))]
+    assert found == told
 
 
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
@@ -95,22 +92,17 @@ def test_readers_wait_for_a_silent_worker_and_go_unserved_only_if_it_never_goes_
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert [stalled_s() for _ in range(2)] == [0.0] * 2  # no worker has served yet
     assert [stalled_s(beats=1) for _ in range(3)] == [0.0] * 3
-    # It is stopped or starved while requests wait in the kernel, for an hour with the machine, and goes on.
-    assert [stalled_s() for _ in range(2)] + [stalled_s(look_s=3600.0)] == [0.0, 2.0, 4.0]
-    assert [stalled_s(beats=1) for _ in range(2)] == [4.0] * 2
-    assert counters.get("fastfuse_unserved_seconds") == 0
-    # It is stopped with reads in hand, which it counts itself when it goes on.
-    counters.set("fastfuse_waiting_reads", 2)
-    assert [stalled_s() for _ in range(4)] + [stalled_s(beats=1)] == [4.0] * 5
+    # It is stopped or starved, for an hour with the machine, and goes on: it counts the reads that it has.
+    assert [stalled_s() for _ in range(2)] + [stalled_s(look_s=3600.0), stalled_s(beats=1)] == [0.0] * 4
     # It never goes on; the next worker is late, and serves.
-    assert [stalled_s() for _ in range(3)] == [4.0] * 3
+    assert [stalled_s() for _ in range(3)] == [0.0] * 3
     worker.pid = 0
-    assert [stalled_s() for _ in range(2)] == [8.0, 9.0]
+    assert [stalled_s() for _ in range(2)] == [4.0, 5.0]
     worker.pid, worker.has_served = 2, False
-    assert stalled_s(beats=1) == 10.0
+    assert stalled_s(beats=1) == 6.0
     worker.has_served = True
-    assert [stalled_s(beats=1), stalled_s(beats=1, is_waited_for=False)] == [10.0] * 2
+    assert [stalled_s(beats=1), stalled_s(beats=1, is_waited_for=False)] == [6.0] * 2
     # Nobody waits.
     worker.pid = 0
-    assert stalled_s() == 10.0
+    assert stalled_s() == 6.0
     assert counters.get("fastfuse_unserved_seconds") == 6e6

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfuse.errors import ServiceError
-from fastfuse.filesystem.processes.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat, MemoryRecord
+from fastfuse.filesystem.processes.health import HANGS_AFTER_S, DeathRecord, FailingReads, Heartbeat
 
 
 def hangs(beats: list[int], *, every_s: float = 1.0, cpu_s: float = 0.0, state: str = "S") -> list[bool]:
@@ -62,13 +62,6 @@ def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(answered: Iterable
 
 def test_a_pause_leaves_a_read_most_of_its_deadline() -> None:
     assert pauses(range(6), DeathRecord(read_deadline_s=1.0)) == [0, 0.05, 0.1, 0.2, 0.25, 0.25]
-
-
-def test_a_worker_that_retires_counts_only_if_it_has_answered_nothing() -> None:
-    deaths = DeathRecord()
-    assert [note(deaths, second, answered=second, has_retired=True) for second in range(1, 9)] == [0] * 8
-    assert note(deaths, 9, answered=9) == 0
-    assert [note(deaths, second, answered=9, has_retired=True) for second in (10, 11)] == [0.05, 0.1]
 
 
 @pytest.mark.parametrize("was_killed", [False, True])
@@ -126,30 +119,6 @@ def test_one_answer_in_between_is_enough_to_go_on(answered_at: int) -> None:
     deaths = DeathRecord()
     for second in range(5):
         note(deaths, second, answered=int(second >= answered_at), was_killed=False)
-
-
-def told_of_memory(*kills: tuple[float, int | None], before: int | None) -> list[str]:
-    """Return the first words of what is told after each kill, by its time and the kills for want of memory until it."""
-    record = MemoryRecord(before)
-    return [" ".join((record.killed(*kill) or "").split()[3:6]) for kill in kills]
-
-
-def test_that_memory_ran_out_is_told_once_in_a_spell() -> None:
-    ran_out = "and memory ran"
-    assert told_of_memory((0, 4), (30, 5), (80, 6), (139, 7), (199, 8), before=3) == [ran_out, "", "", "", ran_out]
-    assert told_of_memory((0, 3), (30, 4), (31, 5), before=3) == ["", ran_out, ""]
-
-
-@pytest.mark.parametrize("counted", [None, 3])
-def test_a_second_kill_is_put_down_to_memory_where_nobody_counts_it(counted: int | None) -> None:
-    told = told_of_memory(*((second, counted) for second in (0, 59, 60, 200, 201)), before=counted)
-    assert told == ["", "by SIGKILL, as", "", "", "by SIGKILL, as"]
-
-
-def test_what_to_do_about_memory_is_told() -> None:
-    told = MemoryRecord(0).killed(0, 1)
-    assert told is not None
-    assert told.endswith(": give a smaller --memory-target, or the container a larger memory limit")
 
 
 def fails(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:

@@ -198,24 +198,15 @@ async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None
         assert not worker.orders[0].withdrawn.is_set()
 
 
-async def test_paths_that_are_no_files_are_told_at_the_first_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+async def test_paths_that_are_no_files_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
     told = "announced paths are no files of the mount, such as 'mnt/a'. "
     async with working("a") as worker:
         async with await worker.served() as client:
             await client.send_all(b"a\0mnt/a\0")
             await until(lambda: told in caplog.text)
-        for _ in range(2):
-            await hand_over(worker, b"a\0mnt/a\0mnt/b\0" * hints._BATCH_PATHS)
+        await hand_over(worker, b"a\0mnt/a\0mnt/b\0" * hints._BATCH_PATHS)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert lines == [f"{of}{told}Announce paths below the mountpoint, or relative to it." for of in ("", "1 of 2 ")]
-
-
-async def test_paths_of_an_order_that_ends_early_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
-    async with working("a") as worker, await worker.served() as client:
-        await client.send_all(b"mnt/a\0rest")
-        await client.send_eof()
-        await worker.orders[0].withdrawn.wait()
-    assert "1 of 1 announced paths are no files of the mount, such as 'mnt/a'. " in caplog.text
+    assert lines == [f"{told}Announce paths below the mountpoint, or relative to it."]
 
 
 async def test_an_engine_that_fails_ends_the_order_and_not_the_worker(caplog: pytest.LogCaptureFixture) -> None:

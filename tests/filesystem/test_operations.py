@@ -2,7 +2,6 @@
 
 import errno
 import logging
-import os
 from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ import trio.testing
 from fastfuse.errors import ObjectArchivedError, ObjectChangedError, UnavailableError
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
-from fastfuse.filesystem.serving import late_reads
+from fastfuse.filesystem.serving import reads as module
 from fastfuse.filesystem.serving.operations import MountOperations
 from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.index.inodes.changes import take_over
@@ -73,7 +72,6 @@ class Mounted:
     def _served(self) -> MountOperations:
         operations = MountOperations(self.counters, uid=7, gid=8)
         operations.serve(self.table, self.engine)
-        operations.opens_files = operations.opens_directories = True
         return operations
 
     def reads_within(self, deadline_s: float) -> Reads:
@@ -105,27 +103,11 @@ async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted)
     )
 
 
-async def test_a_kernel_that_cannot_open_by_itself_has_its_opens_answered(mounted: Mounted) -> None:
-    mounted.operations.opens_files = mounted.operations.opens_directories = False
-    opened = await mounted.operations.open(mounted.file, os.O_RDONLY, CONTEXT)
-    assert (opened.fh, opened.keep_cache) == (mounted.file, True)
-    assert await mounted.operations.opendir(mounted.directory, CONTEXT) == mounted.directory
-    await mounted.operations.release(mounted.file)
-    await mounted.operations.releasedir(mounted.directory)
-
-
 async def test_the_process_in_a_handle_is_no_part_of_the_inode(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = 4_194_304 << interposed.HANDLE_INODE_BITS
     assert await listed(mounted, process | mounted.directory, monkeypatch) == [b".", b"..", b"file"]
-
-
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC, os.O_TRUNC])
-async def test_an_open_that_could_write_is_refused_where_opens_are_answered_r1(flags: int) -> None:
-    mounted = Mounted()
-    mounted.operations.opens_files = False
-    assert await errno_of(mounted.operations.open(mounted.file, flags, CONTEXT)) == errno.EROFS
 
 
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
@@ -225,7 +207,7 @@ async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
 async def test_what_the_kernel_asks_for_again_after_a_late_read_fails_at_once_until_a_read_is_answered_d5(
     mounted: Mounted, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_reads, "_REMEMBERED_S", 3600.0)
+    monkeypatch.setattr(module, "_REMEMBERED_S", 3600.0)
     reads, engine = mounted.reads_within(0.0), mounted.engine  # so every failure is late
     engine.error = UnavailableError("'file': 503 SlowDown")
     assert await errno_of(reads.read(mounted.file, 0, 10)) == errno.EIO

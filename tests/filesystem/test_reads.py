@@ -20,7 +20,7 @@ from fastfuse.filesystem.figures import recorder
 from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving import reads as module
-from fastfuse.filesystem.serving.outcomes import Outcomes
+from fastfuse.filesystem.serving.operations import Outcomes
 from fastfuse.filesystem.serving.reads import Reads
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef

@@ -154,7 +154,7 @@ from fastfuse.filesystem.kernel.session import Session
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.metrics import Counters
 
-ROOT, OPEN, READ, FLUSH, INIT, OPENDIR = 1, 14, 15, 25, 26, 27
+ROOT, OPEN, READ, INIT = 1, 14, 15, 26
 kernel, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 class Given(Place):
@@ -177,43 +177,20 @@ ask(INIT, 1, 0, struct.pack("=IIIII44x", 7, 38, 1 << 20, int(sys.argv[1]), 0))
 session = Session.mount(operations, Given(Path("/nowhere")), source="s3://bucket/", allow_other=False)
 kernel.recv(4096)
 """
-_OPEN = """
-async def talk():
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        for opcode, inode in ((OPEN, file), (OPENDIR, ROOT), (FLUSH, file)):
-            ask(opcode, 7, inode, bytes(24))
-            reply = await trio.to_thread.run_sync(kernel.recv, 4096)
-            print(-struct.unpack_from("=Ii", reply)[1])
-        nursery.cancel_scope.cancel()
-
-(file,) = serve_files(b"file")
-with kernel, device:
-    trio.run(talk)
-"""
-_LEAST = 1 << 13  # READDIRPLUS, which pyfuse3 requires
-_OPENS_FILES, _OPENS_DIRECTORIES = 1 << 17, 1 << 24
+# READDIRPLUS, which pyfuse3 requires, and to open files and directories without asking.
+_OFFERED = 1 << 13 | 1 << 17 | 1 << 24
 
 
-def talk_to(program: str, offered: int = 0) -> list[str]:
-    """Run `program` beside another kernel, which offers these flags, too; return the lines that it prints."""
-    program = _WITH_ANOTHER_KERNEL + program
-    done = run_forked([sys.executable, "-c", program, str(_LEAST | offered)], ENVIRONMENT)
+def talk_to(program: str) -> list[str]:
+    """Run `program` beside another kernel; return the lines that it prints."""
+    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + program, str(_OFFERED)], ENVIRONMENT)
     assert not done.stderr
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("offered", "file", "directory"),
-    [
-        (0, 0, 0),
-        (_OPENS_FILES, errno.ENOSYS, 0),
-        (_OPENS_DIRECTORIES, 0, errno.ENOSYS),
-        (_OPENS_FILES | _OPENS_DIRECTORIES, errno.ENOSYS, errno.ENOSYS),
-    ],
-)
-def test_a_kernel_is_told_to_open_by_itself_only_if_it_offers_that(offered: int, file: int, directory: int) -> None:
-    assert talk_to(_OPEN, offered) == [str(file), str(directory), str(errno.ENOSYS)]
+def test_a_kernel_that_opens_no_directories_by_itself_is_refused() -> None:
+    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL, str(_OFFERED & ~(1 << 24))], ENVIRONMENT)
+    assert "MountError: the kernel does not open files by itself" in done.stderr
 
 
 _LOSE_READS = """
@@ -301,7 +278,7 @@ with kernel, device:
 
 
 def test_a_loop_that_waits_for_nothing_else_is_woken_for_what_requests_begin_and_what_libfuse_answers() -> None:
-    assert talk_to(_AS_A_WORKER + _READ_AND_OPEN, _OPENS_FILES) == ["bytes", str(errno.ENOSYS)] * 5
+    assert talk_to(_AS_A_WORKER + _READ_AND_OPEN) == ["bytes", str(errno.ENOSYS)] * 5
 
 
 _FLOOD = """
@@ -483,7 +460,7 @@ print(os.strerror(direct_reads.refused()), direct_reads.refused())
 
 def test_where_the_system_has_no_room_for_a_thread_no_small_file_is_queued_for_one() -> None:
     program = "import resource\n" + _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _WITHOUT_THREADS
-    done = run_forked([sys.executable, "-c", program, str(_LEAST)], ENVIRONMENT)
+    done = run_forked([sys.executable, "-c", program, str(_OFFERED)], ENVIRONMENT)
     assert done.stdout.splitlines() == ["False (0, 0) False", "Resource temporarily unavailable 0"], done.stderr
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastfuse.filesystem.processes.children import fork_child, wait_child
-from fastfuse.filesystem.processes.signals import next_signal
+from fastfuse.filesystem.processes.children import fork_child, next_signal, wait_child
 from tests.filesystem.waiting import wait_until
 
 SIGNALS = {signal.SIGTERM, signal.SIGHUP, signal.SIGRTMAX}

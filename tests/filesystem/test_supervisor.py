@@ -204,7 +204,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     permitted = mountpoint._unmount_as_root
     def unmount(entry, *, lazy):
         if entry.path.with_name("refused").exists():
-            raise mountpoint._unmount_error(entry.path, "Operation not permitted", is_busy=False)
+            raise mountpoint._unmount_error(entry.path, "Operation not permitted")
         permitted(entry, lazy=lazy)
     mountpoint._unmount_as_root = unmount
     """
@@ -1064,10 +1064,9 @@ def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change = """
-    from functools import partial
-    from pathlib import Path
     from fastfuse.filesystem.mounting import mount_places
-    mount_places.raise_readahead = partial(mount_places.raise_readahead, directory=Path("/nonexistent"))
+    permitted = mount_places.raise_readahead
+    mount_places.raise_readahead = lambda device: permitted("no" + device)
     """
     with_change(monkeypatch, change)
     options = ("--part-size", "1MiB", "--metrics-listen", "0")

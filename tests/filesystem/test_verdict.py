@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastfuse.filesystem.figures.summary import as_json, summary_lines
+from fastfuse.filesystem.figures.status import as_json, summary_lines
 from fastfuse.filesystem.figures.verdict import RULES, Figures, figures_of, judge
 from fastfuse.metrics import Counters
 

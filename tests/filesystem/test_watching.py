@@ -131,7 +131,7 @@ async def test_one_that_does_not_read_loses_lines_and_delays_nobody() -> None:
 
 async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastfuse.filesystem.talking.watching._MOST_PENDING", 1)
-    trace = Trace(str, str, sample=2)
+    trace = Trace(WatchedReads(cast(Any, None), cast(Any, serving()), cast(Any, None)), sample=2)
     for offset in range(6):
         trace.note(access(offset))
     _, lost = (json.loads(line) for line in (await trace.next_lines()).splitlines())

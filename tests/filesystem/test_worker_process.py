@@ -122,11 +122,8 @@ def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_
     wait_child(place.pids[0])
 
 
-def test_one_that_has_ended_but_for_a_thread_is_replaced_soon_and_not_to_blame(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_has_ended_but_for_a_thread_is_not_to_blame(place: Place) -> None:
     """As one that a disk holds."""
-    monkeypatch.setattr(health, "HANGS_AFTER_S", 30.0)
 
     def end_but_for_a_thread(*_: object) -> None:
         threading.Thread(target=signal.pause).start()

@@ -1,5 +1,5 @@
 """What is known of a mount in numbers, and what follows from them.
 
-`status` puts them together, `recorder` keeps them for `fastfuse report`, `verdict` says whether readers waited, and
-why, and `summary` tells it. `endpoint` keeps a process alive that serves them to Prometheus, which is `scrapes`.
+`status` puts them together and tells them, `recorder` keeps them for `fastfuse report`, and `verdict` says whether
+readers waited, and why. `endpoint` keeps a process alive that serves them to Prometheus, which is `scrapes`.
 """

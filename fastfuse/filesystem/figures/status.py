@@ -8,16 +8,17 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
 from fastfuse.cgroup import available_memory_bytes, usable_cpus
 from fastfuse.filesystem.figures.recorder import Recorder, moment
-from fastfuse.filesystem.figures.summary import as_json, summary_lines
-from fastfuse.filesystem.figures.verdict import figures_of
-from fastfuse.filesystem.mounting.kernel_readahead import readahead_kib
+from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
+from fastfuse.filesystem.mounting.mountpoint import readahead_kib
 from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import METRICS, Counters
+from fastfuse.sizes import format_size, three_digits
 
 _log = logging.getLogger(__name__)
 
@@ -102,14 +103,12 @@ class Recent:
         elapsed_s, before = now_s - self._looked_s, self._counted
         self._looked_s, self._counted = now_s, numbers
         if numbers[_REQUESTS] > before[_REQUESTS]:
-            self._add("fastfuse_asked_seconds", elapsed_s)
+            self.counters.count("fastfuse_asked_seconds", int(elapsed_s * 1e6))
         if numbers[_BLOCKED] > before[_BLOCKED] or self.counters.get("fastfuse_waiting_reads"):
             pause_s = now_s - self._read_s
-            self._add("fastfuse_in_use_seconds", pause_s if pause_s <= _PAUSE_S else elapsed_s)
+            used_s = pause_s if pause_s <= _PAUSE_S else elapsed_s
+            self.counters.count("fastfuse_in_use_seconds", int(used_s * 1e6))
             self._read_s = now_s
-
-    def _add(self, name: str, seconds: float) -> None:
-        self.counters.count(name, int(seconds * 1e6))
 
     def rates(self) -> dict[str, float]:
         """Return the seconds looked back on, and by how much each counter grew in one second of them."""
@@ -123,6 +122,42 @@ class Recent:
 
     def _numbers(self) -> tuple[int, ...]:
         return tuple(self.counters.get(name) for name in _RATED)
+
+
+def as_json(figures: Figures, mode: str = "") -> dict[str, Any]:
+    """Return figures, shares and verdict as JSON can carry them."""
+    derived = ("stalled_share", "foreseen_share", "hit_share", "parts", "readers", "cost_usd")
+    shares = {name: getattr(figures, name) for name in derived}
+    return {**asdict(figures), **shares, "verdict": asdict(judge(figures, mode))}
+
+
+def summary_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Return what `as_json` made for people."""
+    verdict, cost_usd, in_use_s = summary["verdict"], summary["cost_usd"], summary["in_use_s"]
+    files = f"{summary['files']:,} file{'s' * (summary['files'] != 1)}"
+    source = f"{files}, {format_size(summary['total_bytes'])}: " if summary["files"] else ""
+    read = f"read {format_size(summary['served_bytes'])}, " if summary["served_bytes"] else ""
+    refused = f", {summary['refused']:,} more refused" if summary["refused"] else ""
+    wasted = f", {format_size(summary['wasted_bytes'])} dropped unread" if summary["wasted_bytes"] else ""
+    ahead = f", {summary['foreseen_share']:.0%} of the parts ahead" if summary["fetched_bytes"] else ""
+    failed = f"; {summary['failed_reads']:,} of {summary['reads']:,} reads failed" if summary["failed_reads"] else ""
+    hits = f", {summary['hit_share']:.0%} of the reads hit" if summary["hits"] + summary["misses"] else ""
+    read_s, byte_s = summary["read_p50_s"], summary["first_byte_p50_s"]
+    took = f"a read took {_ms(read_s)} (p99 {_ms(summary['read_p99_s'])})" if read_s else ""
+    began = f"a GET's first byte {_ms(byte_s)} (p99 {_ms(summary['first_byte_p99_s'])})" if byte_s else ""
+    times = ", ".join(filter(None, (took, began)))
+    return [
+        f"{source}{read}fetched {format_size(summary['fetched_bytes'])} "
+        f"in {summary['gets'] - summary['refused']:,} GETs "
+        f"(${cost_usd:.{4 if cost_usd >= 0.01 else 6}f}){refused}{wasted}{ahead}{hits}",
+        f"readers waited in {summary['stalled_share']:.1%} of {in_use_s:,.{0 if in_use_s >= 10 else 1}f} s in use"
+        f"{'; ' if times else ''}{times}{failed}",
+        f"{verdict['name']}: {verdict['text']}; {verdict['advice']}",
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{three_digits(seconds * 1000)} ms"
 
 
 def show_trouble(

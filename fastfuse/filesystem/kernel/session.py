@@ -43,8 +43,7 @@ _FLAGS = struct.Struct("=I")
 # Without it, O_TRUNC comes as a SETATTR, which is refused. With it, the kernel would ask in the OPEN that it does not
 # send, and take the file for empty.
 _ATOMIC_O_TRUNC = 1 << 3
-_NO_OPEN_SUPPORT = 1 << 17  # Linux 3.16
-_NO_OPENDIR_SUPPORT = 1 << 24  # Linux 5.1
+_OPENS_BY_ITSELF = 1 << 17 | 1 << 24  # FUSE_NO_OPEN_SUPPORT, and FUSE_NO_OPENDIR_SUPPORT of Linux 5.1
 
 # Requests of kernel readahead that may wait at once, over all readers: 64 readers of four 1 MiB requests.
 _MAX_BACKGROUND_REQUESTS = 256
@@ -63,8 +62,6 @@ class InitialisedOperations(pyfuse3.Operations):
     """The handlers of a session; `init` ends the loop that served the INIT request."""
 
     handshake_scope: trio.CancelScope | None = None
-    # True if the kernel opens files and directories by itself once it was told that nobody else does.
-    opens_files = opens_directories = False
 
     def init(self) -> None:
         if self.handshake_scope is not None:
@@ -146,8 +143,7 @@ class Session:
         """Unmount this mount, and never another one; do nothing if it is already unmounted.
 
         Raises:
-            BusyMountError: files below it are open.
-            MountError: it may not be unmounted, or another mount covers it.
+            MountError: files below it are open, it may not be unmounted, or another mount covers it.
         """
         if not self.is_mounted():
             return
@@ -210,6 +206,8 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
         # A request may be gone before it is read: its caller was killed. Whoever read it would wait for the next one.
         os.set_blocking(device, False)
         *_, flags = _INIT_IN.unpack_from(request, _IN_HEADER.size)
+        if flags & _OPENS_BY_ITSELF != _OPENS_BY_ITSELF:
+            raise MountError("the kernel does not open files by itself", hint="Linux 5.1 and later ones do")
         os.dup2(theirs.fileno(), fd)
         ours.send(request)
         trio.run(_serve_init, operations)
@@ -219,8 +217,6 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
         _complete(reply, readahead_bytes=readahead_bytes)
         _prove_inodes(operations, ours)
-        operations.opens_files = bool(flags & _NO_OPEN_SUPPORT)
-        operations.opens_directories = bool(flags & _NO_OPENDIR_SUPPORT)
         os.write(device, reply)
     finally:
         os.dup2(device, fd, inheritable=True)

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.errors import FastfuseError, MountError
-from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead
 from fastfuse.filesystem.mounting.mountpoint import (
     SUBTYPE,
     abort,
@@ -38,6 +37,7 @@ from fastfuse.filesystem.mounting.mountpoint import (
     is_mounted,
     new_mount,
     prepare_mountpoint,
+    raise_readahead,
     unmount,
 )
 from fastfuse.filesystem.processes.children import error_message

@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, PROTOCOL
-from fastfuse.filesystem.mounting.kernel_readahead import raise_readahead, readahead_kib
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import (
     abort,
@@ -22,6 +21,8 @@ from fastfuse.filesystem.mounting.mountpoint import (
     is_dead,
     place_of,
     prepare_mountpoint,
+    raise_readahead,
+    readahead_kib,
     unmount,
 )
 from fastfuse.filesystem.mounting.preflight import DEVICE_NUMBER, check_device, may_mount, obstacle

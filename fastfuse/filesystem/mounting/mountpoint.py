@@ -39,6 +39,9 @@ _MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 
 # One for each file system of FUSE, by ``major:minor``, as long as it is mounted anywhere.
 _BDI = Path("/sys/class/bdi")
+# One request of 1 MiB ahead of the reader: more bring it nothing, and each page fault of a map asks for as much around
+# it. The kernel takes it over as a file is opened, so it cannot follow a reader. docs/MEASUREMENTS.md, "Mount".
+READ_AHEAD_KIB = 1024
 # https://www.kernel.org/doc/html/latest/filesystems/fuse.html#control-filesystem
 _CONNECTIONS = Path("/sys/fs/fuse/connections")
 
@@ -54,8 +57,6 @@ class MountEntry:
     owner_uid: int | None
     # The folder of the file system that the mount shows; a bind mount may show another one than the root.
     root: Path = Path("/")
-    # The directories that an overlay shows.
-    layers: tuple[Path, ...] = ()
     id: int = 0  # as /proc/self/fdinfo names it
 
     @property
@@ -201,13 +202,12 @@ def prepare_mountpoint(
 def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> list[str]:
     """Unmount the fastfuse file system at `path`; `lazy` detaches it at once and lets open files live on.
 
-    Return where it is still used: at bind mounts and overlays. With `lazy`, readers of a mount that no process serves
+    Return the bind mounts at which it is still used. With `lazy`, readers of a mount that no process serves
     get an error. With a `device` (``major:minor``) only that mount is unmounted, and no other one at its place; the
     daemon passes its own.
 
     Raises:
-        BusyMountError: files below it are open.
-        MountError: no fastfuse file system is mounted there, or it may not be unmounted.
+        MountError: no fastfuse file system is mounted there, files below it are open, or it may not be unmounted.
     """
     entry = find_mount(path)
     if entry is None:
@@ -222,7 +222,8 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
         _abort_if_there(entry)
         if find_mount(entry.path) != entry:
             return []
-    users, bdi = [other for other in _entries() if other != entry and _uses(other, entry)], bdi_number(entry.device)
+    users = [other for other in _entries() if other != entry and other.device == entry.device]
+    bdi = bdi_number(entry.device)
     if os.geteuid() == 0:
         _unmount_as_root(entry, lazy=lazy)
     else:
@@ -234,15 +235,30 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
     return left
 
 
-def _uses(other: MountEntry, entry: MountEntry) -> bool:
-    """Return whether another mount shows the file system of `entry`, or something of it."""
-    return other.device == entry.device or any(layer.is_relative_to(entry.path) for layer in other.layers)
+def raise_readahead(device: str) -> None:
+    """Set the kernel's readahead of the mount with this ``major:minor``: libfuse refuses its mount option.
+
+    Warn if that is not permitted. Who made the mount for us may have set it.
+    """
+    if readahead_kib(device) == READ_AHEAD_KIB:
+        return
+    setting = _BDI / device / "read_ahead_kb"
+    try:
+        setting.write_text(str(READ_AHEAD_KIB))
+    except OSError as error:
+        _log.warning(
+            "the kernel reads ahead only 128 KiB, which costs readers of large files a third of their speed: "
+            "%s cannot be written (%s); let root write %d there, or run where sysfs is writable",
+            setting, error.strerror, READ_AHEAD_KIB,
+        )  # fmt: skip
 
 
-def overlays_of(path: Path) -> list[Path]:
-    """Return where overlays show the mount at `path`, or something of it."""
-    entry = find_mount(path)
-    return [other.path for other in _entries() if entry is not None and other.layers and _uses(other, entry)]
+def readahead_kib(device: str) -> int:
+    """Return the kernel's readahead of the mount with this ``major:minor``, or 0 where it cannot be known."""
+    try:
+        return int((_BDI / device / "read_ahead_kb").read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def bdi_number(device: str) -> int:
@@ -331,7 +347,7 @@ def _unmount_as_root(entry: MountEntry, *, lazy: bool) -> None:
     try:
         _umount2(entry, _MNT_DETACH if lazy else 0)
     except OSError as error:
-        raise _unmount_error(entry.path, str(error.strerror), is_busy=error.errno == errno.EBUSY) from error
+        raise _unmount_error(entry.path, str(error.strerror)) from error
 
 
 def _umount2(entry: MountEntry, flags: int) -> None:
@@ -366,22 +382,17 @@ def _unmount_as_user(path: Path, *, lazy: bool) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)
     except OSError as error:
-        raise _unmount_error(path, f"fusermount3 cannot be run: {error.strerror}", is_busy=False) from error
+        raise _unmount_error(path, f"fusermount3 cannot be run: {error.strerror}") from error
     if done.returncode != 0:
-        reason = done.stderr.strip().removeprefix("fusermount3: ")
-        raise _unmount_error(path, reason, is_busy="busy" in reason)
+        raise _unmount_error(path, done.stderr.strip().removeprefix("fusermount3: "))
 
 
-def _unmount_error(path: Path, reason: str, *, is_busy: bool) -> MountError:
-    error = BusyMountError if is_busy else MountError
-    return error(
+def _unmount_error(path: Path, reason: str) -> MountError:
+    is_busy = "busy" in reason  # files are open below it, or a process works there
+    return MountError(
         f"{path} cannot be unmounted: {reason}",
         hint="close its files, or detach it with --lazy" if is_busy else f"umount --lazy {path}, as root on the host",
     )
-
-
-class BusyMountError(MountError):
-    """Files are open below the mountpoint, or a process has its working directory there."""
 
 
 def _resolved(path: Path) -> Path:
@@ -428,16 +439,8 @@ def _entry(line: bytes) -> MountEntry:
         source=os.fsdecode(_unescaped(source)),
         owner_uid=int(owner) if owner else None,
         root=Path(os.fsdecode(_unescaped(root))),
-        layers=_layers(options) if kind == b"overlay" else (),
         id=int(number),
     )
-
-
-def _layers(options: bytes) -> tuple[Path, ...]:
-    r"""Return the lower directories of an overlay. A colon ends each; one in a name has a backslash before it."""
-    shown = [_unescaped(value) for value in re.findall(rb"(?:^|,)lowerdir\+?=([^,]*)", options)]
-    layers = [layer for value in shown for layer in re.split(rb"(?<!\\):", value)]
-    return tuple(Path(os.fsdecode(re.sub(rb"\\(.)", rb"\1", layer))) for layer in layers)
 
 
 def _unescaped(field: bytes) -> bytes:

@@ -1,13 +1,19 @@
-"""Fork processes that do not outlive their parent and never return to its stack, and send errors between them."""
+"""Fork processes that do not outlive their parent and never return to its stack, and send errors between them.
+
+Blocked signals are taken one at a time.
+"""
 
 import ctypes
+import errno
 import json
 import logging
 import os
 import signal
+import struct
+import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import fastfuse.errors
 from fastfuse.errors import FastfuseError, ServiceError
@@ -18,6 +24,12 @@ _log = logging.getLogger(__name__)
 Fork = Callable[[Callable[[], object]], int]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_LIBC = ctypes.CDLL(None, use_errno=True)
+# <bits/types/siginfo_t.h>, and a sigset_t, of which the kernel reads 64 bits.
+_SIGINFO_BYTES, _SIGSET_BYTES, _READ_BYTES = 128, 128, 8
+_SIGINFO = struct.Struct("3i")
+_TIMESPEC = struct.Struct("2l")
+_NS = 1_000_000_000
 
 _LOOK_EVERY_S = 0.005
 
@@ -89,7 +101,7 @@ def fork_child(work: Callable[[], object], *, outlives_parent: bool = False, tak
 
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent, the process `parent`, dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
 
@@ -98,6 +110,29 @@ def ignore_unheeded() -> None:
     """Ignore what is `UNHEEDED`, in this process and in those that it forks."""
     for number in UNHEEDED:
         signal.signal(number, signal.SIG_IGN)
+
+
+class SignalInfo(NamedTuple):
+    """The beginning of a siginfo_t."""
+
+    si_signo: int
+    si_errno: int
+    si_code: int
+
+
+def next_signal(signals: Iterable[int], timeout_s: float) -> SignalInfo | None:
+    """Return the next of the blocked `signals`, or None if none came in time or a pause cut the wait short.
+
+    `signal.sigtimedwait` is no help: after a pause (SIGSTOP, a frozen control group) that outlasts the timeout, CPython
+    returns whatever memory holds for a signal.
+    """
+    numbers = sum(1 << number - 1 for number in signals).to_bytes(_READ_BYTES, sys.byteorder)
+    timeout, caught = _TIMESPEC.pack(*divmod(int(timeout_s * _NS), _NS)), ctypes.create_string_buffer(_SIGINFO_BYTES)
+    if _LIBC.sigtimedwait(numbers.ljust(_SIGSET_BYTES, b"\0"), caught, timeout) != -1:
+        return SignalInfo(*_SIGINFO.unpack_from(caught))
+    if (number := ctypes.get_errno()) not in {errno.EAGAIN, errno.EINTR}:
+        raise OSError(number, os.strerror(number))
+    return None
 
 
 def fork() -> int:

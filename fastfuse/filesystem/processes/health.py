@@ -10,16 +10,13 @@ BEAT_EVERY_S = 1.0
 # A worker without a beat for so long is replaced, and a reader waits for less than 10 s. The longest that a loop was
 # seen to stand still is the swap of a table of a million files: 0.1 s.
 HANGS_AFTER_S = 6.0
-# One that has ended, but for a thread that a disk holds, is replaced earlier. Its last beat was up to a second before
-# its end, and a killed process frees gigabytes in a second.
-OVER_AFTER_S = 3.0
 # A longer time between two looks was not the worker's: the machine slept, or this process did not run.
 LONGEST_LOOK_S = 2.0
 
 # Crash loop: this many deaths within this time, and no request answered between the first and the last. Kills from
 # outside count only once nothing was answered for as long: on a busy machine, a worker may be killed before it serves.
 _MAX_DEATHS = 5
-_DEATHS_WITHIN_S = 60.0
+DEATHS_WITHIN_S = 60.0
 # The pause after each further death in the last minute: none after the first, then 50 ms, doubling. Readers wait
 # meanwhile, so it is at most this, and this share of a read's deadline.
 _FIRST_PAUSE_S = 0.05
@@ -55,7 +52,7 @@ class Heartbeat:
         self.silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
         self._looked_s = now_s
         is_starved = state == "R" and cpu_s - self._cpu_s < self.silent_s / 4
-        return self.silent_s >= (OVER_AFTER_S if state == "Z" else HANGS_AFTER_S) and not is_starved
+        return self.silent_s >= HANGS_AFTER_S and not is_starved
 
 
 class DeathRecord:
@@ -67,32 +64,24 @@ class DeathRecord:
         self._deaths: list[tuple[float, int, bool]] = []
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
-        # Requests answered until the last worker ended, in whatever way.
-        self._answered = 0
 
-    def note(
-        self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool, has_retired: bool = False
-    ) -> float:
+    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
-        An answer `is_waited_for` if a request waits, or if the worker did not come to serve. One that `has_retired`
-        after answers does not count.
+        An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
 
         Raises:
             ServiceError: one worker dies after the other, and no request is served.
         """
-        before, self._answered = self._answered, answered
-        if has_retired and answered > before:
-            return 0.0
         if not is_waited_for or not self._deaths or answered != self._deaths[-1][1]:
             self._unserved_since_s = now_s
-        from_s = now_s - _DEATHS_WITHIN_S
+        from_s = now_s - DEATHS_WITHIN_S
         self._deaths = [
             death for death in self._deaths if death[0] >= from_s or (is_waited_for and death[1] == answered)
         ]
         self._deaths.append((now_s, answered, was_killed))
         unserved = [killed for _, until_then, killed in self._deaths if until_then == answered]
-        is_long = now_s - self._unserved_since_s >= _DEATHS_WITHIN_S
+        is_long = now_s - self._unserved_since_s >= DEATHS_WITHIN_S
         if (len(unserved) if is_long else unserved.count(False)) >= _MAX_DEATHS:
             raise ServiceError(
                 f"the worker died {len(unserved)} times without serving anything; last, {how}",
@@ -102,36 +91,6 @@ class DeathRecord:
             return 0.0
         # The exponent is bounded by the deaths of a minute, each of which took its pause.
         return min(_FIRST_PAUSE_S * 2.0 ** (len(self._deaths) - 2), self._max_pause_s)
-
-
-class MemoryRecord:
-    """Tells kills for want of memory, once in each spell: kills of which none is a minute after the one before."""
-
-    def __init__(self, oom_kills: int | None) -> None:
-        """Begin with how many processes of the control group were killed for want of memory, if that is known."""
-        self._oom_kills = oom_kills
-        self._grew_s = self._killed_s = -inf
-        self._is_told = False
-
-    def look(self, now_s: float, oom_kills: int | None) -> None:
-        """Note how many were killed until now; call it every second, so that a later death is not put down to them."""
-        if None not in (oom_kills, self._oom_kills) and oom_kills != self._oom_kills:
-            self._grew_s = now_s
-        self._oom_kills = oom_kills
-
-    def killed(self, now_s: float, oom_kills: int | None) -> str | None:
-        """Note that a worker was killed by SIGKILL; return what to tell, if anything.
-
-        Where the control group counted no kill, a person may have killed one worker, but hardly a second one.
-        """
-        is_spell = now_s - self._killed_s < _DEATHS_WITHIN_S
-        self.look(now_s, oom_kills)
-        self._killed_s, is_counted = now_s, now_s - self._grew_s < _DEATHS_WITHIN_S
-        is_told, self._is_told = self._is_told and is_spell, is_counted or is_spell
-        if is_told or not self._is_told:
-            return None
-        how = ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does"
-        return f"workers are killed{how}: give a smaller --memory-target, or the container a larger memory limit"
 
 
 class FailingReads:

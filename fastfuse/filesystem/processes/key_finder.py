@@ -130,25 +130,18 @@ def _serve(end: socket.socket, connection: ConnectionConfig, save: Callable[[], 
 def _found(session: S3Session, within_s: float = _RESOLVE_WITHIN_S) -> bytes:
     """Return the message with the credentials that the new `session` finds, or with the reason why it finds none."""
     try:
-        message = json.dumps(packed(trio.run(_resolve, session, within_s))).encode()
-        if len(message) <= _LONGEST_BYTES:
-            return message
-        return error_message(AccessError("The AWS credentials are longer than any request may be."))
+        found = json.dumps(packed(trio.run(_resolve, session, within_s))).encode()
+        if len(found) <= _LONGEST_BYTES:
+            return found
+        failed: FastfuseError = AccessError("The AWS credentials are longer than any request may be.")
     except FastfuseError as error:
-        return error_message(_with_gone_files(error))
+        failed = error
     except Exception as error:  # noqa: BLE001 - its text may be what a program printed
-        return error_message(
-            _with_gone_files(AccessError(f"The AWS credentials cannot be had ({type(error).__name__})."))
-        )
-
-
-def _with_gone_files(error: FastfuseError) -> FastfuseError:
-    """Return `error` with the words that name its likely cause, if an upgrade has taken this program's files away."""
-    if os.path.exists(__file__):
-        return error
-    return type(error)(
-        f"{error} The files of this fastfuse were removed since it started: mount again.", hint=error.hint
-    )
+        failed = AccessError(f"The AWS credentials cannot be had ({type(error).__name__}).")
+    if not os.path.exists(__file__):  # an upgrade has taken this program's files away, which is the likely cause
+        message = f"{failed} The files of this fastfuse were removed since it started: mount again."
+        failed = type(failed)(message, hint=failed.hint)
+    return error_message(failed)
 
 
 async def _resolve(session: S3Session, within_s: float) -> Credentials:

@@ -58,40 +58,26 @@ _IPV4, _IPV6 = struct.Struct("=H2s4s8x"), struct.Struct("=H2sI16sI")  # sockaddr
 
 
 class _Rest:
-    """A time in which the client does all, each time in a row twice as long."""
+    """A time in which the client does all, after failures in a row; each time in a row is twice as long."""
 
-    def __init__(self) -> None:
-        self._until_s, self._next_s = 0.0, _REST_S
+    def __init__(self, most_failures: int = 1) -> None:
+        self._most_failures = most_failures
+        self._failures, self._until_s, self._next_s = 0, 0.0, _REST_S
 
-    def begin(self, now_s: float) -> None:
-        self._until_s, self._next_s = now_s + self._next_s, min(2 * self._next_s, _MOST_REST_S)
+    def failed(self, now_s: float) -> None:
+        if self.lasts(now_s):
+            return  # it was under way when the rest began
+        self._failures += 1
+        if self._failures >= self._most_failures:
+            self._failures = 0
+            self._until_s, self._next_s = now_s + self._next_s, min(2 * self._next_s, _MOST_REST_S)
 
     def lasts(self, now_s: float) -> bool:
         return now_s < self._until_s
 
     def end(self) -> None:
         """Note that threads have done it well."""
-        self._until_s, self._next_s = 0.0, _REST_S
-
-
-class _PartsRest(_Rest):
-    """A rest of parts of one kind by themselves, after too many that failed one after the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._failures = 0
-
-    def failed(self, now_s: float) -> None:
-        if self.lasts(now_s):
-            return  # it was under way when the rest began
-        self._failures += 1
-        if self._failures >= _MOST_PART_FAILURES:
-            self._failures = 0
-            self.begin(now_s)
-
-    def end(self) -> None:
-        super().end()
-        self._failures = 0
+        self._failures, self._until_s, self._next_s = 0, 0.0, _REST_S
 
 
 class _Part(NamedTuple):
@@ -140,7 +126,7 @@ class DirectFiles:
         # The bucket, and the beginning of the keys, that threads read; and the parts under way, by number.
         self._source: tuple[str, str] = "", ""
         # The first is of ranges, the second of whole objects: each may fail where the others do not.
-        self._parts_rests = _PartsRest(), _PartsRest()
+        self._parts_rests = _Rest(_MOST_PART_FAILURES), _Rest(_MOST_PART_FAILURES)
         self._parts: dict[int, _Part] = {}
         in_hand = reads.in_hand
         direct_reads.start(session_fd, self._returned, most_threads)
@@ -308,7 +294,7 @@ class DirectFiles:
                 way = self._client.direct(metadata.bucket, metadata.key_prefix)
         is_armed, now_s = direct_reads.is_armed(), monotonic()
         if self._was_armed and not is_armed and self._armed_table == id(table):
-            self._rest.begin(now_s)
+            self._rest.failed(now_s)
         self._was_armed = is_armed and way is not None
         if way is None or self._rest.lasts(now_s):
             direct_reads.disarm()

@@ -1,7 +1,7 @@
 """Translate FUSE requests about names: inode numbers, flags and tokens in; attributes and errnos out.
 
-There are no handles. OPEN and OPENDIR are answered ENOSYS, and the kernel asks for neither again: it opens by itself,
-keeps the pages of files and the listings of directories, and every request names its inode
+There are no handles. pyfuse3 answers OPEN and OPENDIR with ENOSYS, and the kernel asks for neither again: it opens by
+itself, keeps the pages of files and the listings of directories, and every request names its inode
 (`filesystem.kernel.interposed`). A worker thus has nothing that its successor needs. A table is immutable and knows
 every inode until a refresh replaces it, and then the kernel is told which names are stale; so forgets need no
 counting either. A listing of a directory goes on after the inode that it gave last, also if the last refresh took that
@@ -9,18 +9,21 @@ away.
 """
 
 import errno
-import os
+import logging
 import stat
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
+from fastfuse.errors import FastfuseError, errno_for
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, pyfuse3
 from fastfuse.filesystem.kernel.session import InitialisedOperations
-from fastfuse.filesystem.serving.outcomes import Outcomes, answered
 from fastfuse.index.inodes.table import Attributes, InodeTable
-from fastfuse.metrics import Counters
+from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
 from fastfuse.readahead import ReadEngine
+from fastfuse.repeats import RepeatedFailures
+
+_log = logging.getLogger(__name__)
 
 # Only a refresh changes anything, and it tells the kernel what to forget. Ten years, in seconds, because pyfuse3 has
 # no "for ever".
@@ -39,7 +42,66 @@ _NAME_MAX = 255
 _STATFS_BLOCK_BYTES = 4096
 _STATFS_MAX_BLOCKS = (1 << 63) - 1  # programs take the number for a signed one
 
-_CHANGING_FLAGS = os.O_ACCMODE | os.O_TRUNC  # O_RDONLY | O_TRUNC truncates, too: open(2)
+_NO_FAILURES = frozenset({errno.ENOENT, errno.ENODATA, errno.ENOSYS})  # they answer questions
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Outcomes:
+    """The answers of one process, counted."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._failures = RepeatedFailures(_log)
+        self._requests = counters.memory("fastfuse_requests")
+
+    def count(self, number: int = 0) -> None:
+        """Count an answered request, and its errno if that is a failure."""
+        self._requests[0] += 1
+        if number and number not in _NO_FAILURES:
+            name = errno.errorcode.get(number, "other")
+            self._counters.count("fastfuse_errors", value=name if name in ERRNO_LABELS else "other")
+
+    def count_bug(self, name: str, error: Exception) -> None:
+        """Count and tell a request that failed for an unforeseen reason."""
+        self._counters.count("fastfuse_handler_failures")
+        self.count(errno.EIO)
+        reason = f"{name} failed for an unforeseen reason"
+        self._failures.tell(f"{reason} ({type(error).__name__})", name, f"{reason}; the mount goes on", error)
+
+
+class _Answering(Protocol):
+    @property
+    def outcomes(self) -> Outcomes: ...
+
+
+_S = TypeVar("_S", bound=_Answering)
+
+
+def answered(
+    handler: Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]],
+) -> Callable[Concatenate[_S, _P], Coroutine[Any, Any, _T]]:
+    """Turn every outcome of `handler` into an answer to the kernel; no exception but `FUSEError` passes."""
+
+    async def answer(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            result = await handler(self, *args, **kwargs)
+        except pyfuse3.FUSEError as error:
+            self.outcomes.count(error.errno)
+            raise
+        except FastfuseError as error:
+            number = errno_for(error)
+            self.outcomes.count(number)
+            raise pyfuse3.FUSEError(number) from error
+        except Exception as error:
+            self.outcomes.count_bug(handler.__name__, error)
+            raise pyfuse3.FUSEError(errno.EIO) from error
+        # A cancelled request is not counted: a dying worker answers nothing, and the crash-loop guard reads this count.
+        self.outcomes.count()
+        return result
+
+    return answer
 
 
 class MountOperations(InitialisedOperations):
@@ -48,14 +110,7 @@ class MountOperations(InitialisedOperations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(
-        self,
-        counters: Counters,
-        *,
-        uid: int,
-        gid: int,
-        umask: int = 0,
-    ) -> None:
+    def __init__(self, counters: Counters, *, uid: int, gid: int, umask: int = 0) -> None:
         super().__init__()
         self._counters = counters
         self._uid = uid
@@ -118,25 +173,6 @@ class MountOperations(InitialisedOperations):
             self._engine.forget(inode)
 
     @answered
-    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        if self.opens_files:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
-        if flags & _CHANGING_FLAGS:
-            raise pyfuse3.FUSEError(errno.EROFS)
-        self.table.attributes(inode)  # or ESTALE
-        return pyfuse3.FileInfo(fh=inode, keep_cache=True)
-
-    @answered
-    async def release(self, fh: int) -> None:
-        """Do nothing: comes only where files are opened here."""
-
-    @answered
-    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
-        if self.opens_directories:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
-        return inode
-
-    @answered
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         directory = fh & _INODE_MASK
         table = self.table
@@ -153,10 +189,6 @@ class MountOperations(InitialisedOperations):
                 return
 
     @answered
-    async def releasedir(self, fh: int) -> None:
-        """Do nothing: comes only where directories are opened here."""
-
-    @answered
     async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
         metadata = self.table.metadata
         data = pyfuse3.StatvfsData()
@@ -167,12 +199,6 @@ class MountOperations(InitialisedOperations):
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_MAX
         return data
-
-    @answered
-    async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
-        if mode & os.W_OK:
-            raise pyfuse3.FUSEError(errno.EROFS)
-        return True  # the kernel has checked the mode itself (default_permissions)
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:

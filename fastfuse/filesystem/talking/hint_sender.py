@@ -120,7 +120,7 @@ class HintSender:
     def _send_again(self) -> None:
         """Go on with the next worker, unless it is over; raise `MountError` if there is none."""
         while not self._is_over.is_set():
-            self._connect_again()
+            self._connect(_ATTEMPTS)
             with suppress(OSError):
                 self._connected().sendall(b"".join(self._sent), socket.MSG_NOSIGNAL)
                 return
@@ -175,14 +175,21 @@ class HintSender:
         assert self._connection is not None
         return self._connection
 
-    def _connect(self) -> None:
-        """Connect and wait until it is our turn, or until `close`.
+    def _connect(self, attempts: int = 1) -> None:
+        """Connect and wait until it is our turn, or until `close`; a mount that is about to go on takes some attempts.
 
         Raises:
             MountError: why there will be none.
         """
-        while not self._is_over.is_set() and not self._is_served():
-            pass
+        while not self._is_over.is_set():
+            try:
+                if self._is_served():
+                    return
+            except MountError:
+                attempts -= 1
+                if attempts == 0:
+                    raise
+                self._is_over.wait(_RETRY_PAUSE_S)
 
     def _is_served(self) -> bool:
         """Try each address once, and wait for our turn at the mount's; return False if there was no room at one.
@@ -246,17 +253,6 @@ class HintSender:
         except BlockingIOError:
             return False
         return True
-
-    def _connect_again(self) -> None:
-        """Connect as `_connect` does, to a mount that is about to go on."""
-        for _ in range(_ATTEMPTS - 1):
-            try:
-                self._connect()
-                return
-            except MountError:
-                if self._is_over.wait(_RETRY_PAUSE_S):
-                    return
-        self._connect()
 
     def _no_answer(self) -> MountError:
         return MountError(

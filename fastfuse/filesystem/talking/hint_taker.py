@@ -155,48 +155,37 @@ class HintTaker:
 
     async def _take(self, connection: trio.socket.SocketType, order: Announcer, uid: int) -> bool:
         """Return whether the order was taken to its end, and names a file."""
-        count, unknown, wrong = 0, 0, ""
+        names_file = False
         try:
             await connection.send(SERVED)
             rest = b""
             while received := await connection.recv(_RECEIVE_BYTES):
                 paths, rest = split_paths(rest, received)
                 for at in range(0, len(paths), _BATCH_PATHS):
-                    batch = paths[at : at + _BATCH_PATHS]
-                    count += len(batch)
-                    if not_files := await self._announce(batch, order):
-                        unknown += len(not_files)
-                        if not wrong:  # an order may end an epoch later
-                            wrong = os.fsdecode(not_files[0])
-                            self._tell("announced paths", wrong, "announced paths are no files of the mount")
-                    if count > unknown:
+                    names_file |= await self._announce(paths[at : at + _BATCH_PATHS], order)
+                    if names_file:
                         self._stand_down(uid)
-            if rest:
-                return False
-            await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
+            if not rest:
+                await connection.send(TAKEN)  # fails if the client has hung up, and not only shut down its side
         except (OSError, PathTooLongError) as error:
             _log.debug("an announced order ends early: %s", error)
             return False
-        finally:
-            if unknown:
-                told = f"{unknown} of {count} announced paths are no files of the mount"
-                self._tell("orders of paths", wrong, told)
-        return count > unknown
+        return names_file and not rest
 
-    def _tell(self, whose: str, wrong: str, told: str) -> None:
-        self._failures.tell(f"{whose} that are no files", wrong, f"{told}, such as {wrong!r}. {_PATHS_HINT}")
-
-    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> list[bytes]:
-        """Pass on the files among `paths`; return the others."""
+    async def _announce(self, paths: Sequence[bytes], order: Announcer) -> bool:
+        """Pass on the files among `paths`, and return whether there are any."""
         found = [(path, self._file(path)) for path in paths]
         inodes = [inode for _, inode in found if inode is not None]
         if inodes:
             await order.announce(inodes)
-        unknown = [path for path, inode in found if inode is None]
+        unknown = [os.fsdecode(path) for path, inode in found if inode is None]
+        for path in unknown:
+            line = f"announced paths are no files of the mount, such as {path!r}. {_PATHS_HINT}"
+            self._failures.tell("announced paths that are no files", path, line)
         self._counters.count("fastfuse_hints", len(inodes), "taken")
         self._counters.count("fastfuse_hints", len(unknown), "unknown")
         await trio.sleep(len(unknown) * self._connected.total() * _UNKNOWN_PAUSE_S)
-        return unknown
+        return bool(inodes)
 
     def _file(self, path: bytes) -> int | None:
         """Return the inode of a file, as the kernel would find it; None if `path` is no file."""

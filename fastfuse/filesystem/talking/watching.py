@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from time import perf_counter, time
@@ -113,8 +114,8 @@ class RecordedReader:
         ended = (took_s, key, start, end)
         if len(self._slowest) < _KEPT_GETS:
             heapq.heappush(self._slowest, ended)
-        elif ended > self._slowest[0]:
-            heapq.heapreplace(self._slowest, ended)
+        else:
+            heapq.heappushpop(self._slowest, ended)
 
     @property
     def running(self) -> int:
@@ -142,25 +143,6 @@ class RecordedReader:
             self._period_ends_s = now_s + _PERIOD_S
 
 
-class _Names:
-    """The names of processes, also of some that have ended since they read."""
-
-    def __init__(self) -> None:
-        # They are in the order of the first reads, oldest first.
-        self._names: dict[int, str] = {}
-
-    def see(self, pid: int) -> None:
-        """Remember the name of a process that reads now."""
-        if pid not in self._names:
-            if len(self._names) >= _MOST_NAMES:
-                del self._names[next(iter(self._names))]
-            self._names[pid] = process_name(pid)
-
-    def of(self, pid: int) -> str:
-        """Return the name that a process has now, or else had; "" if it is not known."""
-        return process_name(pid) or self._names.get(pid, "")
-
-
 class Serving(Protocol):
     """The part of `filesystem.serving.reads` that is used here."""
 
@@ -176,11 +158,12 @@ class WatchedReads:
     """The watchers of one worker."""
 
     def __init__(self, engine: ReadEngine, reads: Serving, gets: RecordedReader) -> None:
-        self._engine = engine
-        self._reads = reads
-        self._gets = gets
+        self.engine = engine
+        self.reads = reads
+        self.gets = gets
         self._watchers: list[Trace | StreamView] = []
-        self._names = _Names()
+        # Remembers the names that processes had as they read.
+        self._name_before = lru_cache(_MOST_NAMES)(process_name)
 
     async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
         """Return what `read` does, and tell the watchers of it."""
@@ -197,7 +180,7 @@ class WatchedReads:
     def note(self, access: Access) -> None:
         """Tell the watchers of a read that ends now, or was answered elsewhere."""
         # A read that ends now is not answered yet, so its process waits.
-        self._names.see(access.pid)
+        self._name_before(access.pid)
         for watcher in self._watchers:
             watcher.note(access)
 
@@ -210,7 +193,7 @@ class WatchedReads:
                 await client.send(error_message(MountError("the reads are not shown", hint=hint)))
                 return
             self._watchers.append(watcher)
-            self._reads.watched = self
+            self.reads.watched = self
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_when_gone, client, nursery.cancel_scope)
@@ -224,7 +207,7 @@ class WatchedReads:
             finally:
                 self._watchers.remove(watcher)
                 if not self._watchers:
-                    self._reads.watched = None
+                    self.reads.watched = None
 
     def _watcher(self, asked: Mapping[str, Any]) -> "Trace | StreamView | None":
         """Return what a client asked for, or None if that is nonsense."""
@@ -232,19 +215,23 @@ class WatchedReads:
         if type(sample) is not int or sample < 1 or type(every_s) not in {int, float} or not 0.1 <= every_s <= 3600:
             return None
         if asked["request"] == TOP:
-            under_way = self._reads.under_way
-            return StreamView(self._engine, self._gets, self._path, self._names.of, under_way, every_s=every_s)
-        return Trace(self._path, self._names.of, sample)
+            return StreamView(self, every_s)
+        return Trace(self, sample)
+
+    def name(self, pid: int) -> str:
+        """Return the name that a process has now, or else had."""
+        return process_name(pid) or self._name_before(pid)
 
     def _find(self, inode: int, offset: int, size_bytes: int) -> str:
         try:
-            return self._engine.find(inode, self._reads.table.ref(inode), offset, size_bytes)
+            return self.engine.find(inode, self.reads.table.ref(inode), offset, size_bytes)
         except _NO_FILE:
             return "waited"
 
-    def _path(self, inode: int) -> str:
+    def path(self, inode: int) -> str:
+        """Return the path of an inode, or what stands for it if a refresh has taken it away."""
         try:
-            return self._reads.table.path(inode)
+            return self.reads.table.path(inode)
         except _NO_FILE:
             return f"(inode {inode})"
 
@@ -252,10 +239,9 @@ class WatchedReads:
 class Trace:
     """The reads that wait to be shown to one watcher, and how many were lost."""
 
-    def __init__(self, path: Callable[[int], str], name: Callable[[int], str], sample: int) -> None:
-        """Show one of `sample` reads; `path` returns the path of an inode, `name` that of a process."""
-        self._path = path
-        self._name = name
+    def __init__(self, watched: WatchedReads, sample: int) -> None:
+        """Show one of `sample` reads."""
+        self._watched = watched
         self._sample = sample
         self._pending: deque[Access] = deque()
         self._seen = self._lost = 0
@@ -289,12 +275,12 @@ class Trace:
         for _ in range(min(_BATCH_LINES, len(self._pending))):
             access = self._pending.popleft()
             if access.pid not in names:
-                names[access.pid] = self._name(access.pid)
+                names[access.pid] = self._watched.name(access.pid)
             shown = {
                 "at": access.at,
                 "pid": access.pid,
                 "process": names[access.pid],
-                "path": self._path(access.inode),
+                "path": self._watched.path(access.inode),
                 "offset": access.offset,
                 "size": access.size_bytes,
                 "us": round(access.took_s * 1e6),
@@ -319,21 +305,8 @@ class _Stream:
 class StreamView:
     """A watcher of reads that is told once in each interval which files were read, and how."""
 
-    def __init__(
-        self,
-        engine: ReadEngine,
-        gets: RecordedReader,
-        path: Callable[[int], str],
-        name: Callable[[int], str],
-        under_way: UnderWay,
-        *,
-        every_s: float,
-    ) -> None:
-        self._engine = engine
-        self._gets = gets
-        self._path = path
-        self._name = name
-        self._under_way = under_way
+    def __init__(self, watched: WatchedReads, every_s: float) -> None:
+        self._watched = watched
         self._every_s = every_s
         self._streams: dict[int, _Stream] = {}
 
@@ -355,7 +328,7 @@ class StreamView:
         """Return a line of JSON at the end of the interval."""
         await trio.sleep(self._every_s)
         now_s, waiting = perf_counter(), dict[int, float]()
-        for inode, pid, began_s in self._under_way.values():
+        for inode, pid, began_s in self._watched.reads.under_way.values():
             stream = self._streams.setdefault(inode, _Stream())
             stream.pid = stream.pid or pid
             waiting[inode] = max(waiting.get(inode, 0.0), now_s - began_s)
@@ -365,25 +338,25 @@ class StreamView:
         shown = [self._shown(inode, streams[inode], waiting.get(inode, 0.0)) for inode in longest[:_SHOWN]]
         gets = [
             {"seconds": took_s, "key": key, "start": start, "end": end, "runs": runs}
-            for took_s, key, start, end, runs in self._gets.slowest()
+            for took_s, key, start, end, runs in self._watched.gets.slowest()
         ]
         line = {
             "every_s": self._every_s,
             "streams": shown,
             "stream_count": len(streams),
             "gets": gets,
-            "gets_running": self._gets.running,
-            "memory": dict(self._engine.memory()),
+            "gets_running": self._watched.gets.running,
+            "memory": dict(self._watched.engine.memory()),
         }
         return json.dumps(line).encode() + b"\n"
 
     def _shown(self, inode: int, stream: _Stream, waiting_s: float) -> dict[str, Any]:
-        pattern, window_bytes = self._engine.pattern(inode)
+        pattern, window_bytes = self._watched.engine.pattern(inode)
         return {
-            "path": self._path(inode),
+            "path": self._watched.path(inode),
             "position": stream.position,
             "pid": stream.pid,
-            "process": self._name(stream.pid),
+            "process": self._watched.name(stream.pid),
             "pattern": pattern,
             "window": window_bytes,
             "reads": stream.reads,

@@ -19,8 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import STOP_ORDER, ignore_unheeded
-from fastfuse.filesystem.processes.signals import next_signal
+from fastfuse.filesystem.processes.children import STOP_ORDER, ignore_unheeded, next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob

@@ -3,7 +3,7 @@ import errno
 import pytest
 
 from fastfuse.filesystem.kernel.in_hand import Read
-from fastfuse.filesystem.serving.late_reads import FailedReads
+from fastfuse.filesystem.serving.reads import FailedReads
 
 
 def late_read() -> FailedReads:
