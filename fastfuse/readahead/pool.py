@@ -30,7 +30,6 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import trio
 
@@ -44,18 +43,6 @@ _USED_PER_FREE_CONNECTION = 3
 # Spent parts: two behind a reader with a full window, and no more than eight parts of 8 MiB.
 _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
-
-    reserved_bytes: int
-    held_bytes: int
-    spent_bytes: int
-    parts_in_flight: int
-    fetched_bytes: int
-    unread_dropped_bytes: int
 
 
 class PartPool:
@@ -76,8 +63,10 @@ class PartPool:
         self._lacks_memory = False
         self._files = Files(claims)
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
-        self._in_flight = self._ahead_in_flight = 0
-        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
+        # The GETs that run, of all kinds and ahead of readers.
+        self.parts_in_flight = self._ahead_in_flight = 0
+        # The bytes of parts in flight or being handed over; those that were fetched, and dropped without being read.
+        self.reserved_bytes = self._fetched_bytes = self.unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -87,11 +76,6 @@ class PartPool:
     def inodes(self) -> list[int]:
         """Return the files that are read, or of which something is held or on its way."""
         return list(self._files)
-
-    @property
-    def parts_in_flight(self) -> int:
-        """The number of GETs that run."""
-        return self._in_flight
 
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """Return the parts of `ref`, with those left from an earlier reader; drop the parts of any other version."""
@@ -162,14 +146,14 @@ class PartPool:
         """Take a connection and memory for a GET, to `release` whatever happens; False if a reader waits for them."""
         if self._queue or not self._may_start(0) or not self._make_room(size_bytes):
             return False
-        self._reserved_bytes += size_bytes
-        self._in_flight += 1
+        self.reserved_bytes += size_bytes
+        self.parts_in_flight += 1
         return True
 
     def release(self, size_bytes: int, fetched_bytes: int) -> None:
         """Give back what `try_reserve` took, after a GET of so many bytes."""
-        self._reserved_bytes -= size_bytes
-        self._in_flight -= 1
+        self.reserved_bytes -= size_bytes
+        self.parts_in_flight -= 1
         self._fetched_bytes += fetched_bytes
         if self._queue:
             self._grant()
@@ -274,7 +258,7 @@ class PartPool:
                 part.room.set()
         else:
             self._count_flight(part, -1)
-            self._reserved_bytes -= part.size_bytes
+            self.reserved_bytes -= part.size_bytes
         file.remove(part)
         part.arrived.set()
         self._forget_if_empty(file)
@@ -296,16 +280,15 @@ class PartPool:
             part.shelf.remove(part)
             self._shelve_spent(part)
 
-    def statistics(self) -> PoolStatistics:
-        """Return the figures of now."""
-        return PoolStatistics(
-            reserved_bytes=self._reserved_bytes,
-            held_bytes=self._held_bytes,
-            spent_bytes=self._spent.size_bytes,
-            parts_in_flight=self._in_flight,
-            fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self._unread_dropped_bytes,
-        )
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parts that may be evicted."""
+        return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self.spent_bytes
+
+    @property
+    def spent_bytes(self) -> int:
+        """Those of them that were read."""
+        return self._spent.size_bytes
 
     def _touch(self, file: FileParts) -> None:
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share
@@ -315,7 +298,7 @@ class PartPool:
 
     def _count_flight(self, part: Part, step: int) -> None:
         """Count one GET more or less (`step` 1 or -1)."""
-        self._in_flight += step
+        self.parts_in_flight += step
         part.file.in_flight += step
         if part.is_demanded:
             part.file.demanded_in_flight += step
@@ -325,21 +308,17 @@ class PartPool:
         else:
             self._ahead_in_flight += step
 
-    @property
-    def _held_bytes(self) -> int:
-        return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
-
     def _may_start(self, used: int) -> bool:
         """Return whether a connection is free for a kind of parts that has `used` of them."""
-        free = self._connections - self._in_flight
+        free = self._connections - self.parts_in_flight
         return free > 0 and (not used or used < _USED_PER_FREE_CONNECTION * (free - 1))
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` fit, spare parts first. Return False, and evict nothing, if all would not do."""
-        allowed_bytes = self._limit_bytes - self._reserved_bytes - self.expected.small_files.held()[1] - size_bytes
+        allowed_bytes = self._limit_bytes - self.reserved_bytes - self.expected.small_files.held()[1] - size_bytes
         if allowed_bytes < 0:
             return False
-        while self._held_bytes > allowed_bytes:
+        while self.held_bytes > allowed_bytes:
             self._drop((self._spent or self._left or self.expected or self._fresh).pop())
         return True
 
@@ -348,7 +327,7 @@ class PartPool:
 
         The newest go first: guesses are fetched in the order of the listing, and the other order is often the same.
         """
-        expected, allowed_bytes = self.expected, self._ahead.window_bytes - self._reserved_bytes - size_bytes
+        expected, allowed_bytes = self.expected, self._ahead.window_bytes - self.reserved_bytes - size_bytes
         allowed_bytes -= self._fresh.size_bytes
         if expected.held(with_guesses=False)[1] > allowed_bytes:
             return
@@ -360,7 +339,7 @@ class PartPool:
 
     def has_room_ahead(self, file: FileParts | None, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
-        held_bytes = self._reserved_bytes + self._fresh.size_bytes + self.expected.held()[1]
+        held_bytes = self.reserved_bytes + self._fresh.size_bytes + self.expected.held()[1]
         return held_bytes + (0 if file is None else file.left_bytes) + size_bytes <= self._ahead.window_bytes
 
     def _add_ahead(self, part: Part) -> Part | None:
@@ -368,7 +347,7 @@ class PartPool:
             return None
         self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)
-        self._reserved_bytes += part.size_bytes
+        self.reserved_bytes += part.size_bytes
         self._count_flight(part, 1)
         return part
 
@@ -387,7 +366,7 @@ class PartPool:
                 self._lacks_memory = True  # and nobody else takes what comes back
                 return
             part = file.waiting.popleft()
-            self._reserved_bytes += part.size_bytes
+            self.reserved_bytes += part.size_bytes
             self._count_flight(part, 1)
             if part.room is not None:
                 part.room.set()
@@ -399,7 +378,7 @@ class PartPool:
 
     def _shelve(self, part: Part) -> None:
         """Make `part` evictable: no task waits for it any more."""
-        self._reserved_bytes -= part.size_bytes
+        self.reserved_bytes -= part.size_bytes
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
@@ -423,7 +402,7 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
-        self._unread_dropped_bytes += max(0, part.unread_bytes)
+        self.unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 

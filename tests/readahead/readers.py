@@ -179,7 +179,7 @@ async def running(
         reader.let_go()
         await settled()
         check_books(engine)
-        pool = engine.statistics().pool
+        pool = engine.pool
         assert (pool.reserved_bytes, pool.parts_in_flight, parts_waiting(engine)) == (0, 0, 0)
         assert reader.in_flight_bytes == 0
 

@@ -110,14 +110,14 @@ async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
         engine.begin_parts_by(begin)
         if is_announced:
             await engine.new_order().announce([1])
-            assert engine.statistics().prefetched_parts == 1
+            assert engine.counts.prefetched_parts == 1
         began_s = trio.current_time()
         with pytest.raises(ReadError, match=cause):
             await engine.read(1, ref, offset, 128 * KIB)
         assert trio.current_time() <= began_s + DEADLINE_S
         await settled()
         check_books(engine)
-        assert engine.statistics().pool.parts_in_flight == 0
+        assert engine.pool.parts_in_flight == 0
         nursery.cancel_scope.cancel()
 
 

@@ -32,7 +32,7 @@ async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
     async with running() as (engine, reader):
         assert await engine.read(1, listed("empty", 0), 0, 4096) == b""
         assert reader.gets == []
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> None:
@@ -53,9 +53,9 @@ async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> No
         await settled()
         assert sorted(reader.gets) == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
         assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)[: 128 * KIB]
-        assert engine.statistics().demanded_parts == 0
+        assert engine.counts.demanded_parts == 0
         engine.release(1)
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() -> None:
@@ -72,7 +72,7 @@ async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() 
         assert engine.find(2, listed("b", 4096), 0, 4096) == "waited"
         assert engine.find(1, listed("a", 256 * KIB, etag='"v2"'), 0, 4096) == "waited"
         assert len(reader.gets) == 2
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
 
 
 async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:
@@ -146,7 +146,7 @@ async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, 
             except UnavailableError:
                 pass
         check_books(engine)
-        pool = engine.statistics().pool
+        pool = engine.pool
         assert reader.in_flight_bytes <= pool.reserved_bytes
         assert pool.reserved_bytes + pool.held_bytes <= limit_bytes
         offset = min(offset + size_bytes, ref.size_bytes - 1)
@@ -256,14 +256,14 @@ async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> N
                 readers.start_soon(engine.read, 1, ref, offset, MIB)
             await settled()
             reader.let_go()
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_a_look_at_the_footer_does_not_end_the_stream_of_its_reader() -> None:
     ref = listed("archive", 4 * MIB)
     async with running() as (engine, _):
         await engine.read(1, ref, ref.size_bytes - 64 * KIB, 64 * KIB)
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         for offset in range(0, ref.size_bytes, MIB):
             await engine.read(1, ref, offset, MIB)
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0

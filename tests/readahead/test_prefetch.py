@@ -97,9 +97,8 @@ async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_a
         await settled()
         assert await engine.read(1, refs[0], 0, 128 * KIB) == content(refs[0])
         assert len(reader.gets) == 1
-        statistics = engine.statistics()
-        assert (statistics.pool.held_bytes, statistics.streams, statistics.waits) == (0, 0, 0)
-        assert statistics.pool.unread_dropped_bytes == 0
+        assert (engine.pool.held_bytes, engine.streams, engine.counts.waits) == (0, 0, 0)
+        assert engine.pool.unread_dropped_bytes == 0
         check_books(engine)
         # The kernel has dropped it already.
         assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
@@ -141,11 +140,10 @@ async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() 
         await engine.read(1, small, 0, 4 * KIB)
         await engine.read(2, large, 0, MIB)
         await settled()
-        assert engine.statistics().streams == 2
+        assert engine.streams == 2
         for inode in (1, 2, 3):
             engine.forget(inode)
-        statistics = engine.statistics()
-        assert (statistics.streams, statistics.pool.held_bytes) == (0, 0)
+        assert (engine.streams, engine.pool.held_bytes) == (0, 0)
 
 
 async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_kept() -> None:
@@ -187,11 +185,11 @@ async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
         tables.append(Files(refs[:10]))
         engine.refreshed()
         check_books(engine)
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         assert await engine.read(1, refs[0], 4 * KIB, 4 * KIB) == content(refs[0])[4 * KIB : 8 * KIB]
         engine.forget(1)
         await settled()
-        assert engine.statistics().pool.held_bytes == 0
+        assert engine.pool.held_bytes == 0
 
 
 async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
@@ -537,13 +535,12 @@ async def test_small_files_are_left_to_threads_and_to_the_client_where_they_refu
         keys = [*(threads.refs[inode - 1].key for inode in threads.fetched), *(key for key, *_ in reader.gets)]
         assert {*keys} == {ref.key for ref in threads.refs}
         # A guess gives way to files that a few readers in a row seem to come to, and is fetched again.
-        statistics = engine.statistics()
-        assert (len(keys) - 400) * 39 * KB == statistics.pool.unread_dropped_bytes + threads.wasted_bytes
+        assert (len(keys) - 400) * 39 * KB == engine.pool.unread_dropped_bytes + threads.wasted_bytes
         assert threads.wasted_bytes <= (80 * 39 * KB if is_every_file_read else 0)
         assert len(threads.fetched) > 150
         assert threads.kept == {}
         assert threads.most_bytes <= config.memory_limit_bytes // 4
-        assert statistics.hits >= len(threads.fetched) - threads.wasted_bytes // (39 * KB)
+        assert engine.counts.hits >= len(threads.fetched) - threads.wasted_bytes // (39 * KB)
 
 
 @pytest.mark.parametrize("is_every_file_read", [False, True])
@@ -660,7 +657,7 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
         assert reader.gets == [("large", 0, 256 * KIB)]
         assert await engine.read(1, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
         assert expected_bytes(engine) == 0
-        assert engine.statistics().waits == 0
+        assert engine.counts.waits == 0
 
 
 async def test_two_orders_take_turns() -> None:
@@ -708,7 +705,7 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
         await settled()
         assert 0 < expected_bytes(engine) <= CONFIG.memory_limit_bytes // 4
         order.withdraw()
-        assert engine.statistics().pool.held_bytes == 0
+        assert engine.pool.held_bytes == 0
         count = len(reader.gets)
         await read_whole(engine, 900, refs[899])
         assert len(reader.gets) == count + 1
@@ -783,7 +780,7 @@ async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_aga
         reader.failures = {("file-00005", 0): UnavailableError("503")}
         await read_all(engine, refs, in_order(refs)[:4])
         await settled()
-        assert engine.statistics().failed_parts == 1
+        assert engine.counts.failed_parts == 1
         await read_all(engine, refs, in_order(refs)[4:])
         assert keys_twice(reader) == ["file-00005"]
 
