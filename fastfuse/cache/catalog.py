@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
-FORMAT = 4
+FORMAT = 5
 _APPLICATION_ID = 0x66667563
 # One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10
@@ -36,18 +36,13 @@ CREATE TABLE extents (
     offset INTEGER NOT NULL, digests BLOB NOT NULL, seed INTEGER NOT NULL, PRIMARY KEY (object, start)
 ) WITHOUT ROWID;
 CREATE INDEX extents_of_segment ON extents (segment);
+CREATE INDEX segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
+CREATE TABLE room (bytes INTEGER NOT NULL);
+INSERT INTO room VALUES (0);
+CREATE TRIGGER segment_added AFTER INSERT ON segments BEGIN UPDATE room SET bytes = bytes + new.size; END;
+CREATE TRIGGER segment_evicted AFTER DELETE ON segments BEGIN UPDATE room SET bytes = bytes - old.size; END;
 CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
-"""
-# An index of this format may lack these. Triggers keep the sum true whichever fastfuse changes `segments`.
-_LATER = """
-CREATE INDEX IF NOT EXISTS segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
-CREATE TABLE IF NOT EXISTS room (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
-INSERT OR REPLACE INTO room SELECT 1, coalesce(sum(size), 0) FROM segments EXCEPT SELECT id, bytes FROM room;
-CREATE TRIGGER IF NOT EXISTS segment_added AFTER INSERT ON segments
-BEGIN UPDATE room SET bytes = bytes + new.size; END;
-CREATE TRIGGER IF NOT EXISTS segment_evicted AFTER DELETE ON segments
-BEGIN UPDATE room SET bytes = bytes - old.size; END;
 """
 # The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
 # all of them had been hit once when they came.
@@ -111,8 +106,6 @@ def create(path: str) -> bool:
         if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             return False
         _check_format(connection)
-        with _transaction(connection):
-            _complete(connection)
         return True
 
 
@@ -122,12 +115,6 @@ def _check_format(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"another version of fastfuse made it, in format {found} and not {FORMAT}")
 
 
-def _complete(connection: sqlite3.Connection) -> None:
-    """Add what an index may lack, and correct the sum of its segments."""
-    for statement in _LATER.split(";\n"):
-        connection.execute(statement)
-
-
 def create_in(connection: sqlite3.Connection) -> None:
     """Make an empty database an index."""
     with _transaction(connection):
@@ -135,7 +122,6 @@ def create_in(connection: sqlite3.Connection) -> None:
             return
         for statement in _SCHEMA.split(";\n"):
             connection.execute(statement)
-        _complete(connection)
         # A number is never given again, also not by an index that takes this one's place.
         connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")

@@ -357,8 +357,8 @@ async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
         await reader.get(store.ref("big"), 0, 2 * MIB)
     takes.set()
     assert isinstance(reader, CachedReader)
-    await trio.to_thread.run_sync(reader._writer._thread.join)
-    reader._cache.close()
+    await trio.to_thread.run_sync(reader.writer._thread.join)
+    reader.cache.close()
     assert f"the cache {tmp_path}/cache does not keep 2 MiB: its disk has not taken them in 0.01 s" in caplog.text
     assert counters.get("fastfuse_cache_failures", "disk") == 1
     assert counters.get("fastfuse_cache_bytes", "dropped") == 2 * MIB
@@ -386,7 +386,7 @@ async def test_the_size_is_held_and_a_share_of_a_larger_epoch_is_kept(
         for _ in range(4):
             for ref in refs:
                 await reader.get(ref, 0, ref.size_bytes)
-                while reader.queued_bytes:
+                while reader.writer.queued_bytes:
                     await trio.lowlevel.checkpoint()
             assert used_bytes(tmp_path / "cache") <= settings.size_bytes
     served_bytes = counters.get("fastfuse_cache_bytes", "served")

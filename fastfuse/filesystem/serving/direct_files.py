@@ -169,9 +169,9 @@ class DirectFiles:
         engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
 
     def _keep_in(self, tier: CachedReader) -> None:
-        directory_fd, claims_fd, filter_fd = tier.files
-        filter_bytes = os.fstat(filter_fd).st_size
-        direct_reads.keep_in(directory_fd, claims_fd, filter_fd, filter_bytes, _patience_s(self._client))
+        cache, patience_s = tier.cache, _patience_s(self._client)
+        filter_bytes = os.fstat(cache.filter_fd).st_size
+        direct_reads.keep_in(cache.directory_fd, cache.claims_fd, cache.filter_fd, filter_bytes, patience_s)
         self._use_tier()
         tier.forgets = self._leave_tier
         self._reads.begins_elsewhere = self.begin_file
