@@ -112,7 +112,7 @@ ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
+    *("cache.policy", "doctor.rules", "report.intervals"),
     *("advise.model", "prices"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),

@@ -7,9 +7,12 @@ WAL lets readers go on while others write; a reader never waits, a writer for a 
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from hashlib import sha256
 from typing import NamedTuple
+
+from fastfuse.objects import ObjectRef
 
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
 FORMAT = 5
@@ -76,6 +79,43 @@ class Segment(NamedTuple):
     id: int
     size_bytes: int
     filled_bytes: int
+
+
+def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
+    """Return 63 bits that name this version of an object, and 64 others that its digests begin with.
+
+    The time counts, because some services give every version the same ETag. It counts in whole seconds, because that
+    is what HEAD tells of the time in a listing.
+    """
+    text = f"{ref.key}\0{ref.etag}\0{ref.size_bytes}\0{ref.modified_ns // 10**9}".encode("utf-8", "surrogateescape")
+    digest = sha256(identity_begin(endpoint_url, ref.bucket) + text).digest()
+    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:16])
+
+
+def identity_begin(endpoint_url: str, bucket: str, key_prefix: str = "") -> bytes:
+    """Return the begin of what `identity` hashes, for all keys that begin with `key_prefix`."""
+    return f"{endpoint_url}\0{bucket}\0{key_prefix}".encode("utf-8", "surrogateescape")
+
+
+def pieces(extents: Sequence[Extent], start: int, end: int) -> list[tuple[Extent, int, int]]:
+    """Return what each extent, in order of their starts, gives of ``[start, end)``, so that no byte is given twice."""
+    found, at = [], start
+    for extent in extents:
+        piece_start, piece_end = max(at, extent.start), min(end, extent.end)
+        if piece_start < piece_end:
+            found.append((extent, piece_start, piece_end))
+            at = piece_end
+    return found
+
+
+def gaps(there: Iterable[Extent | tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return what of ``[start, end)`` lies in none of the ranges that are `there`, in order."""
+    missing, at = [], start
+    for range_start, range_end in sorted(one[:2] for one in there):
+        if at < min(range_start, end):
+            missing.append((at, min(range_start, end)))
+        at = max(at, range_end)
+    return [*missing, *([(at, end)] if at < end else [])]
 
 
 def connect(path: str) -> sqlite3.Connection:

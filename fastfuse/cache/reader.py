@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
+from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, gaps, identity, identity_begin, pieces
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered_reason
-from fastfuse.cache.identity import identity, identity_begin
-from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import FLUSH_S, queue_bytes
 from fastfuse.cache.writer import Range, Writer

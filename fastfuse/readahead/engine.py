@@ -19,7 +19,7 @@ from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead.shelves import Threads
 from fastfuse.readahead.stream import Stream
 from fastfuse.s3.base import BeginGet, RangeReader
 

@@ -15,11 +15,10 @@ import trio.testing
 
 from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
-from fastfuse.cache.catalog import Extent
+from fastfuse.cache.catalog import Extent, identity
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.hanging_disk import OFF_S, Disk
-from fastfuse.cache.identity import identity
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import DamagedError, Filling, Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError

@@ -15,7 +15,7 @@ from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead import announced as announced_orders
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead.shelves import Threads
 from tests.readahead.books import check_books, expected_bytes
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 

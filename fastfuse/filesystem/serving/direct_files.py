@@ -27,7 +27,7 @@ from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead.shelves import Threads
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
