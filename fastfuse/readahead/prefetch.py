@@ -1,8 +1,8 @@
-"""Fetches files before they are begun: carries out what `announced`, `listed` and `shuffled` decide, in this order.
+"""Fetches files before they are begun: carries out what `orders` decides, announced orders first.
 
 The pool keeps what is fetched as *expected*, within bounds of its own, until the file is begun or its order drops it.
-Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
-before a refresh) also give way to files of the other orders, which adopt them otherwise.
+Expected files give way to everything that a reader waits for. Guesses (`ShuffledEpoch`, and everything that was
+expected before a refresh) also give way to files of the other orders, which adopt them otherwise.
 
 Small files are left to threads, which fetch them and answer their reads without the interpreter (`SmallFiles`), where
 that can be.
@@ -18,15 +18,13 @@ import trio
 
 from fastfuse.errors import FastfuseError
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead.announced import AnnouncedOrder
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
-from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.orders import AnnouncedOrder, ListingOrder, ShuffledEpoch
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Claims, Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.shuffled import ShuffledEpoch
 
 # The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
@@ -73,7 +71,7 @@ def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
 
 
 class Announcer:
-    """The place where somebody announces one order of files; see `announced`."""
+    """The place where somebody announces one order of files; see `AnnouncedOrder`."""
 
     def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
         self.decisions = decisions

@@ -13,8 +13,7 @@ from trio.testing import MockClock
 
 from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead import announced as announced_orders
+from fastfuse.readahead import ReadaheadConfig, ReadEngine, orders
 from fastfuse.readahead.shelves import Threads
 from tests.readahead.books import check_books, expected_bytes
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
@@ -606,7 +605,7 @@ async def test_what_threads_keep_goes_with_its_order() -> None:
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announced_orders, "_MAX_QUEUED_FILES", 4096)
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
     refs = dataset(9_000, 100)
     order = shuffled(refs)
     announced, begun, left = 0, 0, []
@@ -682,7 +681,7 @@ async def test_inodes_that_are_no_files_cost_nothing() -> None:
 
 
 async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announced_orders, "_MAX_QUEUED_FILES", 4096)
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
     async with serving(9000, size_bytes=5 * KB) as (refs, engine, _):
         order = engine.new_order()
         await order.announce(in_order(refs)[:8999])
