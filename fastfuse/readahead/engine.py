@@ -21,7 +21,7 @@ from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.shelves import Threads
 from fastfuse.readahead.stream import Stream
-from fastfuse.s3.base import BeginGet, RangeReader
+from fastfuse.s3.base import RangeReader
 
 # Files that are read ahead for each reader before they are begun.
 _MAX_FOLLOWERS = 4
@@ -55,8 +55,9 @@ class ReadEngine:
         self._config = config
         self._listing = listing
         self.pool = PartPool(config, claims)
-        self._fetches = Fetches(reader, self.pool, nursery, config)
-        self.counts = self._fetches.counts
+        # Others may tell it of faster ways.
+        self.fetches = Fetches(reader, self.pool, nursery, config)
+        self.counts = self.fetches.counts
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._delivered = Delivered()
@@ -64,17 +65,7 @@ class ReadEngine:
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
         self._own_pace = OwnPace()
-        self._prefetcher = Prefetcher(
-            listing, self._delivered, self.pool, config, self._fetches, self._own_pace, claims
-        )
-
-    def join_parts_in(self, take: Callable[[int], memoryview]) -> None:
-        """Have memory of `take` hold the answers that several parts are copied into."""
-        self._fetches.take = take
-
-    def begin_parts_by(self, begin: BeginGet) -> None:
-        """Get parts by `begin` where that can be."""
-        self._fetches.begin = begin
+        self._prefetcher = Prefetcher(listing, self._delivered, self.pool, config, self.fetches, self._own_pace, claims)
 
     def fetch_small_by(self, threads: Threads) -> None:
         """Leave small files that are to be fetched ahead to `threads`, whose memory is part of the engine's."""
@@ -279,7 +270,7 @@ class ReadEngine:
             self._own_pace.waited(trio.current_time() - began_s)
             return data
         except Exception as error:
-            self._fetches.failed(error)
+            self.fetches.failed(error)
             raise
         finally:
             self.pool.release(ref.size_bytes, fetched_bytes)
@@ -306,7 +297,7 @@ class ReadEngine:
         if stream is None:
             file = self.pool.open(inode, ref)
             stream = self._streams[inode] = Stream(
-                file, self.pool, self._config, self._fetches, self._read_on, is_cached
+                file, self.pool, self._config, self.fetches, self._read_on, is_cached
             )
             if len(self._streams) > _MAX_STREAMS:
                 self.release(next(iter(self._streams)))

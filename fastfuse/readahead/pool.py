@@ -55,7 +55,6 @@ class PartPool:
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
         self.expected = Expected(limit)
-        self.max_expected_parts = self.expected.max_parts
         self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         # Files with parts that wait, in their turn.
@@ -96,7 +95,7 @@ class PartPool:
         self._share.forget(file)
         half_bytes = self._ahead.window_bytes // 2
         for part in file:
-            has_room = len(self._left) < self.max_expected_parts and self.has_room_ahead(file, half_bytes)
+            has_room = len(self._left) < self.expected.max_parts and self.has_room_ahead(file, half_bytes)
             self.rank(part, is_left=True) if part.unread_bytes > 0 and has_room else self.spend(part)
         self._forget_if_empty(file)
 
@@ -196,13 +195,14 @@ class PartPool:
     def adopt(self, inode: int) -> int:
         """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
         if not self.is_guess(inode):
-            return 0
+            return self.expected.small_files.adopt(inode)
         file = self._files[inode]
         self.expected.rank(file, is_guess=False)
         return sum(part.size_bytes for part in file)
 
     def demote_expected(self) -> None:
-        """Turn all expected files into guesses."""
+        """Turn all expected files into guesses, as there is another table. Threads have dropped theirs."""
+        self.expected.small_files.refreshed()
         for file in self._files.values():
             if file.is_expected:
                 self.expected.rank(file, is_guess=True)
@@ -211,7 +211,7 @@ class PartPool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
         file = self._files.get(inode)
         if file is None or not file.is_expected:
-            return False
+            return self.expected.small_files.drop(inode)
         for part in self.expected.take(file):
             self._drop(part)
         return True
@@ -229,6 +229,10 @@ class PartPool:
     def file(self, inode: int) -> FileParts | None:
         """Return the parts of a file that is being read, or that is held or in flight in part."""
         return self._files.get(inode)
+
+    def guesses(self) -> list[int]:
+        """Return the files that are expected although no order says so."""
+        return [*filter(self.is_guess, self._files), *self.expected.small_files.guesses]
 
     def is_guess(self, inode: int) -> bool:
         """Return whether the file is expected, and no order says so."""
@@ -392,7 +396,7 @@ class PartPool:
     def _shelve_spent(self, part: Part) -> None:
         """Hold `part` as spent in the place of older ones, or drop it if it is too large."""
         spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
-        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
+        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.expected.max_parts):
             self._drop(spent.pop())
         if allowed_bytes < 0:
             self._drop(part)

@@ -76,8 +76,8 @@ class Announcer:
     def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
         self.decisions = decisions
         self._prefetcher = prefetcher
-        # Set when more may be announced.
-        self._room: trio.Event | None = None
+        # Where whoever has more to announce waits.
+        self._room = trio.lowlevel.ParkingLot()
 
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be begun, in this order and after those announced before.
@@ -87,9 +87,7 @@ class Announcer:
         """
         await trio.lowlevel.checkpoint()
         while self.decisions.is_full:
-            if self._room is None:
-                self._room = trio.Event()
-            await self._room.wait()
+            await self._room.park()
         self.decisions.announce(inodes)
         self._prefetcher.enlist(self)
 
@@ -99,9 +97,8 @@ class Announcer:
 
     def wake(self) -> None:
         """Let `announce` go on if there is room."""
-        if self._room is not None and not self.decisions.is_full:
-            self._room.set()
-            self._room = None
+        if not self.decisions.is_full:
+            self._room.unpark_all()
 
 
 @dataclass(eq=False)
@@ -162,8 +159,7 @@ class Prefetcher:
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
-                guesses = [guess for guess in self._pool.inodes() if self._pool.is_guess(guess)]
-                self._drop([*guesses, *self._small_files.guesses])
+                self._drop(self._pool.guesses())
         self._unheeded += 1
         under_way = self._tasks + self._small_files.held()[0]
         if self._unheeded >= _MOST_UNHEEDED or self._unheeded * _FETCHES_PER_FILE > under_way:
@@ -198,7 +194,6 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            self._small_files.refreshed()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
@@ -209,7 +204,7 @@ class Prefetcher:
         return next((row for row in rows if self._file_at(row) is not None), 0)
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
-        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.max_expected_parts)
+        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.expected.max_parts)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -278,9 +273,7 @@ class Prefetcher:
         """Pass over what is not worth a fetch, and return the next file of `order`, if it has one."""
         while (place := order.next()) is not None:
             inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
-            adopted_bytes = 0
-            if order is not self._shuffled:
-                adopted_bytes = self._pool.adopt(inode) or self._small_files.adopt(inode)
+            adopted_bytes = self._pool.adopt(inode) if order is not self._shuffled else 0
             if adopted_bytes:
                 self._shuffled.adopted()
             if not adopted_bytes and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
@@ -320,7 +313,7 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            if self._small_files.drop(inode) or self._pool.drop_expected(inode):
+            if self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:

@@ -178,7 +178,7 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
             async with trio.open_nursery() as tasks:
                 if begins:
                     outcome = partial(random.Random(seed).choice, ["right", "right", "in vain", "refused", "raises"])
-                    engine.begin_parts_by(BeginningReader(reader, tasks, outcome).begin)
+                    engine.fetches.begin = BeginningReader(reader, tasks, outcome).begin
                 for number in range(readers):
                     tasks.start_soon(
                         random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes
@@ -193,7 +193,7 @@ async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_
     async with running() as (engine, reader), trio.open_nursery() as nursery:
         outcomes = ["right", "in vain", "refused", "raises", "asked once too often"]
         beginning = BeginningReader(reader, nursery, lambda: outcomes.pop(0))
-        engine.begin_parts_by(beginning.begin)
+        engine.fetches.begin = beginning.begin
         for start in range(0, 256 * KIB, 64 * KIB):
             assert engine.fetch(1, ref, start, start + 64 * KIB)
         assert beginning.begun == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
@@ -211,7 +211,7 @@ async def test_what_is_begun_ahead_without_a_task_does_not_overtake_the_part_tha
             before.append(len(reader.gets))
             return "refused" if len(reader.gets) == 0 else "right"
 
-        engine.begin_parts_by(BeginningReader(reader, nursery, outcome).begin)
+        engine.fetches.begin = BeginningReader(reader, nursery, outcome).begin
         assert await engine.read(1, ref, 0, 4 * KIB) == content(ref)[: 4 * KIB]
         assert reader.gets[0][1] == 0
         assert len(before) > 4
@@ -223,7 +223,7 @@ async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that()
     config = replace(SMALL, memory_limit_bytes=2 * 64 * KIB, max_parts_in_flight=1, max_window_bytes=0)
     async with running(config) as (engine, reader), trio.open_nursery() as nursery:
         beginning = BeginningReader(reader, nursery, lambda: "right")
-        engine.begin_parts_by(beginning.begin)
+        engine.fetches.begin = beginning.begin
         async with trio.open_nursery() as reads:
             for inode, ref in enumerate((a, b), 1):
                 reads.start_soon(engine.read, inode, ref, 4 * KIB, 4 * KIB)

@@ -183,11 +183,11 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
         part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
         if part is not None:
             pool.land(part, bytes(1))
-    assert expected_bytes(pool) == pool.max_expected_parts == LIMIT // (64 * KIB)
+    assert expected_bytes(pool) == pool.expected.max_parts == LIMIT // (64 * KIB)
 
 
 def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
-    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).max_expected_parts == 16384
+    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).expected.max_parts == 16384
 
 
 def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
@@ -372,7 +372,7 @@ def test_small_files_that_were_read_in_part_are_left_up_to_a_number() -> None:
         pool.land(pool.demand(file, 0, page), bytes(page))
         pool.close(file)
         check_books(pool)
-    assert pool.held_bytes == 2 * pool.max_expected_parts * page
+    assert pool.held_bytes == 2 * pool.expected.max_parts * page
 
 
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:

@@ -165,8 +165,8 @@ class DirectFiles:
                 held=direct_reads.held_ahead,
             )
         )
-        engine.join_parts_in(take)
-        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
+        engine.fetches.take = take
+        engine.fetches.begin = self.begin if tier is None else self._begin_with_tier
 
     def _keep_in(self, tier: CachedReader) -> None:
         cache, patience_s = tier.cache, _patience_s(self._client)
