@@ -15,7 +15,6 @@ from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims
 from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
@@ -48,13 +47,12 @@ class ReadEngine:
         config: ReadaheadConfig,
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
-        claims: Claims | None = None,
     ) -> None:
-        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files."""
+        """Begin without streams; `listing` returns the table of the moment."""
         self._reader = reader
         self._config = config
         self._listing = listing
-        self.pool = PartPool(config, claims)
+        self.pool = PartPool(config)
         # Others may tell it of faster ways.
         self.fetches = Fetches(reader, self.pool, nursery, config)
         self.counts = self.fetches.counts
@@ -65,10 +63,10 @@ class ReadEngine:
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
         self._own_pace = OwnPace()
-        self._prefetcher = Prefetcher(listing, self._delivered, self.pool, config, self.fetches, self._own_pace, claims)
+        self._prefetcher = Prefetcher(listing, self._delivered, self.pool, config, self.fetches, self._own_pace)
 
     def fetch_small_by(self, threads: Threads) -> None:
-        """Leave small files that are to be fetched ahead to `threads`, whose memory is part of the engine's."""
+        """Leave small files to `threads`, before any is read: what they fetch ahead is kept in memory of the engine."""
         expected = self.pool.expected
         expected.small_files.threads = threads
         threads.bound_begun(expected.max_bytes // _BEGUN_SMALL_DIVISOR)

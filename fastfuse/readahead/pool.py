@@ -35,7 +35,7 @@ import trio
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
-from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
+from fastfuse.readahead.parts import FileParts, Part, Shelf
 from fastfuse.readahead.shelves import Expected, LeftShelf
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
@@ -48,7 +48,7 @@ _MAX_SPENT_BYTES = 64 << 20
 class PartPool:
     """The memory of the read engine. Every method but the waiting on `Part` events is synchronous."""
 
-    def __init__(self, config: ReadaheadConfig, claims: Claims | None = None) -> None:
+    def __init__(self, config: ReadaheadConfig) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
@@ -60,7 +60,8 @@ class PartPool:
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
-        self._files = Files(claims)
+        # Threads read none of them.
+        self._files: dict[int, FileParts] = {}
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
         # The GETs that run, of all kinds and ahead of readers.
         self.parts_in_flight = self._ahead_in_flight = 0
@@ -82,7 +83,7 @@ class PartPool:
         if file is None or file.ref != ref:
             if file is not None:
                 self._discard(file)
-            file = self._files[inode] = FileParts(inode, ref)
+            file = self._add_file(FileParts(inode, ref))
         file.is_open = True
         if file.is_expected:
             for part in self.expected.take(file):
@@ -183,7 +184,7 @@ class PartPool:
         part = self._add_ahead(Part(file, 0, end, is_expected=True))
         if part is not None:
             file.is_expected, file.is_guess = True, is_guess
-            self._files[inode] = file
+            self._add_file(file)
         return part
 
     def admit(self, size_bytes: int, *, is_guess: bool) -> bool:
@@ -414,7 +415,7 @@ class PartPool:
         """Drop what is held of `file`, because its inode means another version now."""
         file.is_stale = True
         self._share.forget(file)
-        del self._files[file.inode]
+        self._remove_file(file)
         for part in file:
             if part.shelf is not None:
                 part.shelf.remove(part)
@@ -423,4 +424,13 @@ class PartPool:
     def _forget_if_empty(self, file: FileParts) -> None:
         is_needed = file.is_open or file.reads or len(file)
         if not is_needed and self._files.get(file.inode) is file:
-            del self._files[file.inode]
+            self._remove_file(file)
+
+    def _add_file(self, file: FileParts) -> FileParts:
+        self.expected.small_files.threads.claim(file.inode)
+        self._files[file.inode] = file
+        return file
+
+    def _remove_file(self, file: FileParts) -> None:
+        self.expected.small_files.threads.release(file.inode)
+        del self._files[file.inode]

@@ -23,7 +23,7 @@ from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.orders import AnnouncedOrder, ListingOrder, ShuffledEpoch
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Part
+from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
 
 # The part of the memory that an order may hold before readers have shown that they follow it.
@@ -112,8 +112,6 @@ class Prefetcher:
     _config: ReadaheadConfig
     _fetches: Fetches
     _own_pace: OwnPace
-    # Files that somebody else reads are left to it.
-    _claims: Claims | None
 
     def __post_init__(self) -> None:
         # Announced orders, in their turn.
@@ -284,7 +282,7 @@ class Prefetcher:
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
-        is_read = self._claims is not None and self._claims.is_read(inode)
+        is_read = self._small_files.threads.is_read(inode)  # and left to them
         return is_size and not is_read and self._pool.file(inode) is None and not self._delivered.has(inode)
 
     def _ref(self, inode: int) -> ObjectRef | None:

@@ -29,7 +29,7 @@ _BYTES_PER_PART = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """Calls to whoever fetches small files ahead, and answers their reads; by default there is nobody.
+    """Calls to whoever reads small files and fetches them ahead; by default there is nobody.
 
     `ReadEngine.was_read_ahead` hears of the reads, `got_ahead` and `lost_ahead` of what was fetched or could not be.
     """
@@ -44,6 +44,10 @@ class Threads:
     drop: Callable[[int], bool] = lambda _inode: False
     # Keeps at most so many bytes of files that are begun: nobody may want the rest.
     bound_begun: Callable[[int], None] = lambda _size_bytes: None
+    # Leaves a file to the engine, and no more. Returns whether one is read by threads, or was and that is not told yet.
+    claim: Callable[[int], None] = lambda _inode: None
+    release: Callable[[int], None] = lambda _inode: None
+    is_read: Callable[[int], bool] = lambda _inode: False
     # Returns how many files are kept or on their way, and the bytes of memory that they take.
     held: Callable[[], tuple[int, int]] = lambda: (0, 0)
 

@@ -78,6 +78,8 @@ class Threads:
     def drop_ahead(self, _inode: int) -> bool:
         return False
 
+    claim = release = is_read = drop_ahead
+
     def bound_begun_ahead(self, _size_bytes: int) -> None: ...
 
     def held_ahead(self) -> tuple[int, int]:

@@ -476,7 +476,7 @@ class KeepingThreads:
 
     @asynccontextmanager
     async def running(self, config: ReadaheadConfig) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
-        async with running(config, Files(self.refs), self) as (engine, reader):
+        async with running(config, Files(self.refs)) as (engine, reader):
             engine.fetch_small_by(self.threads())
             yield engine, reader
 
@@ -486,6 +486,9 @@ class KeepingThreads:
             is_near=lambda inode: inode in self.near,
             fetch=self._fetch,
             drop=self._drop,
+            claim=self.claimed.add,
+            release=self.claimed.remove,
+            is_read=lambda inode: inode in self.kept,
             held=lambda: (len(self.kept), sum(self.kept.values())),
         )
 
@@ -500,15 +503,6 @@ class KeepingThreads:
         size_bytes = self.kept.pop(inode, 0)
         self.wasted_bytes += size_bytes
         return size_bytes > 0
-
-    def claim(self, inode: int) -> None:
-        self.claimed.add(inode)
-
-    def release(self, inode: int) -> None:
-        self.claimed.remove(inode)
-
-    def is_read(self, inode: int) -> bool:
-        return inode in self.kept
 
     async def read(self, engine: ReadEngine, inode: int) -> None:
         if (size_bytes := self.kept.pop(inode, 0)) > 0:

@@ -161,6 +161,9 @@ class DirectFiles:
                 fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
                 is_near=self._is_kept,
                 drop=direct_reads.drop_ahead,
+                claim=direct_reads.claim,
+                release=direct_reads.release,
+                is_read=direct_reads.is_read,
                 bound_begun=direct_reads.bound_begun_ahead,
                 held=direct_reads.held_ahead,
             )

@@ -145,7 +145,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
     reader = cached(gets, cache, buffers, counters, task.session, settings.memory_target_bytes)
     async with trio.open_nursery() as nursery:
         made = MadeReader(reader, lambda: operations.table)
-        engine = ReadEngine(made, readahead, nursery, lambda: operations.table, direct_reads)
+        engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(
             operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s,
