@@ -97,7 +97,7 @@ class Announcer:
 
     def wake(self) -> None:
         """Let `announce` go on if there is room."""
-        if not self.decisions.is_full:
+        if self._room and not self.decisions.is_full:
             self._room.unpark_all()
 
 
