@@ -155,19 +155,13 @@ class DirectFiles:
             direct_reads.READ_AHEAD: self._tell_of_read_ahead,
         }
         interposed.tell_of_reads(self.tell)
-        engine.fetch_small_by(
-            Threads(
-                size_of=interposed.size_of_small,
-                fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
-                is_near=self._is_kept,
-                drop=direct_reads.drop_ahead,
-                claim=direct_reads.claim,
-                release=direct_reads.release,
-                is_read=direct_reads.is_read,
-                bound_begun=direct_reads.bound_begun_ahead,
-                held=direct_reads.held_ahead,
-            )
-        )
+        threads = Threads(
+            size_of=interposed.size_of_small, is_near=self._is_kept, drop=direct_reads.drop_ahead,
+            fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
+            bound_begun=direct_reads.bound_begun_ahead, held=direct_reads.held_ahead,
+            claim=direct_reads.claim, release=direct_reads.release, is_read=direct_reads.is_read,
+        )  # fmt: skip
+        engine.fetch_small_by(threads)
         engine.fetches.take = take
         engine.fetches.begin = self.begin if tier is None else self._begin_with_tier
 
