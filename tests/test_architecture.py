@@ -112,15 +112,15 @@ ASKED_FOR_BY_NAME = {"pyarrow", "pygal"}
 READS_ENVIRONMENT = "cli"
 # Modules without a clock, without waiting and without I/O: their tests start no event loop.
 PURE = {
-    *("cache.policy", "cache.pieces", "doctor.rules", "report.intervals"),
+    *("cache.policy", "doctor.rules", "report.intervals"),
     *("advise.model", "prices"),
     *("index.inodes.builder", "index.inodes.changes", "index.inodes.columns"),
     *("index.inodes.selection", "index.inodes.table"),
     *("index.inodes.tree", "index.listing.frontier"),
     *("index.sources.shard", "index.sources.shuffle", "index.sources.uri"),
     "filesystem.processes.health",
-    *("readahead.announced", "readahead.cursor", "readahead.limits", "readahead.listed"),
-    *("readahead.pace", "readahead.page_cache", "readahead.ranges", "readahead.shuffled"),
+    *("readahead.cursor", "readahead.limits", "readahead.orders"),
+    *("readahead.pace", "readahead.page_cache", "readahead.ranges"),
     *("readahead.window", "s3.blocks", "s3.checksums", "s3.http1", "sagemaker.pipe.content"),
     *("sagemaker.description.channel", "sagemaker.description.cluster"),
     *("sagemaker.description.contradictions", "sagemaker.description.request"),

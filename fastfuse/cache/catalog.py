@@ -7,12 +7,15 @@ WAL lets readers go on while others write; a reader never waits, a writer for a 
 
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from hashlib import sha256
 from typing import NamedTuple
 
+from fastfuse.objects import ObjectRef
+
 # Raise it with any change of the schema, of the digests, or of what object IDs are made of.
-FORMAT = 4
+FORMAT = 5
 _APPLICATION_ID = 0x66667563
 # One digest covers so much, and the smallest read costs it. 8 bytes for each add 0.003 % to what is kept.
 BLOCK_BYTES = 256 << 10
@@ -36,18 +39,13 @@ CREATE TABLE extents (
     offset INTEGER NOT NULL, digests BLOB NOT NULL, seed INTEGER NOT NULL, PRIMARY KEY (object, start)
 ) WITHOUT ROWID;
 CREATE INDEX extents_of_segment ON extents (segment);
+CREATE INDEX segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
+CREATE TABLE room (bytes INTEGER NOT NULL);
+INSERT INTO room VALUES (0);
+CREATE TRIGGER segment_added AFTER INSERT ON segments BEGIN UPDATE room SET bytes = bytes + new.size; END;
+CREATE TRIGGER segment_evicted AFTER DELETE ON segments BEGIN UPDATE room SET bytes = bytes - old.size; END;
 CREATE TABLE clock (asked INTEGER NOT NULL);
 INSERT INTO clock VALUES (0);
-"""
-# An index of this format may lack these. Triggers keep the sum true whichever fastfuse changes `segments`.
-_LATER = """
-CREATE INDEX IF NOT EXISTS segments_with_room ON segments (id) WHERE filled < size AND NOT pinned;
-CREATE TABLE IF NOT EXISTS room (id INTEGER PRIMARY KEY, bytes INTEGER NOT NULL);
-INSERT OR REPLACE INTO room SELECT 1, coalesce(sum(size), 0) FROM segments EXCEPT SELECT id, bytes FROM room;
-CREATE TRIGGER IF NOT EXISTS segment_added AFTER INSERT ON segments
-BEGIN UPDATE room SET bytes = bytes + new.size; END;
-CREATE TRIGGER IF NOT EXISTS segment_evicted AFTER DELETE ON segments
-BEGIN UPDATE room SET bytes = bytes - old.size; END;
 """
 # The return of a segment's bytes: how long it has gone without a hit, or how long they take on average, counted as if
 # all of them had been hit once when they came.
@@ -83,6 +81,43 @@ class Segment(NamedTuple):
     filled_bytes: int
 
 
+def identity(endpoint_url: str, ref: ObjectRef) -> tuple[int, int]:
+    """Return 63 bits that name this version of an object, and 64 others that its digests begin with.
+
+    The time counts, because some services give every version the same ETag. It counts in whole seconds, because that
+    is what HEAD tells of the time in a listing.
+    """
+    text = f"{ref.key}\0{ref.etag}\0{ref.size_bytes}\0{ref.modified_ns // 10**9}".encode("utf-8", "surrogateescape")
+    digest = sha256(identity_begin(endpoint_url, ref.bucket) + text).digest()
+    return int.from_bytes(digest[:8]) >> 1, int.from_bytes(digest[8:16])
+
+
+def identity_begin(endpoint_url: str, bucket: str, key_prefix: str = "") -> bytes:
+    """Return the begin of what `identity` hashes, for all keys that begin with `key_prefix`."""
+    return f"{endpoint_url}\0{bucket}\0{key_prefix}".encode("utf-8", "surrogateescape")
+
+
+def pieces(extents: Sequence[Extent], start: int, end: int) -> list[tuple[Extent, int, int]]:
+    """Return what each extent, in order of their starts, gives of ``[start, end)``, so that no byte is given twice."""
+    found, at = [], start
+    for extent in extents:
+        piece_start, piece_end = max(at, extent.start), min(end, extent.end)
+        if piece_start < piece_end:
+            found.append((extent, piece_start, piece_end))
+            at = piece_end
+    return found
+
+
+def gaps(there: Iterable[Extent | tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+    """Return what of ``[start, end)`` lies in none of the ranges that are `there`, in order."""
+    missing, at = [], start
+    for range_start, range_end in sorted(one[:2] for one in there):
+        if at < min(range_start, end):
+            missing.append((at, min(range_start, end)))
+        at = max(at, range_end)
+    return [*missing, *([(at, end)] if at < end else [])]
+
+
 def connect(path: str) -> sqlite3.Connection:
     """Open the index at `path`, for any thread, in transactions that the caller begins.
 
@@ -111,8 +146,6 @@ def create(path: str) -> bool:
         if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             return False
         _check_format(connection)
-        with _transaction(connection):
-            _complete(connection)
         return True
 
 
@@ -122,12 +155,6 @@ def _check_format(connection: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError(f"another version of fastfuse made it, in format {found} and not {FORMAT}")
 
 
-def _complete(connection: sqlite3.Connection) -> None:
-    """Add what an index may lack, and correct the sum of its segments."""
-    for statement in _LATER.split(";\n"):
-        connection.execute(statement)
-
-
 def create_in(connection: sqlite3.Connection) -> None:
     """Make an empty database an index."""
     with _transaction(connection):
@@ -135,7 +162,6 @@ def create_in(connection: sqlite3.Connection) -> None:
             return
         for statement in _SCHEMA.split(";\n"):
             connection.execute(statement)
-        _complete(connection)
         # A number is never given again, also not by an index that takes this one's place.
         connection.execute("INSERT INTO sqlite_sequence VALUES ('segments', ?)", (time.time_ns() >> 10,))
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")

@@ -14,12 +14,10 @@ from typing import NamedTuple
 
 import trio
 
-from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index
+from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, gaps, identity, identity_begin, pieces
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.hanging_disk import OFF_S, Disk, unanswered_reason
-from fastfuse.cache.identity import identity, identity_begin
-from fastfuse.cache.pieces import gaps, pieces
 from fastfuse.cache.segments import DamagedError, Segments
 from fastfuse.cache.settings import FLUSH_S, queue_bytes
 from fastfuse.cache.writer import Range, Writer
@@ -117,7 +115,7 @@ class CachedReader:
         With `takes_places` what is fetched takes the place of whatever nobody asked for since.
         """
         self._reader = reader
-        self._cache = cache
+        self.cache = cache
         self._buffers = buffers
         self._counters = counters
         self._endpoint_url = endpoint_url
@@ -138,7 +136,7 @@ class CachedReader:
         # Called when no `Place` that was told holds any more, also as the tier is not used from then on.
         self.forgets: Callable[[], None] = lambda: None
         token = trio.lowlevel.current_trio_token()
-        self._writer = Writer(
+        self.writer = Writer(
             cache, self._segments, self._claims, counters, queue_bytes=queue_bytes,
             tell=partial(run_soon, token, self._tell), takes_places=takes_places,
         )  # fmt: skip
@@ -179,7 +177,7 @@ class CachedReader:
                 is_begun = begin(ref, start, end, ended)
             if is_begun:  # or `get` asks
                 asked = asked._replace(return_bytes=self._ask(asked.seed, start, end))
-                keeps = self._writer.takes(asked.return_bytes)
+                keeps = self.writer.takes(asked.return_bytes)
         finally:
             if not keeps:
                 self._claims.release(asked.object_id, start, end)
@@ -206,8 +204,8 @@ class CachedReader:
         """Return whether all of a range is kept, without reading it. What is kept counts as asked for."""
         extents = self._find(identity(self._endpoint_url, ref)[0], start, end)
         for one in extents:
-            self._writer.hit(one.segment, 0)
-        return bool(ref.etag) and not self._writer.is_gone and not gaps(extents, start, end)
+            self.writer.hit(one.segment, 0)
+        return bool(ref.etag) and not self.writer.is_gone and not gaps(extents, start, end)
 
     def look(self, ref: ObjectRef) -> Place | Missing | None:
         """Return where a small object is all kept; that nothing of it is, nor will soon be by this process; or None."""
@@ -230,20 +228,20 @@ class CachedReader:
     @property
     def is_used(self) -> bool:
         """Return whether the tier is used now: it is not if its disk, or its index, has just failed."""
-        return not self._writer.is_gone and not self._disk.is_off
+        return not self.writer.is_gone and not self._disk.is_off
 
     def keep(self, object_id: int, seed: int, data: Buffer) -> None:
         """Have a small object kept that a thread has claimed and got, if it is worth its room; or give up the claim."""
         self._claims.adopt(object_id, 0, len(data))
         return_bytes = self._ask(seed, 0, len(data))
-        keeps = self.is_used and self._writer.takes(return_bytes)
+        keeps = self.is_used and self.writer.takes(return_bytes)
         if not self._offer(Range(object_id, seed, 0, memoryview(data), return_bytes), keeps=keeps):
             self._claims.release(object_id, 0, len(data))
 
     def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
         """Note that a kept object was read from its `Place`, by a reader who asked for all of it."""
         self._ask(seed, 0, size_bytes)
-        self._writer.hit(segment, size_bytes)
+        self.writer.hit(segment, size_bytes)
         self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
 
     def hangs(self, segment: int, waited_s: float) -> None:
@@ -257,50 +255,21 @@ class CachedReader:
         with suppress(DamagedError, OSError, trio.TooSlowError):
             await self._disk.ask(partial(self._segments.probe, segment))
 
-    @property
-    def files(self) -> tuple[int, int, int]:
-        """The descriptors of the directory of the segments, of the claims, and of the filter."""
-        return self._cache.directory_fd, self._cache.claims_fd, self._cache.filter_fd
-
-    def has_place(self) -> bool:
-        """Return whether a range that is asked for now, for the first time, is worth its place."""
-        return self._writer.has_place(self._writer.ask(0, 0))
-
-    @property
-    def is_written(self) -> bool:
-        """Return whether the tier is written to now: it is not for a while after its disk, or its index, has failed."""
-        return self.is_used and not self._writer.is_paused
-
-    @property
-    def end_reason(self) -> str:
-        """The reason why the tier will never be written to again; empty as long as it may."""
-        return self._writer.end_reason
-
-    @property
-    def written_bytes(self) -> int:
-        """The bytes that were written to the tier until now."""
-        return self._counters.get("fastfuse_cache_bytes", "written")
-
-    @property
-    def queued_bytes(self) -> int:
-        """The bytes that wait to be written to the tier."""
-        return self._writer.queued_bytes
-
     async def aclose(self) -> None:
         """Write what is queued, for `flush_s` at most, and close the tier and the other reader. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
-            if await trio.to_thread.run_sync(self._writer.close, self.flush_s):
-                self._cache.close()
+            if await trio.to_thread.run_sync(self.writer.close, self.flush_s):
+                self.cache.close()
             else:
-                left, within = format_size(self.queued_bytes), f"{self.flush_s:g} s"
+                left, within = format_size(self.writer.queued_bytes), f"{self.flush_s:g} s"
                 self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:
         """Return a range of which some is missing in `extents`: fetch that, or wait for whoever fetches it."""
         ref, object_id, _, start, end, return_bytes = asked
-        keeps = self._writer.takes(return_bytes)
+        keeps = self.writer.takes(return_bytes)
         fetched: dict[int, memoryview] = {}
         look_s, waits_until_s = _LOOK_S, trio.current_time() + self._disk.patience_s
 
@@ -349,13 +318,13 @@ class CachedReader:
     def _offer(self, fetched: Range, *, keeps: bool) -> bool:
         """Have what was fetched written, if the tier `keeps` it; return whether its claim is given up then."""
         if keeps and fetched.object_id not in self._wrong:
-            return self._writer.offer(fetched)
+            return self.writer.offer(fetched)
         self._counters.count("fastfuse_cache_bytes", len(fetched.data), "declined")
         return False
 
     def _ask(self, seed: int, start: int, end: int) -> int | None:
         """Note that a range is asked for; return how long it takes to come back, if that is known."""
-        return self._writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
+        return self.writer.ask((seed + start * _ODD) & (1 << 64) - 1, end - start)
 
     def _claim(self, asked: _Asked) -> bool:
         try:
@@ -401,7 +370,7 @@ class CachedReader:
             self._lose(object_id, *failed[0])
             return None
         for extent, piece_start, piece_end in wanted:
-            self._writer.hit(extent.segment, piece_end - piece_start)
+            self.writer.hit(extent.segment, piece_end - piece_start)
             self._counters.count("fastfuse_cache_bytes", piece_end - piece_start, "served")
         for at, missing in fetched.items():
             into[at - start : at - start + len(missing)] = missing
@@ -416,7 +385,7 @@ class CachedReader:
             if len(self._damaged) >= _MAX_DAMAGED:
                 self._damaged.clear()
             self._damaged.add(extent)
-            self._writer.lose(object_id, extent)
+            self.writer.lose(object_id, extent)
         if is_lost:
             self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
         else:
@@ -432,7 +401,7 @@ class CachedReader:
         if len(self._wrong) >= _MAX_DAMAGED:
             self._wrong.clear()
         self._wrong.add(asked.object_id)
-        self._writer.forget(asked.object_id)
+        self.writer.forget(asked.object_id)
         self.forgets()
         self._tell("corrupt", f"{self._where}: what it keeps of {asked.ref.key!r} is forgotten: its checksum is wrong")
 
@@ -445,4 +414,4 @@ class CachedReader:
         """Log one line of each kind every 30 s, and count it if it is a failure."""
         if kind in CACHE_FAILURES:
             self._counters.count("fastfuse_cache_failures", value=kind)
-        self._repeats.tell(kind, str(self._cache.settings.directory), line)
+        self._repeats.tell(kind, str(self.cache.settings.directory), line)

@@ -5,10 +5,8 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index
+from fastfuse.cache.catalog import MAX_EXTENT_BYTES, Index, gaps, identity
 from fastfuse.cache.directory import OpenCache
-from fastfuse.cache.identity import identity
-from fastfuse.cache.pieces import gaps
 from fastfuse.cache.segments import DamagedError, Segments, evict
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import DiskError

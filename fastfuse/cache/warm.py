@@ -146,14 +146,14 @@ class Warming:
                 await self._enter(end - start)
                 if not is_there:
                     needed_bytes += end - start
-                    state.has_no_room = needed_bytes > self.limit_bytes or not self.reader.has_place()
+                    state.has_no_room = needed_bytes > self.limit_bytes or not self.reader.writer.has_place(0)
                 if state.has_no_room or state.is_given_up:
                     break
                 nursery.start_soon(self._fetch, ref, start, end, is_there)
         await self._wait_for_disk(0)
         await self._count_missing(refs())
         # The last ranges may have found the tier full.
-        state.has_no_room |= state.missing_bytes > 0 and not self.reader.has_place()
+        state.has_no_room |= state.missing_bytes > 0 and not self.reader.writer.has_place(0)
 
     async def _count_missing(self, refs: Iterable[ObjectRef]) -> int:
         """Count what is not kept, and have the rest stay while this runs; return the bytes of the rest."""
@@ -176,15 +176,15 @@ class Warming:
 
     async def _wait_for_disk(self, queued_bytes: int) -> None:
         """Wait until the disk takes what is fetched, and no more than `queued_bytes` wait for it; or give it up."""
-        reader, looked_s = self.reader, trio.current_time()
-        while reader.queued_bytes > queued_bytes or not reader.is_written:
+        writer, looked_s = self.reader.writer, trio.current_time()
+        while writer.queued_bytes > queued_bytes or writer.is_paused or not self.reader.is_used:
             await trio.sleep(_LOOK_S)  # a thread that knows no loop writes
-            if reader.written_bytes > self._written_bytes:
-                self._written_bytes, self._waited_s = reader.written_bytes, 0.0
+            if writer.written_bytes > self._written_bytes:
+                self._written_bytes, self._waited_s = writer.written_bytes, 0.0
             self._waited_s += trio.current_time() - looked_s
             looked_s = trio.current_time()
-            if self._waited_s >= _MOST_WAIT_S or reader.end_reason:
-                self.state.is_given_up, self.state.end_reason = True, reader.end_reason
+            if self._waited_s >= _MOST_WAIT_S or writer.end_reason:
+                self.state.is_given_up, self.state.end_reason = True, writer.end_reason
                 return
 
     async def _fetch(self, ref: ObjectRef, start: int, end: int, is_there: bool) -> None:

@@ -166,6 +166,11 @@ class Writer:
         return self._paused_until_s > 0 and time.monotonic() < self._paused_until_s
 
     @property
+    def written_bytes(self) -> int:
+        """The bytes that were written until now."""
+        return self._counters.get("fastfuse_cache_bytes", "written")
+
+    @property
     def queued_bytes(self) -> int:
         """The bytes that wait to be written."""
         return 0 if self._is_over else self._offered_bytes - self._done_bytes
@@ -353,28 +358,23 @@ class Writer:
 
     def _add(self) -> Segment | None:
         """Add a segment; None if there is no room for one."""
-        if self._is_too_large(self._segment_bytes):
+        if min(self._room_bytes()) < self._segment_bytes:
             return None
         return self._index.add(self._segment_bytes, self._cache.settings.size_bytes - self._cache.index_bytes())
 
-    def _is_too_large(self, more_bytes: int = 0) -> bool:
-        """Return whether the tier, with `more_bytes` more, takes more than it may, or leaves others too little."""
-        return self._used_bytes() + more_bytes > self._cache.settings.size_bytes or self._lacks_disk(more_bytes)
-
-    def _used_bytes(self) -> int:
-        return self._index.room_bytes() + self._cache.index_bytes()
-
-    def _lacks_disk(self, more_bytes: int) -> bool:
-        there = os.statvfs(self._cache.directory_fd)
-        return there.f_bavail * there.f_frsize < self._cache.settings.min_free_bytes + more_bytes
+    def _room_bytes(self) -> tuple[int, int]:
+        """Return how much more the tier may take, and how much more its disk has for it; both may be less than 0."""
+        settings, there = self._cache.settings, os.statvfs(self._cache.directory_fd)
+        used_bytes = self._index.room_bytes() + self._cache.index_bytes()
+        return settings.size_bytes - used_bytes, there.f_bavail * there.f_frsize - settings.min_free_bytes
 
     def _tell_short_disk(self) -> None:
         """Tell, once in a spell, that the disk has no room for what the tier may take."""
-        settings, more_bytes = self._cache.settings, self._segment_bytes
-        used_bytes, was_short = self._used_bytes(), self._is_short
-        self._is_short = used_bytes + more_bytes <= settings.size_bytes and self._lacks_disk(more_bytes)
+        settings, was_short = self._cache.settings, self._is_short
+        allowed_bytes, disk_bytes = self._room_bytes()
+        self._is_short = disk_bytes < self._segment_bytes <= allowed_bytes
         if self._is_short and not was_short:
-            kept = f"{format_size(used_bytes)} of {format_size(settings.size_bytes)}"
+            kept = f"{format_size(settings.size_bytes - allowed_bytes)} of {format_size(settings.size_bytes)}"
             limit = f"no room beyond --cache-min-free ({format_size(settings.min_free_bytes)})"
             self._tell("disk without room", f"the cache {settings.directory} keeps {kept}: its disk has {limit}")
 
@@ -394,7 +394,7 @@ class Writer:
     def _look_for_victim(self) -> None:
         """Note what would have to go for more; nothing as long as there is room."""
         victim_bytes = None
-        if self._is_too_large(self._segment_bytes):
+        if min(self._room_bytes()) < self._segment_bytes:
             if self._hits:
                 hits, self._hits = self._hits, {}
                 self._index.commit([], {}, hits, 0)
@@ -442,7 +442,7 @@ class Writer:
         except sqlite3.Error as error:
             if not is_full(error):  # what is evicted makes room again
                 raise
-        while self._is_too_large() and self._evict():
+        while min(self._room_bytes()) < 0 and self._evict():
             pass
         self._look_for_victim()
         self._tell_short_disk()

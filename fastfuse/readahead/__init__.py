@@ -5,8 +5,8 @@ that is read (pure: where by `cursor`, how far ahead by `pace`), and `stream` ca
 files that are not begun yet. `pool` owns the memory, and `fetches` makes the GETs.
 """
 
-from fastfuse.readahead.engine import ReadEngine, ReadStatistics
+from fastfuse.readahead.engine import ReadEngine
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.ranges import opening_ends, part_ranges
 
-__all__ = ["ReadEngine", "ReadStatistics", "ReadaheadConfig", "opening_ends", "part_ranges"]
+__all__ = ["ReadEngine", "ReadaheadConfig", "opening_ends", "part_ranges"]

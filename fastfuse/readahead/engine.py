@@ -5,24 +5,22 @@ readers lasts until one of them has come to its end, the kernel forgets the inod
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from itertools import islice
 from math import inf
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
-from fastfuse.readahead.fetches import Fetches, ReadCounts
+from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims
-from fastfuse.readahead.pool import PartPool, PoolStatistics
+from fastfuse.readahead.pool import PartPool
 from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead.shelves import Threads
 from fastfuse.readahead.stream import Stream
-from fastfuse.s3.base import BeginGet, RangeReader
+from fastfuse.s3.base import RangeReader
 
 # Files that are read ahead for each reader before they are begun.
 _MAX_FOLLOWERS = 4
@@ -34,14 +32,6 @@ _BEGUN_DIVISOR = 2
 _BEGUN_SMALL_DIVISOR = 4
 # Streams of files that nobody has read to the end. One takes 4 kB, and an idle one holds no memory that others want.
 _MAX_STREAMS = 4096
-
-
-@dataclass(slots=True, kw_only=True)
-class ReadStatistics(ReadCounts):
-    """The figures of an engine at one moment."""
-
-    streams: int
-    pool: PoolStatistics
 
 
 class ReadEngine:
@@ -57,14 +47,15 @@ class ReadEngine:
         config: ReadaheadConfig,
         nursery: trio.Nursery,
         listing: Callable[[], Listing],
-        claims: Claims | None = None,
     ) -> None:
-        """Begin without streams; `listing` returns the table of the moment. `claims` keeps others from its files."""
+        """Begin without streams; `listing` returns the table of the moment."""
         self._reader = reader
         self._config = config
         self._listing = listing
-        self._pool = PartPool(config, claims)
-        self._fetches = Fetches(reader, self._pool, nursery, config)
+        self.pool = PartPool(config)
+        # Others may tell it of faster ways.
+        self.fetches = Fetches(reader, self.pool, nursery, config)
+        self.counts = self.fetches.counts
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
         self._delivered = Delivered()
@@ -72,21 +63,11 @@ class ReadEngine:
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
         self._own_pace = OwnPace()
-        self._prefetcher = Prefetcher(
-            listing, self._delivered, self._pool, config, self._fetches, self._own_pace, claims
-        )
-
-    def join_parts_in(self, take: Callable[[int], memoryview]) -> None:
-        """Have memory of `take` hold the answers that several parts are copied into."""
-        self._fetches.take = take
-
-    def begin_parts_by(self, begin: BeginGet) -> None:
-        """Get parts by `begin` where that can be."""
-        self._fetches.begin = begin
+        self._prefetcher = Prefetcher(listing, self._delivered, self.pool, config, self.fetches, self._own_pace)
 
     def fetch_small_by(self, threads: Threads) -> None:
-        """Leave small files that are to be fetched ahead to `threads`, whose memory is part of the engine's."""
-        expected = self._pool.expected
+        """Leave small files to `threads`, before any is read: what they fetch ahead is kept in memory of the engine."""
+        expected = self.pool.expected
         expected.small_files.threads = threads
         threads.bound_begun(expected.max_bytes // _BEGUN_SMALL_DIVISOR)
 
@@ -125,9 +106,9 @@ class ReadEngine:
         stream = self._stream_of(inode, ref)
         if stream is None:
             is_small, is_whole = ref.size_bytes <= self._config.part_size_bytes, not offset and end == ref.size_bytes
-            is_found, is_missed = self._pool.is_guess(inode), is_small and self._pool.file(inode) is None
+            is_found, is_missed = self.pool.is_guess(inode), is_small and self.pool.file(inode) is None
             is_new = ends_s == inf
-            if is_new and is_whole and is_missed and self._pool.try_reserve(end):
+            if is_new and is_whole and is_missed and self.pool.try_reserve(end):
                 return await self._read_whole(inode, ref)
             whole = self._take_expected(inode, ref) if is_whole else None
             if whole is not None:
@@ -161,7 +142,7 @@ class ReadEngine:
         if get_s is not None:
             self._own_pace.waited(get_s)
         self._own_pace.begun(reader, trio.current_time(), is_kept=get_s is None)
-        counts = self._fetches.counts
+        counts = self.counts
         counts.waits += 1
         counts.demanded_parts += 1
         counts.waited_bytes += size_bytes
@@ -174,7 +155,7 @@ class ReadEngine:
 
         `has_waited`: for a GET that was under way.
         """
-        counts = self._fetches.counts
+        counts = self.counts
         if has_waited:
             counts.waits += 1
             counts.waited_bytes += size_bytes
@@ -186,11 +167,11 @@ class ReadEngine:
 
     def got_ahead(self) -> None:
         """Note that one of the `SmallFiles` was fetched: it may be read before a thread comes to it."""
-        self._fetches.counts.prefetched_parts += 1
+        self.counts.prefetched_parts += 1
 
     def lost_ahead(self, inode: int) -> None:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""
-        self._pool.expected.small_files.adopt(inode)
+        self.pool.expected.small_files.adopt(inode)
 
     def began(self, reader: int) -> None:
         """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
@@ -203,7 +184,7 @@ class ReadEngine:
         has to start one.
         """
         found, end = "hit", min(offset + size_bytes, ref.size_bytes)
-        file = self._pool.file(inode)
+        file = self.pool.file(inode)
         while offset < end:
             part = file.at(offset) if file is not None and file.ref == ref else None
             if part is None:
@@ -241,41 +222,41 @@ class ReadEngine:
         """Keep nothing of `inode`: no process has it open, and the page cache has nothing of it."""
         self.release(inode)
         self._delivered.discard(inode)
-        self._pool.forget(inode)
+        self.pool.forget(inode)
 
     def refreshed(self) -> None:
         """Keep nothing of files that the table of the moment does not have."""
         self._prefetcher.refreshed()
         table = self._listing()
-        for inode in {*self._streams, *self._pool.inodes()}:
+        for inode in {*self._streams, *self.pool.inodes()}:
             if inode not in table:
                 self.release(inode)
-                self._pool.drop_expected(inode)
-                self._pool.forget(inode)
+                self.pool.drop_expected(inode)
+                self.pool.forget(inode)
 
-    def statistics(self) -> ReadStatistics:
-        """Return the figures of now."""
-        counts = asdict(self._fetches.counts)
-        return ReadStatistics(**counts, streams=len(self._streams), pool=self._pool.statistics())
+    @property
+    def streams(self) -> int:
+        """The number of files that are read."""
+        return len(self._streams)
 
     def memory(self) -> dict[str, int]:
         """Return how many bytes each use of the memory has: they add up to what the target limits."""
-        pool = self._pool.statistics()
-        foreseen_bytes = pool.held_bytes - pool.spent_bytes + self._pool.expected.small_files.held()[1]
+        pool = self.pool
+        foreseen_bytes = pool.held_bytes - pool.spent_bytes + pool.expected.small_files.held()[1]
         return {"in flight": pool.reserved_bytes, "unread": foreseen_bytes, "read": pool.spent_bytes}
 
     def _take_expected(self, inode: int, ref: ObjectRef) -> Buffer | None:
         """Return all of a small file that was fetched because somebody announced it, or it was foreseen."""
-        is_found = self._pool.is_guess(inode)
-        whole = self._pool.take_expected(inode, ref)
+        is_found = self.pool.is_guess(inode)
+        whole = self.pool.take_expected(inode, ref)
         if whole is not None:
-            self._fetches.counts.hits += 1
+            self.counts.hits += 1
             self._begin(inode, 0, is_found=is_found)
         return whole
 
     async def _read_whole(self, inode: int, ref: ObjectRef) -> Buffer:
         """Read a small file, whose memory is reserved, in the task of its reader: nothing else needs to know of it."""
-        counts = self._fetches.counts
+        counts = self.counts
         counts.waits += 1
         counts.demanded_parts += 1
         fetched_bytes, began_s = 0, trio.current_time()
@@ -287,10 +268,10 @@ class ReadEngine:
             self._own_pace.waited(trio.current_time() - began_s)
             return data
         except Exception as error:
-            self._fetches.failed(error)
+            self.fetches.failed(error)
             raise
         finally:
-            self._pool.release(ref.size_bytes, fetched_bytes)
+            self.pool.release(ref.size_bytes, fetched_bytes)
 
     def _begin(self, inode: int, offset: int, *, is_found: bool = False, is_missed: bool = False) -> None:
         """Note the first read of a file, and start what comes after it in some order."""
@@ -312,9 +293,9 @@ class ReadEngine:
     def _open(self, inode: int, ref: ObjectRef, *, is_cached: bool = False) -> Stream:
         stream = self._stream_of(inode, ref)
         if stream is None:
-            file = self._pool.open(inode, ref)
+            file = self.pool.open(inode, ref)
             stream = self._streams[inode] = Stream(
-                file, self._pool, self._config, self._fetches, self._read_on, is_cached
+                file, self.pool, self._config, self.fetches, self._read_on, is_cached
             )
             if len(self._streams) > _MAX_STREAMS:
                 self.release(next(iter(self._streams)))

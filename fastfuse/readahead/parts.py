@@ -4,41 +4,11 @@ from bisect import bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from math import inf
-from typing import Protocol
 
 import trio
 
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead.page_cache import CachedRanges
-
-
-class Claims(Protocol):
-    """Tells whoever else reads files which of them are read here, or held, or on their way."""
-
-    def claim(self, inode: int) -> None: ...
-
-    def release(self, inode: int) -> None: ...
-
-    def is_read(self, inode: int) -> bool:
-        """Return whether somebody else reads the file, or has read it without telling yet (`ReadEngine.was_read`)."""
-
-
-class Files(dict[int, "FileParts"]):
-    """The files of a pool by inode, each of which it claims."""
-
-    def __init__(self, claims: Claims | None) -> None:
-        super().__init__()
-        self._claims = claims
-
-    def __setitem__(self, inode: int, file: "FileParts") -> None:
-        super().__setitem__(inode, file)
-        if self._claims is not None:
-            self._claims.claim(inode)
-
-    def __delitem__(self, inode: int) -> None:
-        super().__delitem__(inode)
-        if self._claims is not None:
-            self._claims.release(inode)
 
 
 class Part:

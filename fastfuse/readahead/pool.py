@@ -30,13 +30,12 @@ Choudhury and Hahne 1998). One stalled file thus leaves a quarter, and a second 
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import trio
 
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.limits import FairShare, ReadaheadConfig, Share, ahead_share
-from fastfuse.readahead.parts import Claims, FileParts, Files, Part, Shelf
+from fastfuse.readahead.parts import FileParts, Part, Shelf
 from fastfuse.readahead.shelves import Expected, LeftShelf
 
 # Connections in use of one kind for each that is free: three leave a quarter where there is nothing else.
@@ -46,38 +45,28 @@ _SPENT_DIVISOR = 8
 _MAX_SPENT_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """`reserved_bytes` are parts in flight or being handed over, `held_bytes` parts that may be evicted."""
-
-    reserved_bytes: int
-    held_bytes: int
-    spent_bytes: int
-    parts_in_flight: int
-    fetched_bytes: int
-    unread_dropped_bytes: int
-
-
 class PartPool:
     """The memory of the read engine. Every method but the waiting on `Part` events is synchronous."""
 
-    def __init__(self, config: ReadaheadConfig, claims: Claims | None = None) -> None:
+    def __init__(self, config: ReadaheadConfig) -> None:
         limit = config.memory_limit_bytes
         self._limit_bytes = limit
         self._first_part_bytes = config.first_part_bytes
         self._connections = config.max_parts_in_flight
         self._ahead = ahead_share(config)
         self.expected = Expected(limit)
-        self.max_expected_parts = self.expected.max_parts
         self._fresh, self._left, self._spent = Shelf(), LeftShelf(), Shelf()
         self._max_spent_bytes = min(limit // _SPENT_DIVISOR, _MAX_SPENT_BYTES)
         # Files with parts that wait, in their turn.
         self._queue: deque[FileParts] = deque()
         self._lacks_memory = False
-        self._files = Files(claims)
+        # Threads read none of them.
+        self._files: dict[int, FileParts] = {}
         self._share: FairShare[FileParts] = FairShare(self._ahead, idle_after_bytes=limit)
-        self._in_flight = self._ahead_in_flight = 0
-        self._reserved_bytes = self._fetched_bytes = self._unread_dropped_bytes = 0
+        # The GETs that run, of all kinds and ahead of readers.
+        self.parts_in_flight = self._ahead_in_flight = 0
+        # The bytes of parts in flight or being handed over; those that were fetched, and dropped without being read.
+        self.reserved_bytes = self._fetched_bytes = self.unread_dropped_bytes = 0
 
     @property
     def share(self) -> Share:
@@ -88,18 +77,13 @@ class PartPool:
         """Return the files that are read, or of which something is held or on its way."""
         return list(self._files)
 
-    @property
-    def parts_in_flight(self) -> int:
-        """The number of GETs that run."""
-        return self._in_flight
-
     def open(self, inode: int, ref: ObjectRef) -> FileParts:
         """Return the parts of `ref`, with those left from an earlier reader; drop the parts of any other version."""
         file = self._files.get(inode)
         if file is None or file.ref != ref:
             if file is not None:
                 self._discard(file)
-            file = self._files[inode] = FileParts(inode, ref)
+            file = self._add_file(FileParts(inode, ref))
         file.is_open = True
         if file.is_expected:
             for part in self.expected.take(file):
@@ -112,7 +96,7 @@ class PartPool:
         self._share.forget(file)
         half_bytes = self._ahead.window_bytes // 2
         for part in file:
-            has_room = len(self._left) < self.max_expected_parts and self.has_room_ahead(file, half_bytes)
+            has_room = len(self._left) < self.expected.max_parts and self.has_room_ahead(file, half_bytes)
             self.rank(part, is_left=True) if part.unread_bytes > 0 and has_room else self.spend(part)
         self._forget_if_empty(file)
 
@@ -162,14 +146,14 @@ class PartPool:
         """Take a connection and memory for a GET, to `release` whatever happens; False if a reader waits for them."""
         if self._queue or not self._may_start(0) or not self._make_room(size_bytes):
             return False
-        self._reserved_bytes += size_bytes
-        self._in_flight += 1
+        self.reserved_bytes += size_bytes
+        self.parts_in_flight += 1
         return True
 
     def release(self, size_bytes: int, fetched_bytes: int) -> None:
         """Give back what `try_reserve` took, after a GET of so many bytes."""
-        self._reserved_bytes -= size_bytes
-        self._in_flight -= 1
+        self.reserved_bytes -= size_bytes
+        self.parts_in_flight -= 1
         self._fetched_bytes += fetched_bytes
         if self._queue:
             self._grant()
@@ -200,7 +184,7 @@ class PartPool:
         part = self._add_ahead(Part(file, 0, end, is_expected=True))
         if part is not None:
             file.is_expected, file.is_guess = True, is_guess
-            self._files[inode] = file
+            self._add_file(file)
         return part
 
     def admit(self, size_bytes: int, *, is_guess: bool) -> bool:
@@ -212,13 +196,14 @@ class PartPool:
     def adopt(self, inode: int) -> int:
         """Turn a guess into a file that an order expects. Return its bytes, 0 if it was no guess."""
         if not self.is_guess(inode):
-            return 0
+            return self.expected.small_files.adopt(inode)
         file = self._files[inode]
         self.expected.rank(file, is_guess=False)
         return sum(part.size_bytes for part in file)
 
     def demote_expected(self) -> None:
-        """Turn all expected files into guesses."""
+        """Turn all expected files into guesses, as there is another table. Threads have dropped theirs."""
+        self.expected.small_files.refreshed()
         for file in self._files.values():
             if file.is_expected:
                 self.expected.rank(file, is_guess=True)
@@ -227,7 +212,7 @@ class PartPool:
         """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
         file = self._files.get(inode)
         if file is None or not file.is_expected:
-            return False
+            return self.expected.small_files.drop(inode)
         for part in self.expected.take(file):
             self._drop(part)
         return True
@@ -245,6 +230,10 @@ class PartPool:
     def file(self, inode: int) -> FileParts | None:
         """Return the parts of a file that is being read, or that is held or in flight in part."""
         return self._files.get(inode)
+
+    def guesses(self) -> list[int]:
+        """Return the files that are expected although no order says so."""
+        return [*filter(self.is_guess, self._files), *self.expected.small_files.guesses]
 
     def is_guess(self, inode: int) -> bool:
         """Return whether the file is expected, and no order says so."""
@@ -274,7 +263,7 @@ class PartPool:
                 part.room.set()
         else:
             self._count_flight(part, -1)
-            self._reserved_bytes -= part.size_bytes
+            self.reserved_bytes -= part.size_bytes
         file.remove(part)
         part.arrived.set()
         self._forget_if_empty(file)
@@ -296,16 +285,15 @@ class PartPool:
             part.shelf.remove(part)
             self._shelve_spent(part)
 
-    def statistics(self) -> PoolStatistics:
-        """Return the figures of now."""
-        return PoolStatistics(
-            reserved_bytes=self._reserved_bytes,
-            held_bytes=self._held_bytes,
-            spent_bytes=self._spent.size_bytes,
-            parts_in_flight=self._in_flight,
-            fetched_bytes=self._fetched_bytes,
-            unread_dropped_bytes=self._unread_dropped_bytes,
-        )
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of parts that may be evicted."""
+        return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self.spent_bytes
+
+    @property
+    def spent_bytes(self) -> int:
+        """Those of them that were read."""
+        return self._spent.size_bytes
 
     def _touch(self, file: FileParts) -> None:
         if file.is_open and file.ref.size_bytes > self._first_part_bytes:  # a file of one part needs no share
@@ -315,7 +303,7 @@ class PartPool:
 
     def _count_flight(self, part: Part, step: int) -> None:
         """Count one GET more or less (`step` 1 or -1)."""
-        self._in_flight += step
+        self.parts_in_flight += step
         part.file.in_flight += step
         if part.is_demanded:
             part.file.demanded_in_flight += step
@@ -325,21 +313,17 @@ class PartPool:
         else:
             self._ahead_in_flight += step
 
-    @property
-    def _held_bytes(self) -> int:
-        return self._fresh.size_bytes + self.expected.size_bytes + self._left.size_bytes + self._spent.size_bytes
-
     def _may_start(self, used: int) -> bool:
         """Return whether a connection is free for a kind of parts that has `used` of them."""
-        free = self._connections - self._in_flight
+        free = self._connections - self.parts_in_flight
         return free > 0 and (not used or used < _USED_PER_FREE_CONNECTION * (free - 1))
 
     def _make_room(self, size_bytes: int) -> bool:
         """Evict until `size_bytes` fit, spare parts first. Return False, and evict nothing, if all would not do."""
-        allowed_bytes = self._limit_bytes - self._reserved_bytes - self.expected.small_files.held()[1] - size_bytes
+        allowed_bytes = self._limit_bytes - self.reserved_bytes - self.expected.small_files.held()[1] - size_bytes
         if allowed_bytes < 0:
             return False
-        while self._held_bytes > allowed_bytes:
+        while self.held_bytes > allowed_bytes:
             self._drop((self._spent or self._left or self.expected or self._fresh).pop())
         return True
 
@@ -348,7 +332,7 @@ class PartPool:
 
         The newest go first: guesses are fetched in the order of the listing, and the other order is often the same.
         """
-        expected, allowed_bytes = self.expected, self._ahead.window_bytes - self._reserved_bytes - size_bytes
+        expected, allowed_bytes = self.expected, self._ahead.window_bytes - self.reserved_bytes - size_bytes
         allowed_bytes -= self._fresh.size_bytes
         if expected.held(with_guesses=False)[1] > allowed_bytes:
             return
@@ -360,7 +344,7 @@ class PartPool:
 
     def has_room_ahead(self, file: FileParts | None, size_bytes: int) -> bool:
         """Return whether parts ahead may take `size_bytes` beside all that is held of `file` and for other readers."""
-        held_bytes = self._reserved_bytes + self._fresh.size_bytes + self.expected.held()[1]
+        held_bytes = self.reserved_bytes + self._fresh.size_bytes + self.expected.held()[1]
         return held_bytes + (0 if file is None else file.left_bytes) + size_bytes <= self._ahead.window_bytes
 
     def _add_ahead(self, part: Part) -> Part | None:
@@ -368,7 +352,7 @@ class PartPool:
             return None
         self._make_room(part.size_bytes)  # spare parts are enough: all others fit beside this one
         part.file.add(part)
-        self._reserved_bytes += part.size_bytes
+        self.reserved_bytes += part.size_bytes
         self._count_flight(part, 1)
         return part
 
@@ -387,7 +371,7 @@ class PartPool:
                 self._lacks_memory = True  # and nobody else takes what comes back
                 return
             part = file.waiting.popleft()
-            self._reserved_bytes += part.size_bytes
+            self.reserved_bytes += part.size_bytes
             self._count_flight(part, 1)
             if part.room is not None:
                 part.room.set()
@@ -399,7 +383,7 @@ class PartPool:
 
     def _shelve(self, part: Part) -> None:
         """Make `part` evictable: no task waits for it any more."""
-        self._reserved_bytes -= part.size_bytes
+        self.reserved_bytes -= part.size_bytes
         if part.file.is_stale:
             self._drop(part)
         elif part.file.is_open and part.unread_bytes > 0 and not (part.is_left and part.is_demanded):
@@ -413,7 +397,7 @@ class PartPool:
     def _shelve_spent(self, part: Part) -> None:
         """Hold `part` as spent in the place of older ones, or drop it if it is too large."""
         spent, allowed_bytes = self._spent, self._max_spent_bytes - part.size_bytes
-        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.max_expected_parts):
+        while spent and (spent.size_bytes > allowed_bytes or len(spent) >= self.expected.max_parts):
             self._drop(spent.pop())
         if allowed_bytes < 0:
             self._drop(part)
@@ -423,7 +407,7 @@ class PartPool:
     def _drop(self, part: Part) -> None:
         """Forget `part`, which is on no shelf, and its bytes; streams may remember the part itself."""
         part.data = None
-        self._unread_dropped_bytes += max(0, part.unread_bytes)
+        self.unread_dropped_bytes += max(0, part.unread_bytes)
         part.file.remove(part)
         self._forget_if_empty(part.file)
 
@@ -431,7 +415,7 @@ class PartPool:
         """Drop what is held of `file`, because its inode means another version now."""
         file.is_stale = True
         self._share.forget(file)
-        del self._files[file.inode]
+        self._remove_file(file)
         for part in file:
             if part.shelf is not None:
                 part.shelf.remove(part)
@@ -440,4 +424,13 @@ class PartPool:
     def _forget_if_empty(self, file: FileParts) -> None:
         is_needed = file.is_open or file.reads or len(file)
         if not is_needed and self._files.get(file.inode) is file:
-            del self._files[file.inode]
+            self._remove_file(file)
+
+    def _add_file(self, file: FileParts) -> FileParts:
+        self.expected.small_files.threads.claim(file.inode)
+        self._files[file.inode] = file
+        return file
+
+    def _remove_file(self, file: FileParts) -> None:
+        self.expected.small_files.threads.release(file.inode)
+        del self._files[file.inode]

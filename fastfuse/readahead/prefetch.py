@@ -1,8 +1,8 @@
-"""Fetches files before they are begun: carries out what `announced`, `listed` and `shuffled` decide, in this order.
+"""Fetches files before they are begun: carries out what `orders` decides, announced orders first.
 
 The pool keeps what is fetched as *expected*, within bounds of its own, until the file is begun or its order drops it.
-Expected files give way to everything that a reader waits for. Guesses (`shuffled`, and everything that was expected
-before a refresh) also give way to files of the other orders, which adopt them otherwise.
+Expected files give way to everything that a reader waits for. Guesses (`ShuffledEpoch`, and everything that was
+expected before a refresh) also give way to files of the other orders, which adopt them otherwise.
 
 Small files are left to threads, which fetch them and answer their reads without the interpreter (`SmallFiles`), where
 that can be.
@@ -18,15 +18,13 @@ import trio
 
 from fastfuse.errors import FastfuseError
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead.announced import AnnouncedOrder
 from fastfuse.readahead.fetches import Fetches
 from fastfuse.readahead.limits import ReadaheadConfig
-from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.orders import AnnouncedOrder, ListingOrder, ShuffledEpoch
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
-from fastfuse.readahead.parts import Claims, Part
+from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.shuffled import ShuffledEpoch
 
 # The part of the memory that an order may hold before readers have shown that they follow it.
 _UNPROVEN_DIVISOR = 16
@@ -73,13 +71,13 @@ def _known(ask: Callable[[int], _Answer], place: int) -> _Answer | None:
 
 
 class Announcer:
-    """The place where somebody announces one order of files; see `announced`."""
+    """The place where somebody announces one order of files; see `AnnouncedOrder`."""
 
     def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
         self.decisions = decisions
         self._prefetcher = prefetcher
-        # Set when more may be announced.
-        self._room: trio.Event | None = None
+        # Where whoever has more to announce waits.
+        self._room = trio.lowlevel.ParkingLot()
 
     async def announce(self, inodes: Sequence[int]) -> None:
         """Take files that will be begun, in this order and after those announced before.
@@ -89,9 +87,7 @@ class Announcer:
         """
         await trio.lowlevel.checkpoint()
         while self.decisions.is_full:
-            if self._room is None:
-                self._room = trio.Event()
-            await self._room.wait()
+            await self._room.park()
         self.decisions.announce(inodes)
         self._prefetcher.enlist(self)
 
@@ -101,9 +97,8 @@ class Announcer:
 
     def wake(self) -> None:
         """Let `announce` go on if there is room."""
-        if self._room is not None and not self.decisions.is_full:
-            self._room.set()
-            self._room = None
+        if self._room and not self.decisions.is_full:
+            self._room.unpark_all()
 
 
 @dataclass(eq=False)
@@ -117,8 +112,6 @@ class Prefetcher:
     _config: ReadaheadConfig
     _fetches: Fetches
     _own_pace: OwnPace
-    # Files that somebody else reads are left to it.
-    _claims: Claims | None
 
     def __post_init__(self) -> None:
         # Announced orders, in their turn.
@@ -164,8 +157,7 @@ class Prefetcher:
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
-                guesses = [guess for guess in self._pool.inodes() if self._pool.is_guess(guess)]
-                self._drop([*guesses, *self._small_files.guesses])
+                self._drop(self._pool.guesses())
         self._unheeded += 1
         under_way = self._tasks + self._small_files.held()[0]
         if self._unheeded >= _MOST_UNHEEDED or self._unheeded * _FETCHES_PER_FILE > under_way:
@@ -200,7 +192,6 @@ class Prefetcher:
             self._listed = ListingOrder(len(table), self._first_file_row(table))
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
-            self._small_files.refreshed()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
@@ -211,7 +202,7 @@ class Prefetcher:
         return next((row for row in rows if self._file_at(row) is not None), 0)
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
-        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.max_expected_parts)
+        return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.expected.max_parts)
 
     def _pump(self) -> None:
         """Start all fetches that are wanted and allowed."""
@@ -280,9 +271,7 @@ class Prefetcher:
         """Pass over what is not worth a fetch, and return the next file of `order`, if it has one."""
         while (place := order.next()) is not None:
             inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
-            adopted_bytes = 0
-            if order is not self._shuffled:
-                adopted_bytes = self._pool.adopt(inode) or self._small_files.adopt(inode)
+            adopted_bytes = self._pool.adopt(inode) if order is not self._shuffled else 0
             if adopted_bytes:
                 self._shuffled.adopted()
             if not adopted_bytes and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
@@ -293,7 +282,7 @@ class Prefetcher:
     def _is_worth_it(self, inode: int, size_bytes: int | None) -> bool:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
-        is_read = self._claims is not None and self._claims.is_read(inode)
+        is_read = self._small_files.threads.is_read(inode)  # and left to them
         return is_size and not is_read and self._pool.file(inode) is None and not self._delivered.has(inode)
 
     def _ref(self, inode: int) -> ObjectRef | None:
@@ -322,7 +311,7 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            if self._small_files.drop(inode) or self._pool.drop_expected(inode):
+            if self._pool.drop_expected(inode):
                 self._delivered.kept(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:

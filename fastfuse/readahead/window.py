@@ -34,8 +34,7 @@ Parts double from `first_part_bytes` to `part_size_bytes` as the run and the win
 their size. After a while all readers of a file thus cut it at the same places, and share the parts.
 """
 
-from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
-from fastfuse.readahead.faults import Faults
+from fastfuse.readahead.cursor import Cursor, Faults, Latest, RunLengths
 from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, KERNEL_REQUEST_BYTES, PAGE_BYTES, ReadaheadConfig, Share
 from fastfuse.readahead.pace import ReaderPace, ServicePace
 from fastfuse.readahead.ranges import OPENING_PARTS, grown_part_bytes

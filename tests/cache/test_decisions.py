@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.tier_policy import WORKLOADS, lru, tier
-from fastfuse.cache.catalog import Extent, Index, create_in
-from fastfuse.cache.pieces import gaps, pieces
+from fastfuse.cache.catalog import Extent, Index, create_in, gaps, pieces
 from fastfuse.cache.policy import Returns, is_worth_it
 
 UNIT = 4 << 20

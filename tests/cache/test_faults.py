@@ -231,15 +231,15 @@ async def test_a_writer_that_ends_for_an_unforeseen_reason_claims_nothing_any_mo
             assert isinstance(reader, CachedReader)
             for key in DATA:
                 assert bytes(await reader.get(store.ref(key), 0, len(DATA[key]))) == DATA[key]
-            assert reader.queued_bytes > 0
+            assert reader.writer.queued_bytes > 0
             may_fail.set()
             with trio.fail_after(30):
-                await trio.to_thread.run_sync(reader._writer._thread.join)
+                await trio.to_thread.run_sync(reader.writer._thread.join)
             assert reader._claims._held == {}
             assert reader._claims.take(1, 0, 4)
-            assert reader._writer.offer(Range(1, 0, 0, memoryview(b"late"), None))
+            assert reader.writer.offer(Range(1, 0, 0, memoryview(b"late"), None))
             assert reader._claims._held == {}
-            assert reader.queued_bytes == 0  # or `warm` would wait for ever
+            assert reader.writer.queued_bytes == 0  # or `warm` would wait for ever
             await trio.testing.wait_all_tasks_blocked()
             assert "is not used any more: RuntimeError('unforeseen')" in caplog.text
     await read(directory, Counters())
@@ -286,7 +286,7 @@ async def test_a_tier_whose_directory_was_removed_is_shown_as_not_used(directory
         await reader.get(store.ref("0"), 0, len(DATA["0"]))
         await trio.to_thread.run_sync(removed, directory)
         with trio.fail_after(30):
-            while not reader._writer.is_gone:  # noqa: ASYNC110 - nothing tells when the tier has looked
+            while not reader.writer.is_gone:  # noqa: ASYNC110 - nothing tells when the tier has looked
                 await trio.sleep(0.05)
     assert [counters.get(f"fastfuse_cache_{name}_bytes") for name in ("size", "used")] == [0, 0]
 

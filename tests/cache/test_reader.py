@@ -15,11 +15,10 @@ import trio.testing
 
 from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
-from fastfuse.cache.catalog import Extent
+from fastfuse.cache.catalog import Extent, identity
 from fastfuse.cache.claims import Claims
 from fastfuse.cache.directory import open_cache
 from fastfuse.cache.hanging_disk import OFF_S, Disk
-from fastfuse.cache.identity import identity
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import DamagedError, Filling, Segments
 from fastfuse.errors import DeadlineError, IntegrityError, UnavailableError
@@ -357,8 +356,8 @@ async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
         await reader.get(store.ref("big"), 0, 2 * MIB)
     takes.set()
     assert isinstance(reader, CachedReader)
-    await trio.to_thread.run_sync(reader._writer._thread.join)
-    reader._cache.close()
+    await trio.to_thread.run_sync(reader.writer._thread.join)
+    reader.cache.close()
     assert f"the cache {tmp_path}/cache does not keep 2 MiB: its disk has not taken them in 0.01 s" in caplog.text
     assert counters.get("fastfuse_cache_failures", "disk") == 1
     assert counters.get("fastfuse_cache_bytes", "dropped") == 2 * MIB
@@ -386,7 +385,7 @@ async def test_the_size_is_held_and_a_share_of_a_larger_epoch_is_kept(
         for _ in range(4):
             for ref in refs:
                 await reader.get(ref, 0, ref.size_bytes)
-                while reader.queued_bytes:
+                while reader.writer.queued_bytes:
                     await trio.lowlevel.checkpoint()
             assert used_bytes(tmp_path / "cache") <= settings.size_bytes
     served_bytes = counters.get("fastfuse_cache_bytes", "served")

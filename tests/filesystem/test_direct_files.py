@@ -78,6 +78,8 @@ class Threads:
     def drop_ahead(self, _inode: int) -> bool:
         return False
 
+    claim = release = is_read = drop_ahead
+
     def bound_begun_ahead(self, _size_bytes: int) -> None: ...
 
     def held_ahead(self) -> tuple[int, int]:
@@ -125,7 +127,7 @@ def place(threads: Threads) -> Place:
         max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **it: checked.append(it)
     )
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
-    engine: Any = SimpleNamespace(**dict.fromkeys(("begin_parts_by", "fetch_small_by", "join_parts_in"), id))
+    engine: Any = SimpleNamespace(fetches=SimpleNamespace(), fetch_small_by=id)
     gets: Any = SimpleNamespace(begin=lambda *_: 0, end=lambda _: None)
     files = DirectFiles(
         reads, engine, client, gets, -1, lambda size: memoryview(bytearray(size)), most_threads=8, tier=None

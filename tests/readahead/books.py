@@ -19,23 +19,23 @@ def parts_waiting(of: ReadEngine | PartPool) -> int:
 
 
 def _pool(of: ReadEngine | PartPool) -> PartPool:
-    return of._pool if isinstance(of, ReadEngine) else of
+    return of.pool if isinstance(of, ReadEngine) else of
 
 
 def check_books(of: ReadEngine | PartPool) -> None:
     """Assert that the books of a pool, or of an engine's pool, are right."""
     pool = _pool(of)
     shelved = _check_shelves(pool)
-    assert pool._reserved_bytes + sum(part.size_bytes for part in shelved) <= pool._limit_bytes
+    assert pool.reserved_bytes + sum(part.size_bytes for part in shelved) <= pool._limit_bytes
     assert set(shelved) <= {part for file in pool._files.values() for part in file}
     for file in pool._files.values():
         _check_file(file)
-    assert pool._in_flight <= pool._connections
+    assert pool.parts_in_flight <= pool._connections
     assert all(file.waiting for file in pool._queue)
     assert len({*pool._queue}) == len(pool._queue)
     may = [file.waiting[0] for file in pool._queue if pool._may_start(file.demanded_in_flight)]
     assert pool._lacks_memory == bool(may)
-    assert not may or pool._reserved_bytes + may[0].size_bytes > pool._limit_bytes
+    assert not may or pool.reserved_bytes + may[0].size_bytes > pool._limit_bytes
 
 
 def _check_shelves(pool: PartPool) -> list[Part]:

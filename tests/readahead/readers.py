@@ -12,7 +12,6 @@ from fastfuse.errors import StaleInodeError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
-from fastfuse.readahead.parts import Claims
 from tests.readahead.books import check_books, parts_waiting
 
 KIB = 1 << 10
@@ -169,17 +168,17 @@ def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, i
 
 @asynccontextmanager
 async def running(
-    config: ReadaheadConfig = SMALL, files: "Files | None" = None, claims: Claims | None = None, *, delay_s: float = 0.0
+    config: ReadaheadConfig = SMALL, files: "Files | None" = None, *, delay_s: float = 0.0
 ) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
     """An engine over a reader; whatever the test did, at rest nothing is reserved and the books are right."""
     reader = ScriptedReader(delay_s)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]), claims)
+        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
         yield engine, reader
         reader.let_go()
         await settled()
         check_books(engine)
-        pool = engine.statistics().pool
+        pool = engine.pool
         assert (pool.reserved_bytes, pool.parts_in_flight, parts_waiting(engine)) == (0, 0, 0)
         assert reader.in_flight_bytes == 0
 

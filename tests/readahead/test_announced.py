@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fastfuse.readahead.announced import AnnouncedOrder
+from fastfuse.readahead.orders import AnnouncedOrder
 
 KB = 1000
 MB = 1_000_000

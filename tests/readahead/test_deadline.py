@@ -107,17 +107,17 @@ async def test_the_error_of_a_part_that_a_thread_got_in_vain_names_its_cause(
 
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(Service(takes_s=takes_s), config, nursery, lambda: table)
-        engine.begin_parts_by(begin)
+        engine.fetches.begin = begin
         if is_announced:
             await engine.new_order().announce([1])
-            assert engine.statistics().prefetched_parts == 1
+            assert engine.counts.prefetched_parts == 1
         began_s = trio.current_time()
         with pytest.raises(ReadError, match=cause):
             await engine.read(1, ref, offset, 128 * KIB)
         assert trio.current_time() <= began_s + DEADLINE_S
         await settled()
         check_books(engine)
-        assert engine.statistics().pool.parts_in_flight == 0
+        assert engine.pool.parts_in_flight == 0
         nursery.cancel_scope.cancel()
 
 
@@ -235,7 +235,7 @@ async def test_an_answer_of_several_parts_takes_memory_when_the_first_is_there_a
 
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(reader, CONFIG, nursery, lambda: Files([]))
-        engine.join_parts_in(take)
+        engine.fetches.take = take
         reader.holds = lambda _key, _start, _end: True
         nursery.start_soon(read)
         await settled()
@@ -252,6 +252,6 @@ async def test_a_read_for_which_the_system_has_no_memory_fails_at_its_deadline(a
 
     async with trio.open_nursery() as nursery:
         engine = ReadEngine(ScriptedReader(), CONFIG, nursery, lambda: Files([]))
-        engine.join_parts_in(take)
+        engine.fetches.take = take
         with pytest.raises(DeadlineError):
             await engine.read(1, listed("file", 2 * PART_BYTES), 0, 2 * PART_BYTES)

@@ -32,7 +32,7 @@ async def test_a_zero_byte_file_is_empty_without_a_request() -> None:
     async with running() as (engine, reader):
         assert await engine.read(1, listed("empty", 0), 0, 4096) == b""
         assert reader.gets == []
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_a_read_is_cut_at_the_end_of_the_file_and_empty_behind_it() -> None:
@@ -53,9 +53,9 @@ async def test_what_is_certain_to_be_read_is_fetched_on_command_and_once() -> No
         await settled()
         assert sorted(reader.gets) == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
         assert await engine.read(1, ref, 0, 128 * KIB) == content(ref)[: 128 * KIB]
-        assert engine.statistics().demanded_parts == 0
+        assert engine.counts.demanded_parts == 0
         engine.release(1)
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() -> None:
@@ -72,7 +72,7 @@ async def test_find_tells_how_a_read_would_find_its_bytes_and_changes_nothing() 
         assert engine.find(2, listed("b", 4096), 0, 4096) == "waited"
         assert engine.find(1, listed("a", 256 * KIB, etag='"v2"'), 0, 4096) == "waited"
         assert len(reader.gets) == 2
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
 
 
 async def test_a_fetch_on_command_is_refused_where_it_would_be_at_the_expense_of_others() -> None:
@@ -146,7 +146,7 @@ async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, 
             except UnavailableError:
                 pass
         check_books(engine)
-        pool = engine.statistics().pool
+        pool = engine.pool
         assert reader.in_flight_bytes <= pool.reserved_bytes
         assert pool.reserved_bytes + pool.held_bytes <= limit_bytes
         offset = min(offset + size_bytes, ref.size_bytes - 1)
@@ -178,7 +178,7 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
             async with trio.open_nursery() as tasks:
                 if begins:
                     outcome = partial(random.Random(seed).choice, ["right", "right", "in vain", "refused", "raises"])
-                    engine.begin_parts_by(BeginningReader(reader, tasks, outcome).begin)
+                    engine.fetches.begin = BeginningReader(reader, tasks, outcome).begin
                 for number in range(readers):
                     tasks.start_soon(
                         random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes
@@ -193,7 +193,7 @@ async def test_parts_that_take_no_task_are_begun_at_once_and_left_to_the_reader_
     async with running() as (engine, reader), trio.open_nursery() as nursery:
         outcomes = ["right", "in vain", "refused", "raises", "asked once too often"]
         beginning = BeginningReader(reader, nursery, lambda: outcomes.pop(0))
-        engine.begin_parts_by(beginning.begin)
+        engine.fetches.begin = beginning.begin
         for start in range(0, 256 * KIB, 64 * KIB):
             assert engine.fetch(1, ref, start, start + 64 * KIB)
         assert beginning.begun == [("a", 0, 64 * KIB), ("a", 64 * KIB, 128 * KIB)]
@@ -211,7 +211,7 @@ async def test_what_is_begun_ahead_without_a_task_does_not_overtake_the_part_tha
             before.append(len(reader.gets))
             return "refused" if len(reader.gets) == 0 else "right"
 
-        engine.begin_parts_by(BeginningReader(reader, nursery, outcome).begin)
+        engine.fetches.begin = BeginningReader(reader, nursery, outcome).begin
         assert await engine.read(1, ref, 0, 4 * KIB) == content(ref)[: 4 * KIB]
         assert reader.gets[0][1] == 0
         assert len(before) > 4
@@ -223,7 +223,7 @@ async def test_a_part_that_had_to_wait_for_room_takes_no_task_longer_than_that()
     config = replace(SMALL, memory_limit_bytes=2 * 64 * KIB, max_parts_in_flight=1, max_window_bytes=0)
     async with running(config) as (engine, reader), trio.open_nursery() as nursery:
         beginning = BeginningReader(reader, nursery, lambda: "right")
-        engine.begin_parts_by(beginning.begin)
+        engine.fetches.begin = beginning.begin
         async with trio.open_nursery() as reads:
             for inode, ref in enumerate((a, b), 1):
                 reads.start_soon(engine.read, inode, ref, 4 * KIB, 4 * KIB)
@@ -256,14 +256,14 @@ async def test_a_stream_ends_whichever_of_the_last_reads_is_answered_last() -> N
                 readers.start_soon(engine.read, 1, ref, offset, MIB)
             await settled()
             reader.let_go()
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
 
 
 async def test_a_look_at_the_footer_does_not_end_the_stream_of_its_reader() -> None:
     ref = listed("archive", 4 * MIB)
     async with running() as (engine, _):
         await engine.read(1, ref, ref.size_bytes - 64 * KIB, 64 * KIB)
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         for offset in range(0, ref.size_bytes, MIB):
             await engine.read(1, ref, offset, MIB)
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0

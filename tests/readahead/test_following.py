@@ -134,12 +134,12 @@ async def test_what_many_readers_leave_is_given_up_sooner_but_for_four_files(aut
     async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, _):
         for step in range(2):
             await read_all(engine, refs, range(step, 8 * readers, 8), read_s=0)
-        assert engine.statistics().streams > 2 * readers
+        assert engine.streams > 2 * readers
         elsewhere = range(8 * readers + 1, len(refs), 2)
         await begin_and_leave(engine, refs, elsewhere[:8])
-        assert engine.statistics().streams == 4
+        assert engine.streams == 4
         await begin_and_leave(engine, refs, elsewhere[8:])
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
         check_books(engine)
 
 
@@ -193,11 +193,11 @@ async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock
     refs = shards(40)
     async with running(CONFIG, Files(refs)) as (engine, _):
         await read_all(engine, refs, [1, 2])
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         await begin_and_leave(engine, refs, range(38, 8, -2))
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         await begin_and_leave(engine, refs, [7])
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
         check_books(engine)
 
 
@@ -241,7 +241,7 @@ async def test_nothing_is_fetched_where_the_first_is_not_read_ahead_or_files_may
     async with running(replace(CONFIG, expects_every_file=expects_every_file), files) as (engine, reader):
         engine.begin()
         await settled()
-        assert engine.statistics().streams == 0
+        assert engine.streams == 0
     assert not reader.gets
 
 
@@ -299,7 +299,7 @@ async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_c
         engine.begin()
         assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
         await begin_and_leave(engine, refs, range(39, 9, -1))
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         engine.release(1)
 
 

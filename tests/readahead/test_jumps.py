@@ -243,7 +243,7 @@ async def test_what_a_reader_left_takes_no_readahead_from_others(autojump_clock:
     service = SimulatedService()
     async with simulated(service, ReadaheadConfig()) as engine, trio.open_nursery() as running_on:
         await jump(engine, 0, 16, 2e9)
-        held_bytes = engine.statistics().pool.held_bytes
+        held_bytes = engine.pool.held_bytes
         if goes_on:
             running_on.start_soon(jump, engine, 16, 64, 2e8)
         await reader.run(engine, 1000)
@@ -266,7 +266,7 @@ async def test_random_rows_of_a_file_that_fits_are_soon_all_there(autojump_clock
         check_books(engine)
         # One that comes to the end is not done.
         await engine.read(1, ref, ref.size_bytes - PAGE, PAGE)
-        assert engine.statistics().pool.held_bytes > 100 * MIB
+        assert engine.pool.held_bytes > 100 * MIB
     # A GET for each row takes 40 s, and the whole file 0.2 s.
     assert took_s < 2
     assert service.fetched_bytes <= 1.02 * ref.size_bytes
@@ -375,7 +375,7 @@ async def test_the_rest_of_a_file_takes_no_readahead_from_others(autojump_clock:
     async with simulated(SimulatedService(), ReadaheadConfig()) as engine:
         for row in random.Random(1).sample(range(rows.size_bytes // PAGE), 200):
             await engine.read(1, rows, row * PAGE, PAGE)
-        held_bytes = engine.statistics().pool.held_bytes
+        held_bytes = engine.pool.held_bytes
         await reader.run(engine, 1000)
         check_books(engine)
     assert held_bytes > 700 * MIB

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.listed import ListingOrder
+from fastfuse.readahead.orders import ListingOrder
 
 MANY = 1_000_000
 

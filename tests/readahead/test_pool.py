@@ -183,11 +183,11 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
         part = pool.try_expect(inode, listed(f"tiny-{inode}", 1), 1)
         if part is not None:
             pool.land(part, bytes(1))
-    assert expected_bytes(pool) == pool.max_expected_parts == LIMIT // (64 * KIB)
+    assert expected_bytes(pool) == pool.expected.max_parts == LIMIT // (64 * KIB)
 
 
 def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
-    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).max_expected_parts == 16384
+    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).expected.max_parts == 16384
 
 
 def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
@@ -208,7 +208,7 @@ def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
         part = held(pool, file, index)
         part.unread_bytes = 0
         pool.spend(part)
-    assert pool.statistics().spent_bytes == 2 * PART
+    assert pool.spent_bytes == 2 * PART
     for index in (12, 13):
         assert ahead(pool, file, index) is not None
     assert ahead(pool, file, 14) is None
@@ -217,10 +217,10 @@ def test_readahead_evicts_what_was_read_but_not_what_was_not() -> None:
     for index in (20, 21, 22, 23):
         demanded(pool, file, index)
     assert [part.data is None for part in unread] == [False] * 10
-    assert pool.statistics().spent_bytes == 0
+    assert pool.spent_bytes == 0
     demanded(pool, file, 24)
     assert [part.data is None for part in unread] == [True] + [False] * 9
-    assert pool.statistics().unread_dropped_bytes == PART
+    assert pool.unread_dropped_bytes == PART
 
 
 def test_parts_that_a_reader_left_make_room_for_others_but_not_for_its_own_readahead() -> None:
@@ -230,12 +230,12 @@ def test_parts_that_a_reader_left_make_room_for_others_but_not_for_its_own_reada
     assert ahead(pool, other, 0) is None
     for part in left:
         pool.rank(part, is_left=True)
-    assert (pool.statistics().held_bytes, file.left_bytes) == (12 * PART, 12 * PART)
+    assert (pool.held_bytes, file.left_bytes) == (12 * PART, 12 * PART)
     assert ahead(pool, file, 20) is None
     assert all(ahead(pool, other, index) is not None for index in range(12))
     # There is room for four beside the twelve; then the oldest go.
     assert [part.data is None for part in left] == [True] * 8 + [False] * 4
-    assert pool.statistics().unread_dropped_bytes == 8 * PART
+    assert pool.unread_dropped_bytes == 8 * PART
     check_books(pool)
 
 
@@ -256,7 +256,7 @@ def test_what_else_came_with_a_read_at_random_goes_first() -> None:
     part = demanded(pool, file, 0)
     part.is_left = True
     pool.land(part, bytes(PART))
-    assert (pool.statistics().spent_bytes, file.left_bytes) == (PART, 0)
+    assert (pool.spent_bytes, file.left_bytes) == (PART, 0)
 
 
 def test_a_part_that_was_left_on_its_way_lands_among_those_that_were_left() -> None:
@@ -268,7 +268,7 @@ def test_a_part_that_was_left_on_its_way_lands_among_those_that_were_left() -> N
     pool.land(part, bytes(PART))
     assert file.left_bytes == PART
     pool.spend(part)
-    assert (file.left_bytes, pool.statistics().spent_bytes) == (0, PART)
+    assert (file.left_bytes, pool.spent_bytes) == (0, PART)
     check_books(pool)
 
 
@@ -290,7 +290,7 @@ def test_spent_parts_take_an_eighth_of_the_memory_at_most_and_can_still_be_found
         pool.spend(part)
     assert [part.data is not None for part in parts] == [False, False, True, True]
     assert file.at(2 * PART) is parts[2]
-    assert pool.statistics().held_bytes == 2 * PART
+    assert pool.held_bytes == 2 * PART
 
 
 def test_a_spent_part_larger_than_the_eighth_goes_at_once() -> None:
@@ -298,7 +298,7 @@ def test_a_spent_part_larger_than_the_eighth_goes_at_once() -> None:
     part = held(pool, file, 0)
     pool.spend(part)
     assert part.data is None
-    assert pool.statistics().held_bytes == 0
+    assert pool.held_bytes == 0
 
 
 def test_spent_parts_of_tiny_files_are_few_however_little_they_take() -> None:
@@ -346,12 +346,11 @@ def test_what_a_closed_file_leaves_is_found_when_it_is_opened_again() -> None:
     pool, file = a_pool()
     part = held(pool, file, 0)
     pool.close(file)
-    statistics = pool.statistics()
-    assert (statistics.held_bytes, statistics.spent_bytes) == (PART, 0)  # nobody has read it
+    assert (pool.held_bytes, pool.spent_bytes) == (PART, 0)  # nobody has read it
     assert pool.open(1, listed("a", 100 * MIB)).at(0) is part
     part.unread_bytes = 0
     pool.close(file)
-    assert pool.statistics().spent_bytes == PART
+    assert pool.spent_bytes == PART
 
 
 def test_a_closed_file_leaves_its_next_reader_half_of_the_room_ahead() -> None:
@@ -360,8 +359,7 @@ def test_a_closed_file_leaves_its_next_reader_half_of_the_room_ahead() -> None:
         held(pool, file, index)
     pool.close(file)
     check_books(pool)
-    statistics = pool.statistics()
-    assert (statistics.held_bytes - statistics.spent_bytes, statistics.spent_bytes) == (6 * PART, 2 * PART)
+    assert (pool.held_bytes - pool.spent_bytes, pool.spent_bytes) == (6 * PART, 2 * PART)
     file = pool.open(1, listed("a", 100 * MIB))
     assert [ahead(pool, file, index) is not None for index in range(20, 27)] == [True] * 6 + [False]
 
@@ -374,7 +372,7 @@ def test_small_files_that_were_read_in_part_are_left_up_to_a_number() -> None:
         pool.land(pool.demand(file, 0, page), bytes(page))
         pool.close(file)
         check_books(pool)
-    assert pool.statistics().held_bytes == 2 * pool.max_expected_parts * page
+    assert pool.held_bytes == 2 * pool.expected.max_parts * page
 
 
 def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
@@ -382,7 +380,7 @@ def test_a_part_that_arrives_for_a_closed_file_is_spent_at_once() -> None:
     part = demanded(pool, file, 0)
     pool.close(file)
     pool.land(part, bytes(PART))
-    assert pool.statistics().spent_bytes == PART
+    assert pool.spent_bytes == PART
     check_books(pool)
 
 
@@ -394,7 +392,7 @@ def test_another_version_under_the_same_inode_never_sees_the_parts_of_the_first(
     assert renewed.at(PART) is None
     assert part.data is None
     pool.land(flying, bytes(PART))
-    assert (pool.statistics().reserved_bytes, pool.statistics().held_bytes) == (0, 0)
+    assert (pool.reserved_bytes, pool.held_bytes) == (0, 0)
     pool.close(file)
     check_books(pool)
 
@@ -587,7 +585,7 @@ class AnyUseOfThePool(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         check_books(self.pool)
-        pool = self.pool.statistics()
+        pool = self.pool
         assert pool.reserved_bytes + pool.held_bytes <= self.limit_bytes
         running = [part for part in self.flying if part.room is None or part.room.is_set()]
         handed_over = {part for part in self.pinned if part.data is not None}

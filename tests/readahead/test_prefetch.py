@@ -13,9 +13,8 @@ from trio.testing import MockClock
 
 from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
-from fastfuse.readahead import ReadaheadConfig, ReadEngine
-from fastfuse.readahead import announced as announced_orders
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead import ReadaheadConfig, ReadEngine, orders
+from fastfuse.readahead.shelves import Threads
 from tests.readahead.books import check_books, expected_bytes
 from tests.readahead.readers import KIB, MIB, Files, ScriptedReader, content, listed, running, settled
 
@@ -97,9 +96,8 @@ async def test_all_of_a_file_that_was_expected_is_handed_out_at_its_first_read_a
         await settled()
         assert await engine.read(1, refs[0], 0, 128 * KIB) == content(refs[0])
         assert len(reader.gets) == 1
-        statistics = engine.statistics()
-        assert (statistics.pool.held_bytes, statistics.streams, statistics.waits) == (0, 0, 0)
-        assert statistics.pool.unread_dropped_bytes == 0
+        assert (engine.pool.held_bytes, engine.streams, engine.counts.waits) == (0, 0, 0)
+        assert engine.pool.unread_dropped_bytes == 0
         check_books(engine)
         # The kernel has dropped it already.
         assert await engine.read(1, refs[0], 0, 39 * KB) == content(refs[0])
@@ -141,11 +139,10 @@ async def test_what_the_kernel_forgets_is_not_kept_whether_it_was_read_or_not() 
         await engine.read(1, small, 0, 4 * KIB)
         await engine.read(2, large, 0, MIB)
         await settled()
-        assert engine.statistics().streams == 2
+        assert engine.streams == 2
         for inode in (1, 2, 3):
             engine.forget(inode)
-        statistics = engine.statistics()
-        assert (statistics.streams, statistics.pool.held_bytes) == (0, 0)
+        assert (engine.streams, engine.pool.held_bytes) == (0, 0)
 
 
 async def test_a_file_that_the_kernel_forgets_while_it_is_read_or_expected_is_kept() -> None:
@@ -187,11 +184,11 @@ async def test_a_refresh_leaves_nothing_of_what_it_took_away() -> None:
         tables.append(Files(refs[:10]))
         engine.refreshed()
         check_books(engine)
-        assert engine.statistics().streams == 1
+        assert engine.streams == 1
         assert await engine.read(1, refs[0], 4 * KIB, 4 * KIB) == content(refs[0])[4 * KIB : 8 * KIB]
         engine.forget(1)
         await settled()
-        assert engine.statistics().pool.held_bytes == 0
+        assert engine.pool.held_bytes == 0
 
 
 async def test_a_warm_epoch_that_is_announced_costs_no_request() -> None:
@@ -479,7 +476,7 @@ class KeepingThreads:
 
     @asynccontextmanager
     async def running(self, config: ReadaheadConfig) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
-        async with running(config, Files(self.refs), self) as (engine, reader):
+        async with running(config, Files(self.refs)) as (engine, reader):
             engine.fetch_small_by(self.threads())
             yield engine, reader
 
@@ -489,6 +486,9 @@ class KeepingThreads:
             is_near=lambda inode: inode in self.near,
             fetch=self._fetch,
             drop=self._drop,
+            claim=self.claimed.add,
+            release=self.claimed.remove,
+            is_read=lambda inode: inode in self.kept,
             held=lambda: (len(self.kept), sum(self.kept.values())),
         )
 
@@ -503,15 +503,6 @@ class KeepingThreads:
         size_bytes = self.kept.pop(inode, 0)
         self.wasted_bytes += size_bytes
         return size_bytes > 0
-
-    def claim(self, inode: int) -> None:
-        self.claimed.add(inode)
-
-    def release(self, inode: int) -> None:
-        self.claimed.remove(inode)
-
-    def is_read(self, inode: int) -> bool:
-        return inode in self.kept
 
     async def read(self, engine: ReadEngine, inode: int) -> None:
         if (size_bytes := self.kept.pop(inode, 0)) > 0:
@@ -537,13 +528,12 @@ async def test_small_files_are_left_to_threads_and_to_the_client_where_they_refu
         keys = [*(threads.refs[inode - 1].key for inode in threads.fetched), *(key for key, *_ in reader.gets)]
         assert {*keys} == {ref.key for ref in threads.refs}
         # A guess gives way to files that a few readers in a row seem to come to, and is fetched again.
-        statistics = engine.statistics()
-        assert (len(keys) - 400) * 39 * KB == statistics.pool.unread_dropped_bytes + threads.wasted_bytes
+        assert (len(keys) - 400) * 39 * KB == engine.pool.unread_dropped_bytes + threads.wasted_bytes
         assert threads.wasted_bytes <= (80 * 39 * KB if is_every_file_read else 0)
         assert len(threads.fetched) > 150
         assert threads.kept == {}
         assert threads.most_bytes <= config.memory_limit_bytes // 4
-        assert statistics.hits >= len(threads.fetched) - threads.wasted_bytes // (39 * KB)
+        assert engine.counts.hits >= len(threads.fetched) - threads.wasted_bytes // (39 * KB)
 
 
 @pytest.mark.parametrize("is_every_file_read", [False, True])
@@ -609,7 +599,7 @@ async def test_what_threads_keep_goes_with_its_order() -> None:
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(announced_orders, "_MAX_QUEUED_FILES", 4096)
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
     refs = dataset(9_000, 100)
     order = shuffled(refs)
     announced, begun, left = 0, 0, []
@@ -660,7 +650,7 @@ async def test_a_large_file_that_is_announced_has_its_first_part_when_it_is_begu
         assert reader.gets == [("large", 0, 256 * KIB)]
         assert await engine.read(1, ref, 0, 64 * KIB) == content(ref)[: 64 * KIB]
         assert expected_bytes(engine) == 0
-        assert engine.statistics().waits == 0
+        assert engine.counts.waits == 0
 
 
 async def test_two_orders_take_turns() -> None:
@@ -685,7 +675,7 @@ async def test_inodes_that_are_no_files_cost_nothing() -> None:
 
 
 async def test_an_announcement_that_is_cancelled_while_it_waits_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announced_orders, "_MAX_QUEUED_FILES", 4096)
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
     async with serving(9000, size_bytes=5 * KB) as (refs, engine, _):
         order = engine.new_order()
         await order.announce(in_order(refs)[:8999])
@@ -708,7 +698,7 @@ async def test_a_withdrawn_order_frees_its_memory_and_is_fetched_no_further() ->
         await settled()
         assert 0 < expected_bytes(engine) <= CONFIG.memory_limit_bytes // 4
         order.withdraw()
-        assert engine.statistics().pool.held_bytes == 0
+        assert engine.pool.held_bytes == 0
         count = len(reader.gets)
         await read_whole(engine, 900, refs[899])
         assert len(reader.gets) == count + 1
@@ -783,7 +773,7 @@ async def test_a_fetch_ahead_that_fails_fails_nobody_and_the_file_is_fetched_aga
         reader.failures = {("file-00005", 0): UnavailableError("503")}
         await read_all(engine, refs, in_order(refs)[:4])
         await settled()
-        assert engine.statistics().failed_parts == 1
+        assert engine.counts.failed_parts == 1
         await read_all(engine, refs, in_order(refs)[4:])
         assert keys_twice(reader) == ["file-00005"]
 

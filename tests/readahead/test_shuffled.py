@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.shuffled import ShuffledEpoch
+from fastfuse.readahead.orders import ShuffledEpoch
 
 COUNT = 8000
 

@@ -1,4 +1,4 @@
-from fastfuse.readahead.small_files import SmallFiles, Threads
+from fastfuse.readahead.shelves import SmallFiles, Threads
 
 
 def kept_by_threads(small_files: SmallFiles) -> dict[int, int]:

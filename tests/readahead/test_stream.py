@@ -45,7 +45,7 @@ async def test_what_a_sequential_reader_wants_next_is_fetched_while_it_reads() -
         for offset in range(0, MIB, 16 * KIB):
             assert await engine.read(1, listed("a", 2 * MIB), offset, 16 * KIB) == BYTES[offset : offset + 16 * KIB]
             await settled()
-        counts = engine.statistics()
+        counts = engine.counts
         assert counts.demanded_parts == 1
         assert counts.waits == 1
         assert counts.hits == 63
@@ -63,7 +63,7 @@ async def test_parts_keep_arriving_ahead_while_the_reader_waits_for_the_first() 
             await settled()
             # This file's share is two connections: one has the demand, and the other took all the rest, one by one.
             assert sum(end - start for start, end in reader.ranges("small")) == ref.size_bytes
-            assert engine.statistics().pool.parts_in_flight == 1
+            assert engine.pool.parts_in_flight == 1
             reader.let_go()
 
 
@@ -76,7 +76,7 @@ async def test_a_failed_demand_fails_the_reads_that_need_it_and_the_next_read_st
                 readers.start_soon(collect, engine, MIB, 4 * KIB, results)
         assert [type(result) for result in results] == [ObjectChangedError] * 3
         assert await engine.read(1, REF, MIB, 4 * KIB) == BYTES[MIB : MIB + 4 * KIB]
-        assert engine.statistics().failed_parts == 1
+        assert engine.counts.failed_parts == 1
 
 
 async def test_after_a_failure_a_sequential_reader_gets_what_it_asks_for_and_no_readahead() -> None:
@@ -101,7 +101,7 @@ async def test_a_failed_readahead_fails_no_read_and_is_fetched_again_on_demand()
         reader.failures["a", 16 * KIB] = UnavailableError("503")
         await engine.read(1, REF, 0, 4 * KIB)
         await settled()
-        assert engine.statistics().failed_parts == 1
+        assert engine.counts.failed_parts == 1
         assert await engine.read(1, REF, 16 * KIB, 4 * KIB) == BYTES[16 * KIB : 20 * KIB]
         assert [start for start, _ in reader.ranges("a")].count(16 * KIB) == 2
 
@@ -160,7 +160,7 @@ async def test_when_the_owner_cancels_the_fetches_waiting_readers_get_an_error()
         await settled()
         owner.cancel_scope.cancel()
     assert [type(result) for result in results] == [UnavailableError] * 3
-    assert engine.statistics().pool.reserved_bytes == 0
+    assert engine.pool.reserved_bytes == 0
     assert parts_waiting(engine) == 0
 
 
@@ -203,9 +203,9 @@ async def test_a_held_part_is_read_even_if_parts_of_an_idle_file_push_it_out(aut
         for offset in range(0, 128 * KIB, 16 * KIB):
             await engine.read(2, other, offset, 16 * KIB)
         await trio.sleep(1)
-        dropped = engine.statistics().pool.unread_dropped_bytes
+        dropped = engine.pool.unread_dropped_bytes
         for offset in range(128 * KIB, 2 * MIB - 64 * KIB, 128 * KIB):
             await engine.read(1, REF, offset, 60 * KIB)
             again = offset - 128 * KIB or offset
             assert await engine.read(1, REF, again, 60 * KIB) == BYTES[again : again + 60 * KIB]
-        assert engine.statistics().pool.unread_dropped_bytes > dropped
+        assert engine.pool.unread_dropped_bytes > dropped

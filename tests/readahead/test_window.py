@@ -521,7 +521,7 @@ def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_
 def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
-    monkeypatch.setattr("fastfuse.readahead.faults.KERNEL_PAGE_BYTES", page_bytes)
+    monkeypatch.setattr("fastfuse.readahead.cursor.KERNEL_PAGE_BYTES", page_bytes)
     pool = reading(GIB)
     for place in range(1, 4):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)

@@ -267,8 +267,8 @@ def test_files_that_the_tier_keeps_are_left_to_their_readers_and_the_others_come
 
 def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     many = {f"m/{index}": b"m" for index in range(4200)}
-    change = f"{TOLD}from fastfuse.readahead import announced\nannounced._FIRST_CREDIT_FILES = 5000\n"
-    change += "announced._LEAST_SPREAD_FILES = 5000\n"
+    change = f"{TOLD}from fastfuse.readahead import orders\norders._FIRST_CREDIT_FILES = 5000\n"
+    change += "orders._LEAST_SPREAD_FILES = 5000\n"
     options = "--metrics-listen", "0", "--memory-target", "512MiB", *PATIENT
     with threads_read(monkeypatch, *options, change=change, more=many) as here, order([LARGE], here.path):
         wait_until(lambda: get_count(here, LARGE) == 1)

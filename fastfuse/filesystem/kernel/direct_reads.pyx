@@ -809,7 +809,7 @@ cdef bint is_new(const direct_object *object, int64_t *object_id, uint64_t *seed
 
 
 cdef bint name(const direct_object *object, int64_t *object_id, uint64_t *seed) noexcept:
-    """Name an object that is to be kept as `cache.identity` does; return whether that was possible."""
+    """Name an object that is to be kept as `cache.catalog` does; return whether that was possible."""
     cdef unsigned char digest[32]
     cdef char text[4096 + 256 + 64]  # DIRECT_PATH_BYTES, DIRECT_ETAG_BYTES, and two numbers
     cdef size_t at = 0, to = 0

@@ -27,7 +27,7 @@ from fastfuse.filesystem.serving.reads import Reads, Request
 from fastfuse.filesystem.talking.watching import Access, RecordedReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
-from fastfuse.readahead.small_files import Threads
+from fastfuse.readahead.shelves import Threads
 from fastfuse.s3.aws import stall_timeout_s
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import SILENT_CALLS, TASK_BYTES
@@ -141,23 +141,20 @@ class DirectFiles:
             direct_reads.READ_AHEAD: self._tell_of_read_ahead,
         }
         interposed.tell_of_reads(self.tell)
-        engine.fetch_small_by(
-            Threads(
-                size_of=interposed.size_of_small,
-                fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
-                is_near=self._is_kept,
-                drop=direct_reads.drop_ahead,
-                bound_begun=direct_reads.bound_begun_ahead,
-                held=direct_reads.held_ahead,
-            )
-        )
-        engine.join_parts_in(take)
-        engine.begin_parts_by(self.begin if tier is None else self._begin_with_tier)
+        threads = Threads(
+            size_of=interposed.size_of_small, is_near=self._is_kept, drop=direct_reads.drop_ahead,
+            fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
+            bound_begun=direct_reads.bound_begun_ahead, held=direct_reads.held_ahead,
+            claim=direct_reads.claim, release=direct_reads.release, is_read=direct_reads.is_read,
+        )  # fmt: skip
+        engine.fetch_small_by(threads)
+        engine.fetches.take = take
+        engine.fetches.begin = self.begin if tier is None else self._begin_with_tier
 
     def _keep_in(self, tier: CachedReader) -> None:
-        directory_fd, claims_fd, filter_fd = tier.files
-        filter_bytes = os.fstat(filter_fd).st_size
-        direct_reads.keep_in(directory_fd, claims_fd, filter_fd, filter_bytes, _patience_s(self._client))
+        cache, patience_s = tier.cache, _patience_s(self._client)
+        filter_bytes = os.fstat(cache.filter_fd).st_size
+        direct_reads.keep_in(cache.directory_fd, cache.claims_fd, cache.filter_fd, filter_bytes, patience_s)
         self._use_tier()
         tier.forgets = self._leave_tier
         self._reads.begins_elsewhere = self.begin_file

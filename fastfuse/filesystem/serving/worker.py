@@ -145,7 +145,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
     reader = cached(gets, cache, buffers, counters, task.session, settings.memory_target_bytes)
     async with trio.open_nursery() as nursery:
         made = MadeReader(reader, lambda: operations.table)
-        engine = ReadEngine(made, readahead, nursery, lambda: operations.table, direct_reads)
+        engine = ReadEngine(made, readahead, nursery, lambda: operations.table)
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(
             operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s,
@@ -301,25 +301,26 @@ class _Report:
 
     def _write(self) -> None:
         """Set the gauges, and count by how much each counter has grown."""
-        counters, now, memory = self._counters, self._engine.statistics(), self._engine.memory()
+        counters, engine, memory = self._counters, self._engine, self._engine.memory()
+        counts, pool = engine.counts, engine.pool
         small_files, small_bytes = direct_reads.in_flight_now()
         memory["in flight"] += small_bytes
-        counters.set("fastfuse_streams", now.streams)
+        counters.set("fastfuse_streams", engine.streams)
         counters.set("fastfuse_pool_bytes", sum(memory.values()))
         for use, size_bytes in zip(MEMORY_USES, memory.values(), strict=True):
             counters.set("fastfuse_memory_bytes", size_bytes, use)
-        counters.set("fastfuse_gets_in_flight", now.pool.parts_in_flight + small_files)
+        counters.set("fastfuse_gets_in_flight", pool.parts_in_flight + small_files)
         counters.set("fastfuse_table_bytes", self._reads.table.metadata.total_bytes)
         served_bytes = counters.get("fastfuse_read_served_bytes") - self._served_before_bytes
         grown = {
-            ("fastfuse_fetched_parts", "demanded"): now.demanded_parts,
-            ("fastfuse_fetched_parts", "ahead"): now.ahead_parts,
-            ("fastfuse_fetched_parts", "prefetched"): now.prefetched_parts,
-            ("fastfuse_reads", "hit"): now.hits,
-            ("fastfuse_reads", "miss"): now.waits,
-            ("fastfuse_read_source_bytes", "ahead"): served_bytes - now.waited_bytes,
-            ("fastfuse_read_source_bytes", "demanded"): now.waited_bytes,
-            ("fastfuse_wasted_bytes", ""): now.pool.unread_dropped_bytes + direct_reads.wasted_ahead_bytes(),
+            ("fastfuse_fetched_parts", "demanded"): counts.demanded_parts,
+            ("fastfuse_fetched_parts", "ahead"): counts.ahead_parts,
+            ("fastfuse_fetched_parts", "prefetched"): counts.prefetched_parts,
+            ("fastfuse_reads", "hit"): counts.hits,
+            ("fastfuse_reads", "miss"): counts.waits,
+            ("fastfuse_read_source_bytes", "ahead"): served_bytes - counts.waited_bytes,
+            ("fastfuse_read_source_bytes", "demanded"): counts.waited_bytes,
+            ("fastfuse_wasted_bytes", ""): pool.unread_dropped_bytes + direct_reads.wasted_ahead_bytes(),
             # The event loop runs in this thread.
             ("fastfuse_loop_cpu_seconds", ""): int(time.thread_time() * 1e6),
             ("fastfuse_cpu_seconds", ""): int(time.process_time() * 1e6),

@@ -46,7 +46,7 @@ _QUICK_S = 0.005
 _ATTEMPTS = 10
 _RETRY_PAUSE_S = 0.5
 
-# The paths that are sent again to the next worker: fewer than one takes before any is read (readahead/announced.py), so
+# The paths that are sent again to the next worker: fewer than one takes before any is read (readahead/orders.py), so
 # that it comes to those that are not read yet. With 100 bytes each they take 10 MB.
 _SENT_AGAIN_PATHS = 64_000
 

@@ -131,7 +131,7 @@ async def test_a_file_may_be_read_twice_and_come_twice() -> None:
             assert await reading.read(lookahead, file) == content(file.ref)
             assert await reading.read(lookahead, file) == content(file.ref)
             lookahead.done(file)
-        assert reading.engine.statistics().streams == 0
+        assert reading.engine.streams == 0
 
 
 async def test_an_epoch_that_is_left_early_leaves_no_file_open() -> None:
@@ -139,9 +139,9 @@ async def test_an_epoch_that_is_left_early_leaves_no_file_open() -> None:
     async with reading.ahead() as lookahead:
         await reading.read(lookahead, reading.files[0])
         await trio.testing.wait_all_tasks_blocked()
-        assert reading.engine.statistics().streams > 10
+        assert reading.engine.streams > 10
         lookahead.close()
-        assert reading.engine.statistics().streams == 0
+        assert reading.engine.streams == 0
 
 
 @example([1, 0, 2 * MIB, 0, 0, 0, 0, 0, 1], [0, 2, 2, 0, 8, 0], False)
@@ -155,7 +155,7 @@ def test_whatever_is_ahead_every_byte_comes_in_its_place(sizes: list[int], order
                 assert await reading.read(lookahead, file) == content(file.ref)
                 lookahead.done(file)
                 check_books(reading.engine)
-            assert reading.engine.statistics().streams == 0
+            assert reading.engine.streams == 0
 
     trio.run(check)
 
@@ -164,11 +164,11 @@ async def test_no_more_than_some_hundred_tiny_files_are_open_at_a_time() -> None
     reading = Reading([10] * 2000)
     async with reading.ahead() as lookahead:
         await trio.testing.wait_all_tasks_blocked()
-        assert reading.engine.statistics().streams == 640
+        assert reading.engine.streams == 640
         await reading.read(lookahead, reading.files[0])
         lookahead.done(reading.files[0])
         await trio.testing.wait_all_tasks_blocked()
-        assert reading.engine.statistics().streams == 640
+        assert reading.engine.streams == 640
         assert len(reading.store.calls) == 641
 
 

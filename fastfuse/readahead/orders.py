@@ -1,0 +1,393 @@
+"""Decides which files come next: in an announced order, in that of the listing, or in none. Pure: no clock, no I/O.
+
+An announced order has the inodes of its files, the others the rows of the table. `next` gives the next file to fetch
+and `advance` goes on behind it; `begun` and `give_way` return what is fetched and no longer expected.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+
+# Files begun elsewhere before an announced order, or a run of the listing, gives way to others.
+_PATIENCE_FILES = 256
+
+# Places of the files begun last: 2 of each of 128 workers. They are looked at once for so many files.
+_RECENT_FILES = 256
+_LOOK_EVERY = 16
+# 16 workers, each in a batch of 32 files, are so far apart.
+_LEAST_SPREAD_FILES = 512
+# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
+_MAX_QUEUED_FILES = 65_536
+# A worker that is slower than the last files begun tell still finds what is this part of the spread behind.
+_SLOW_DIVISOR = 8
+# The most files that an order costs that nobody follows, and those ahead of one that has readers. The pool has bounds.
+_FIRST_CREDIT_FILES = 256
+_AHEAD_SPREADS = 2
+_CREDIT_PER_FILE = 2
+
+# Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
+_RUN_FILES = 4
+# Few large files are read ahead. A reader that begins the first of all before any other most likely goes on with the
+# second.
+_FOLLOWED_FILES = 2
+# Files ahead per file begun: a reader that stops early has wasted at most twice what it read.
+_GROWTH = 2
+# Files ahead of a run at most: 16 workers, each in a batch of 32 files, are so far apart. The pool bounds the bytes.
+_MAX_AHEAD_FILES = 512
+# Runs that are told apart: workers, or as many files that random readers began last. There are more than the least in a
+# large table only, where rows that were begun at random hardly ever join.
+_LEAST_RUNS, _MAX_RUNS = 64, 256  # see MEASUREMENTS.md
+_MAX_LEFT_RUNS = 64
+
+# Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
+_LOOKS_PER_FILE = 4
+# No pass begins over more than this many times the files that can be held: too few would be found.
+_WORTH_TIMES_HELD = 8
+# The page cache may still have the first files of an epoch, which are not counted then. A file that is read again when
+# all but this part were read is therefore in the next epoch.
+_UNCOUNTED_DIVISOR = 16
+
+
+class AnnouncedOrder:
+    """An order of inodes that a training script has announced. Invariant: no file is both queued and ahead.
+
+    It has to prove itself. It begins with credit for a few files; a file fetched costs one, and a file begun brings
+    two. A list that nobody follows costs the first credit, once. A list that is half wrong costs as much again as it
+    saves. A right one soon has as many files ahead as readers of any spread need.
+
+    Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun
+    tell how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files
+    before it that are not fetched are skipped, and fetched ones some way behind it are dropped.
+    """
+
+    def __init__(self, first_bytes: int) -> None:
+        """Allow `first_bytes` ahead before readers have shown that they follow the order."""
+        self._first_bytes = first_bytes
+        # By inode, in order of the places: the place in the order, and with what is ahead its size.
+        self._queued: OrderedDict[int, int] = OrderedDict()
+        self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._ahead_bytes = 0
+        self._announced_files = 0
+        self._credit_files = _FIRST_CREDIT_FILES
+        self._recent: deque[int] = deque(maxlen=_RECENT_FILES)
+        self._begun_files = self._begun_elsewhere = 0
+        self._spread_files = _LEAST_SPREAD_FILES
+
+    @property
+    def is_full(self) -> bool:
+        """True while enough is announced."""
+        return len(self._queued) >= _MAX_QUEUED_FILES
+
+    @property
+    def is_spent(self) -> bool:
+        """True if everything that was announced is fetched or passed over."""
+        return not self._queued
+
+    @property
+    def ahead(self) -> Sequence[int]:
+        """The files that were fetched and are not begun yet, in order."""
+        return tuple(self._ahead)
+
+    def announce(self, inodes: Sequence[int]) -> None:
+        """Add `inodes` behind what was announced before. A file announced twice is fetched once."""
+        for inode in inodes:
+            if inode not in self._ahead:
+                self._queued.setdefault(inode, self._announced_files)
+            self._announced_files += 1
+
+    def begun(self, inode: int) -> Sequence[int]:
+        """Note that a file was begun, in this order or not. Return files that are no longer expected."""
+        place = self._queued.pop(inode, None)
+        if place is None:
+            if inode not in self._ahead:
+                self._begun_elsewhere += 1
+                return ()
+            place = self._remove_ahead(inode)
+        self._begun_elsewhere = 0
+        self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _AHEAD_SPREADS * self._spread_files)
+        self._recent.append(place)
+        self._begun_files += 1
+        return () if self._begun_files % _LOOK_EVERY else self._leave_behind(min(self._recent), max(self._recent))
+
+    def next(self) -> int | None:
+        """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
+        if not self._queued or not self._credit_files or len(self._ahead) >= _AHEAD_SPREADS * self._spread_files:
+            return None
+        if self._begun_files < _LOOK_EVERY and self._ahead_bytes >= self._first_bytes:
+            return None
+        return next(iter(self._queued))
+
+    def advance(self, fetched_bytes: int) -> None:
+        """Go on behind the file that `next` gave: `fetched_bytes` are on their way, or 0 if it was passed over."""
+        inode, place = self._queued.popitem(last=False)
+        if fetched_bytes:
+            self._ahead[inode] = (place, fetched_bytes)
+            self._ahead_bytes += fetched_bytes
+            self._credit_files -= 1
+
+    def give_way(self) -> Sequence[int]:
+        """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
+        return self._drop_ahead() if self._begun_elsewhere >= _PATIENCE_FILES else ()
+
+    def withdraw(self) -> Sequence[int]:
+        """End the order. Return what was fetched and not begun."""
+        self._queued.clear()
+        return self._drop_ahead()
+
+    def _leave_behind(self, front: int, foremost: int) -> Sequence[int]:
+        queued, ahead = self._queued, self._ahead
+        self._spread_files = max(_LEAST_SPREAD_FILES, foremost - front)
+        while queued and next(iter(queued.values())) < front:
+            queued.popitem(last=False)
+        late = []
+        while ahead and next(iter(ahead.values()))[0] < front - self._spread_files // _SLOW_DIVISOR:
+            inode = next(iter(ahead))
+            self._remove_ahead(inode)
+            late.append(inode)
+        return late
+
+    def _remove_ahead(self, inode: int) -> int:
+        place, size_bytes = self._ahead.pop(inode)
+        self._ahead_bytes -= size_bytes
+        return place
+
+    def _drop_ahead(self) -> Sequence[int]:
+        dropped = list(self._ahead)
+        self._ahead.clear()
+        self._ahead_bytes = 0
+        return dropped
+
+
+class _Run:
+    """Invariants: ``begin < position``; every row of ``[begin, position)`` was begun."""
+
+    __slots__ = ("ahead_until", "begin", "position", "touched_at")
+
+    def __init__(self, row: int) -> None:
+        self.begin = row
+        self.position = row + 1
+        # Rows from `position` on and below were commanded, or begun.
+        self.ahead_until = row + 1
+        # The number of files begun when it was extended last.
+        self.touched_at = 0
+
+    @property
+    def files(self) -> int:
+        return self.position - self.begin
+
+    @property
+    def ahead(self) -> range:
+        """Rows that were commanded and are not begun yet."""
+        return range(self.position, self.ahead_until)
+
+
+class ListingOrder:
+    """The runs in a table of `row_count` rows, where files follow one another by name, and directories, too. Bounded.
+
+    A *run* is rows that were begun without a gap, ``[begin, position)``, in whatever order. A file begun at some run's
+    position extends that run, and joins it with the run that begins where it now ends; anywhere else it begins a new
+    one.
+
+    Several readers that share an order and begin files in batches, or a little out of turn, thus make runs that grow
+    together. A run of a few rows is an order, not chance, and a window is kept ahead of it that grows with the run.
+    Random readers make runs of one row.
+    """
+
+    def __init__(self, row_count: int, first_file_row: int = 0) -> None:
+        """Begin with no runs; `first_file_row` is behind the directories that the table begins with."""
+        self._row_count = row_count
+        self._first_file_row = first_file_row
+        self._max_runs = min(max(row_count // _MAX_AHEAD_FILES, _LEAST_RUNS), _MAX_RUNS)
+        # By position, least recently extended first.
+        self._runs: dict[int, _Run] = {}
+        self._begins: dict[int, _Run] = {}
+        # Runs that may want more ahead, in their turn.
+        self._hungry: dict[_Run, None] = {}
+        self._begun_files = 0
+        # The rows ahead of runs that ended: they may still be begun, above all where there are few files.
+        self._left: deque[range] = deque()
+        # How long the last run was that ended: the next may be as long, as with samples of six files each.
+        self._usual_files = 0
+
+    def begun(self, row: int) -> Sequence[int]:
+        """Note that a file was begun. Return rows that were commanded and are no longer expected."""
+        self._begun_files += 1
+        run = self._runs.pop(row, None)
+        dropped: Sequence[int] = ()
+        if run is None:
+            if len(self._runs) >= self._max_runs:
+                dropped = self._leave(self._forget(next(iter(self._runs.values()))))
+            run = self._begins[row] = _Run(row)
+        else:
+            run.position = row + 1
+        run = self._join(run)
+        run.touched_at = self._begun_files
+        self._runs[run.position] = run
+        if run.files >= _RUN_FILES:
+            self._hungry[run] = None
+        return dropped
+
+    def followers(self, row: int) -> range:
+        """Return the rows that follow on the run that ends with `row`; none if there is no such run."""
+        run = self._runs.get(row + 1)
+        if run is None:
+            return range(0)
+        is_beginning = run.begin == self._first_file_row and run.files == self._begun_files
+        return range(row + 1, self._row_count) if is_beginning or run.files >= _FOLLOWED_FILES else range(0)
+
+    def next(self) -> int | None:
+        """Return the next row to fetch, the runs in turn; the same until `advance` or `begun`.
+
+        A run that gives way gets no more, so `give_way` in between takes no run whose row this is.
+        """
+        while self._hungry:
+            run = next(iter(self._hungry))
+            row = max(run.position, run.ahead_until)
+            while (other := self._begins.get(row)) is not None:
+                row = other.position
+            if row < self._end_ahead(run) and not self._gives_way(run):
+                run.ahead_until = row
+                return row
+            del self._hungry[run]
+        return None
+
+    def advance(self, _fetched_bytes: int) -> None:
+        """Go on behind the row that `next` gave, which is held, on its way, or not worth fetching."""
+        run = next(iter(self._hungry))
+        run.ahead_until += 1
+        if len(self._hungry) > 1:
+            del self._hungry[run]
+            self._hungry[run] = None
+
+    def give_way(self) -> Sequence[int]:
+        """Return rows that were commanded for a run that has ended, for another order that lacks memory."""
+        if self._left:
+            return self._left.popleft()
+        while self._runs:
+            run = next(iter(self._runs.values()))
+            if not self._gives_way(run):
+                break
+            del self._runs[run.position]
+            dropped = self._forget(run)
+            if dropped:
+                return dropped
+        return ()
+
+    def _gives_way(self, run: _Run) -> bool:
+        return self._begun_files - run.touched_at >= _PATIENCE_FILES
+
+    def _end_ahead(self, run: _Run) -> int:
+        end = run.position + min(_GROWTH * run.files, _MAX_AHEAD_FILES)
+        if run.files <= self._usual_files:
+            end = min(end, run.begin + self._usual_files)
+        return min(end, self._row_count)
+
+    def _join(self, run: _Run) -> _Run:
+        """Join `run`, which was extended, with the runs that begin or end there. Return the one that stays."""
+        while (other := self._begins.get(run.position)) is not None:
+            run.position = other.position
+            self._take_in(run, other)
+        twin = self._runs.get(run.position)
+        if twin is None:
+            return run
+        longer, shorter = (run, twin) if run.files > twin.files else (twin, run)
+        self._take_in(longer, shorter)
+        return longer
+
+    def _take_in(self, run: _Run, other: _Run) -> None:
+        run.ahead_until = max(run.ahead_until, other.ahead_until)
+        self._remove(other)
+
+    def _leave(self, ahead: range) -> Sequence[int]:
+        """Remember what is ahead of a run that has ended. Return what is forgotten for it."""
+        if not ahead:
+            return ()
+        self._left.append(ahead)
+        return self._left.popleft() if len(self._left) > _MAX_LEFT_RUNS else ()
+
+    def _forget(self, run: _Run) -> range:
+        self._remove(run)
+        if run.files >= _RUN_FILES:
+            self._usual_files = run.files
+        return run.ahead
+
+    def _remove(self, run: _Run) -> None:
+        if self._runs.get(run.position) is run:
+            del self._runs[run.position]
+        if self._begins.get(run.begin) is run:
+            del self._begins[run.begin]
+        self._hungry.pop(run, None)
+
+
+class ShuffledEpoch:
+    """The files of a table of `row_count` rows that are all read in an unknown order.
+
+    Nothing shows which file of a shuffled epoch comes next, but all come, so a file that is fetched now is begun sooner
+    or later. The rows are passed through from the first to the last, a few for each file that a reader waited for or
+    found here. A script that reads a hundred files has thus caused a few hundred GETs, and one that reads in a known
+    order none.
+
+    The pool holds `max_held_files` at most, and gives them up for everything else. If fewer than half of those fetched
+    in a pass were found, not every file is read or no memory is spare: there is no other pass.
+    """
+
+    def __init__(self, row_count: int, max_held_files: int) -> None:
+        self._row_count = row_count if row_count <= _WORTH_TIMES_HELD * max_held_files else 0
+        self._max_looks = max_held_files
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        # The next row to look at, and how many may be looked at now.
+        self._row = self._looks = 0
+        # The rows that were begun in this pass, and the number of files begun that tells when it is over.
+        self._begun_rows = bytearray(self._row_count)
+        self._begun_files = 0
+        self._fetched = self._found = 0
+
+    def begun(self, row: int, *, is_found: bool, is_missed: bool) -> bool:
+        """Note that a small file was begun. Return whether this ends the last pass; what is held then is for nobody.
+
+        `is_found`: it was guessed. `is_missed`: it is neither here nor, as far as known, in the page cache.
+        """
+        if not self._row_count:
+            return False
+        is_read = is_found or is_missed
+        if is_read and self._is_over(row) and self._end_pass():
+            return True
+        # A file begun again that was here, and so neither found nor missed, is no sign of another epoch.
+        self._begun_files += is_read or not self._begun_rows[row]
+        self._begun_rows[row] = True
+        self._found += is_found
+        if is_read:
+            self._looks = min(self._looks + _LOOKS_PER_FILE, self._max_looks)
+        return False
+
+    def adopted(self) -> None:
+        """Count a guess as found, because an order has come to it."""
+        self._found += 1
+
+    def next(self) -> int | None:
+        """Return the next row to fetch, the same until `advance`; None while enough is ahead."""
+        while self._looks and self._row < self._row_count:
+            if not self._begun_rows[self._row]:
+                return self._row
+            self.advance(0)
+        return None
+
+    def advance(self, fetched_bytes: int) -> None:
+        """Go on behind the row that `next` gave: `fetched_bytes` are on their way, or 0 if it was passed over."""
+        self._fetched += fetched_bytes > 0
+        self._row += 1
+        self._looks -= 1
+
+    def _is_over(self, row: int) -> bool:
+        """Return whether the reader of `row` is in another epoch."""
+        uncounted = self._row_count // _UNCOUNTED_DIVISOR if self._begun_rows[row] else 0
+        return self._begun_files + uncounted >= self._row_count
+
+    def _end_pass(self) -> bool:
+        """Begin another pass: the page cache has not kept what was read in this one. Return whether there is none."""
+        is_last = 2 * self._found < self._fetched
+        if is_last:
+            self._row_count = 0
+        self._begin_pass()
+        return is_last
