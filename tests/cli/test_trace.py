@@ -121,4 +121,3 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
             screen.interrupt()
             assert screen.finished() == 130
             assert "Traceback" not in screen.output
-        assert mount.stop() == 0

@@ -43,4 +43,3 @@ def test_a_tour_sees_what_was_put(server: S3Server) -> None:
         big = f"plain/{(9 << 20) + 5}"
         assert direct_read(mount.path / big, 300_000, 5 << 20) == contents[big][5 << 20 :][:300_000]
         assert not (mount.path / "absent").exists()
-        assert mount.stop() == 0

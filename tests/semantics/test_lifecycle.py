@@ -256,9 +256,8 @@ def test_a_mount_whose_supervisor_was_killed_is_replaced(server: LoopbackServer,
         assert run_fastfuse(*mount_command(f"{URI}/none/", directory, server.endpoint_url)[3:]).returncode == 4
         with pytest.raises(OSError, match="not connected"):
             os.listdir(directory)
-        with mounted(URI, server.endpoint_url, path=directory) as alive:
+        with mounted(URI, server.endpoint_url, path=directory):
             assert (directory / "file").read_bytes() == DATA["file"]
-            assert alive.stop() == 0
         assert find_mount(directory) is None
 
 
@@ -270,7 +269,6 @@ def test_a_live_mount_is_never_cleared(server: LoopbackServer) -> None:
         assert "is mounted already" in done.stderr
         assert f"hint: fastfuse unmount {mount.path} first, or read it" in done.stderr
         assert (mount.path / "other").read_bytes() == b"other"
-        assert mount.stop() == 0
 
 
 def test_mount_all_leaves_a_mount_whose_name_mount_cannot_compare(server: LoopbackServer) -> None:
@@ -281,7 +279,6 @@ def test_mount_all_leaves_a_mount_whose_name_mount_cannot_compare(server: Loopba
         assert (done.returncode, done.stderr) == (0, "")
         other = run_fastfuse(f"{uri}2", str(mount.path), "-o", "ro,_netdev")
         assert (other.returncode, "is mounted already" in other.stderr) == (5, True)
-        assert mount.stop() == 0
 
 
 def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
@@ -289,4 +286,3 @@ def test_an_empty_source_is_mounted_if_that_is_allowed() -> None:
     with place({"elsewhere": b""}, "--allow-empty", uri=f"{URI}/nothing/") as here:
         assert os.listdir(here.path) == []
         assert gets(here) == []
-        assert here.mount.stop() == 0
