@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from fastfuse.cli.status_command import Choice, line_of
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
@@ -50,11 +50,7 @@ def test_reads_are_chosen_by_path_and_process_and_losses_are_always_shown(choice
     assert choice.has({"lost": 1})
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    objects = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
-    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
-        yield server
+OBJECTS = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mount_places, mountpoint
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
@@ -46,6 +46,7 @@ pytestmark = pytest.mark.fuse
 
 USER = 61234
 _DATA = os.urandom(3 << 20)
+OBJECTS = {"data/a": b"first", "data/large": _DATA}
 # What Kubernetes gives a container with `drop: [ALL]`, `runAsUser` and `allowPrivilegeEscalation: false`.
 WITHOUT_RIGHTS = (
     "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--bounding-set=-all", "--no-new-privs", "--",
@@ -55,12 +56,6 @@ WITHOUT_RIGHTS = (
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 1.0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"first", "data/large": _DATA})}) as server:
-        yield server
 
 
 @dataclass

@@ -159,10 +159,7 @@ def test_the_security_page_says_what_each_process_may_do() -> None:
     assert rows == {process: cells(rights) for process, rights in _DOCUMENTED.items()}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server:
-        yield server
+OBJECTS = {"data/a": b"a"}
 
 
 def test_a_process_that_gave_up_nothing_may_be_looked_into() -> None:

@@ -44,12 +44,7 @@ pytestmark = pytest.mark.fuse
 
 _DATA = bytes(range(256)) * 2000
 _LARGE = bytes(range(256)) * 8192  # two parts of the least size
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b", "large/file": _LARGE})}) as server:
-        yield server
+OBJECTS = {"data/a": _DATA, "data/b": b"b", "large/file": _LARGE}
 
 
 def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str) -> None:
