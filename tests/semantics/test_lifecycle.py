@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.children import UNHEEDED
 from tests.filesystem.test_supervisor import with_change
@@ -33,14 +33,8 @@ from tests.semantics.leftovers import descendants
 from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
-DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
+OBJECTS = DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
 URI = f"s3://{BUCKET}"
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({BUCKET: MemoryObjects(DATA)}) as serving:
-        yield serving
 
 
 @pytest.fixture
@@ -148,8 +142,13 @@ def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> N
         assert find_mount(here.path) is None
 
 
-@pytest.mark.parametrize("how", ["parent", "mount"])
-@pytest.mark.parametrize("what", ["stops", "is held as it stops", "is held, and fusectl is there", "is aborted"])
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        *(("parent", what) for what in ("stops", "is held as it stops", "is held, and fusectl is there", "is aborted")),
+        *(("mount", what) for what in ("stops", "is aborted")),
+    ],
+)
 def test_a_mount_that_somebody_has_moved_is_unmounted_where_it_is(
     server: LoopbackServer, directory: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
