@@ -167,16 +167,6 @@ def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, 
     assert "No such file" in pod.read("a")
 
 
-def test_the_helper_holds_nothing_of_the_mount_and_outlives_its_servers(pod: Pod, server: LoopbackServer) -> None:
-    for _ in range(2):
-        with _served(pod, server) as mount:
-            assert pod.read("a") == _sum(b"first")
-            open_in_helper = [os.readlink(fd) for fd in Path(f"/proc/{pod.helper.pid}/fd").iterdir()]
-            assert "/dev/fuse" not in open_in_helper
-            mount.stop(signal.SIGKILL)
-    assert pod.helper.poll() is None
-
-
 def test_until_the_next_process_serves_readers_get_an_error_and_find_no_empty_directory(server: LoopbackServer) -> None:
     with _pod() as pod:
         with _served(pod, server) as mount:
@@ -186,6 +176,7 @@ def test_until_the_next_process_serves_readers_get_an_error_and_find_no_empty_di
             assert "not connected" in pod.said(f"ls {pod.place} 2>&1")
             with _served(pod, server) as mount:
                 assert pod.read("a") == _sum(b"first")
+                assert "/dev/fuse" not in map(os.readlink, Path(f"/proc/{pod.helper.pid}/fd").iterdir())
                 mount.stop(signal.SIGKILL)
         pod.helper.terminate()
         assert pod.helper.wait(PATIENCE_S) == 0

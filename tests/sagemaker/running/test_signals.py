@@ -81,8 +81,7 @@ sys.exit(40 + number)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.parametrize("is_sent_to_all", [False, True])
+@pytest.mark.parametrize(("number", "is_sent_to_all"), [(signal.SIGUSR1, False), (signal.SIGUSR2, True)])
 def test_a_signal_that_warns_reaches_the_command_and_ends_no_process_of_the_run(
     run: Run, number: signal.Signals, is_sent_to_all: bool
 ) -> None:
