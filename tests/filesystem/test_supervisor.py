@@ -529,8 +529,9 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
             process.kill()
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["supervisor", "terminal"])
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "whole_group"), [(signal.SIGINT, 130, True), (signal.SIGTERM, -signal.SIGTERM, False)]
+)
 def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     server: LoopbackServer,
     stalled_list: None,
@@ -612,25 +613,6 @@ def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_i
         wait_for_end(pid_fd)
         assert find_mount(place) is None
         assert not place.exists()
-
-
-def test_a_daemon_serves_though_its_waiting_parent_was_killed_during_the_listing(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
-    place = tmp_path / "mount"
-    stall = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
-    with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
-        pid_fd = os.pidfd_open(daemon)
-        parent.kill()
-        os.close(terminal)
-        server.faults.remove(stall)
-        wait_until(lambda: readable(place / "b", b"b"))
-        assert ask_status(entry_of(place))["state"] == "ok"
-        children = map(int, Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())
-        assert all(os.getsid(pid) == pid for pid in (daemon, *children))
-        os.kill(daemon, signal.SIGTERM)
-        wait_for_end(pid_fd)
-        assert find_mount(place) is None
 
 
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
