@@ -476,7 +476,7 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         abort_and_wait(mount)
         assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
         assert "exited with 0" not in mount.log
-        assert len(mount.children()) == 1
+        wait_until(lambda: len(mount.children()) == 1)
         server.faults.remove(stalled)
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
 
