@@ -2,10 +2,12 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bench.s3server import LoopbackServer, MemoryObjects
 from tests.servers import aws_environment, moto_server, rclone_server
 
 __all__ = ["aws_environment", "moto_server", "rclone_server"]
@@ -17,6 +19,13 @@ settings.load_profile("fastfuse")
 # A shell starts what it runs in the background with one of these ignored, and nohup the other; children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="module")
+def server(request: pytest.FixtureRequest) -> Iterator[LoopbackServer]:
+    """A server of the bucket ``bucket`` with the `OBJECTS` of the test's module."""
+    with LoopbackServer({"bucket": MemoryObjects(request.module.OBJECTS)}) as server:
+        yield server
 
 
 @pytest.hookimpl(optionalhook=True)

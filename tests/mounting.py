@@ -143,7 +143,9 @@ def mounted(
     run_by: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> Iterator[Mount]:
-    """Mount `uri` at `path` (a new directory unless given) until the end of the block; fails unless it gets ready.
+    """Mount `uri` at `path` (a new directory unless given) until the end of the block.
+
+    Fails unless it gets ready and, if it still serves at the end of the block, exits with 0.
 
     `run_by` is a command that runs the mount's. With --fuse-socket the path is the helper's, and is not named.
     """
@@ -166,8 +168,10 @@ def mounted(
             try:
                 _wait_ready(mount)
                 yield mount
+                is_serving = process.poll() is None
             finally:
                 _end(mount)
+            assert not is_serving or process.returncode == 0, mount.log
 
 
 def _wait_ready(mount: Mount) -> None:

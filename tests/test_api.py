@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ from tests.mounting import ENVIRONMENT
 pytestmark = pytest.mark.fuse
 
 OBJECTS = {f"train/{number}": b"%d" % number * 1000 for number in range(8)}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as running:
-        yield running
 
 
 @pytest.fixture

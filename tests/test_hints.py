@@ -136,19 +136,6 @@ class TestOrder:
                 taken_bytes += len(connection.recv(1 << 16))
             sender.close()
 
-    def test_a_path_that_is_made_late_holds_back_no_other(self, mountpoint: Path, listener: Listener) -> None:
-        made = threading.Event()
-
-        def paths() -> Iterator[str]:
-            yield "a"
-            assert made.wait(PATIENCE_S)
-            yield "b"
-
-        with order(paths(), mountpoint), listener.accept() as connection:
-            assert received(connection, 1) == [b"a"]
-            made.set()
-            assert received(connection, 1) == [b"b"]
-
     def test_paths_through_the_real_place_of_a_link_are_known_and_those_in_a_folder_that_is_bound_elsewhere(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, listener: Listener
     ) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,6 @@ DUMB = {"TERM": "dumb"}
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 # As the log has it: at the beginning of a line.
 _WARNING = re.compile(r"^\S+Z WARNING fastfuse\.index\.[a-z.]+: left out: key b'train/bad//name' has .* segment$")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server:
-        yield server
 
 
 def assert_sane(output: str, settings: Mapping[str, str]) -> None:

@@ -77,15 +77,6 @@ class _FlippedContent:
         yield memoryview(data)
 
 
-def _bucket_of_host(host: str, buckets: Iterable[str]) -> str:
-    """Return the bucket that a virtual-hosted request names: ``bucket.anything``; empty for path style."""
-    name = host.rpartition(":")[0] or host
-    known = [bucket for bucket in buckets if name.startswith(f"{bucket}.")]
-    if known:
-        return max(known, key=len)
-    return name.removesuffix(".localhost") if name.endswith(".localhost") else ""
-
-
 def _operation(request: Request, bucket: str, key: bytes) -> str:
     if request.method == "PUT" and bucket and key and not request.query:
         return "PutObject"
@@ -196,12 +187,8 @@ class Service:
 
     def understand(self, request: Request) -> Call:
         """Return the operation, bucket and key of a request."""
-        bucket = _bucket_of_host(request.headers.get("host", ""), self._buckets)
-        path = request.path[1:]
-        if not bucket:
-            raw_bucket, _, path = path.partition(b"/")
-            bucket = unquote_to_bytes(raw_bucket).decode("latin-1")
-        key = unquote_to_bytes(path)
+        raw_bucket, _, path = request.path[1:].partition(b"/")
+        bucket, key = unquote_to_bytes(raw_bucket).decode("latin-1"), unquote_to_bytes(path)
         return Call(request, _operation(request, bucket, key), bucket, key)
 
     def answer(self, call: Call, actions: Iterable[Action]) -> Reply:

@@ -11,11 +11,6 @@ from fastfuse.objects import Buffer, ObjectRef
 LATENCY_S, RATE, TOTAL = 0.025, 50e6, 400e6
 
 
-@pytest.fixture
-def autojump_clock() -> trio.testing.MockClock:
-    return trio.testing.MockClock(autojump_threshold=0)
-
-
 class Objects:
     """Every GET takes the latency and its bytes; all together no more than the total rate."""
 

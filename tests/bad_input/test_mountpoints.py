@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.bad_input.checks import NOBODY, as_nobody, assert_refused, in_namespace, refused, run
 from tests.mounting import mount_command
@@ -17,6 +17,7 @@ from tests.mounting import mount_command
 pytestmark = pytest.mark.fuse
 
 URI = "s3://bucket/data"
+OBJECTS = {"data/a": b"data of a"}
 
 # An ordinary user may open /dev/fuse (udev's default); the machine's own node is not touched.
 DEV_FUSE_FOR_ALL = """
@@ -24,12 +25,6 @@ mount -t tmpfs none /mnt
 mknod -m 666 /mnt/fuse c 10 229
 mount --bind /mnt/fuse /dev/fuse
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"data of a"})}) as server:
-        yield server
 
 
 @pytest.fixture

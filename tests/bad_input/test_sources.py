@@ -1,21 +1,15 @@
 """Credentials that cannot be read, and what becomes of the mountpoint of a mount that is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from tests.bad_input.checks import refused
 from tests.mounting import ENVIRONMENT, run_fastfuse
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"train-01/a": b"a"})}) as server:
-        yield server
-
-
+OBJECTS = {"train-01/a": b"a"}
 REGION = ("--region", "us-east-1")
 
 

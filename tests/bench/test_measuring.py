@@ -3,22 +3,13 @@
 import mmap
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from bench import interpreter, machine, tier
-from bench.candidates import Limits
 from bench.processes import peak_pss_bytes, process_tree, pss_bytes
-from bench.readers import Manner, RawAccess, Span, in_turns, read_mount, read_raw
+from bench.readers import Manner, RawAccess, Span, read_mount, read_raw
 from bench.server import PROFILES, Server
-from bench.workloads import WORKLOADS, Scale
-
-
-def test_concurrent_readers_ask_in_turns() -> None:
-    tasks = [[Span("a", 0, 1), Span("a", 1, 2)], [Span("b", 0, 1)]]
-    assert in_turns(tasks) == [Span("a", 0, 1), Span("b", 0, 1), Span("a", 1, 2)]
 
 
 def test_readers_time_each_span_and_the_first_byte_of_each_file(tmp_path: Path) -> None:
@@ -53,16 +44,6 @@ def test_the_raw_client_gets_parts_and_the_server_counts_them(profile: str) -> N
     assert (after.requests - before.requests, after.sent_bytes - before.sent_bytes) == (8, 2000)
 
 
-def test_a_later_epoch_of_a_peer_comes_from_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tier, "drop_caches", lambda: None)
-    monkeypatch.setattr(tier, "touch_memory", lambda _: None)
-    scale = Scale(shard_bytes=8 << 20)
-    with Server(WORKLOADS["sequential-1"].data_set(scale, tmp_path).source) as server:
-        cold, later = tier._peer_epochs(server, "sequential-1", scale, "rclone", tmp_path / "cache", Limits())
-    assert cold.fetched_bytes >= scale.shard_bytes
-    assert later.fetched_bytes == 0
-
-
 SIZE_BYTES = 64 << 20
 
 
@@ -83,15 +64,3 @@ def test_a_tree_has_a_process_and_its_children() -> None:
         assert process.pid in process_tree(os.getpid())
         assert process.stdin is not None
         process.stdin.close()
-
-
-def test_each_look_is_a_share_of_a_second() -> None:
-    assert interpreter.seconds_held("main;read (a.py:1) 200\nmain (b c.py:2) 50\n") == 0.5
-
-
-def test_who_cannot_be_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "_SPY", [sys.executable, "-c", "print('Permission denied')"])
-    monkeypatch.setattr(interpreter, "_SCALE", Scale(small_files=10))
-    monkeypatch.setattr(machine, "drop_caches", lambda: False)
-    with pytest.raises(RuntimeError, match="py-spy cannot look at process"):
-        interpreter.main(["--workloads", "small-1", "--runs", "1"])

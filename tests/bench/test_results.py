@@ -1,13 +1,7 @@
-"""What is made of runs that nobody measured: verdicts, tables, plots."""
+"""What is made of runs that nobody measured: verdicts and tables."""
 
-import sys
-from pathlib import Path
-
-import pytest
-
-from bench import plots
 from bench.report import as_markdown
-from bench.results import Results, Run
+from bench.results import Run
 from bench.suite import Measured, Plan
 
 MIB = 1 << 20
@@ -42,10 +36,3 @@ def test_tables_have_medians_ratios_and_cpu_times_after_targets_and_what_is_left
     assert "| fastfuse | 2 | 900 | 1.00 | 0.0 | 1.25 | 0.50 | 0.00 | 1.6 | 3 | 0 | 1.00 |\n" in bulk
     assert "| runs | files/s | fastfuse / it | first byte ms | median ms | p99 ms | CPU ms each |" in small
     assert "| fastfuse | 1 | 100 | 1.00 | 0.00 | 1.50 | 0.0 | 1.00 | 0.00 | 0.00 | 0.1 | 0 | 0 | 1.00 |\n" in small
-
-
-def test_without_matplotlib_there_are_no_plots_and_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    results = Results([run("s3", "sequential-1", "fastfuse")])
-    assert "matplotlib is not installed" in plots.write(results, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []

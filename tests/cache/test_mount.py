@@ -341,7 +341,6 @@ def test_readers_do_not_wait_for_what_a_worker_that_retires_has_not_written(
         (tmp_path / "large").write_text("xx")
         assert is_right(mount, "d/1", DATA)
         assert re.search(r"does not keep \S+ MiB: its disk has not taken them in 0\.3 s", mount.log)
-        assert mount.stop() == 0
 
 
 def test_who_waits_for_a_file_of_a_thread_gets_it_without_another_request(
@@ -453,7 +452,6 @@ def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_a
             assert mount.log.count("left to Python") < len(data) / 20  # as many as the disk is asked for in vain
             for segment in segments if hangs else ():
                 opened.enter_context(open(os.open(segment, os.O_RDWR | os.O_NONBLOCK), "rb"))
-            assert mount.stop() == 0
 
 
 def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from dataclasses import replace
@@ -183,14 +181,6 @@ async def test_a_kept_range_for_which_there_is_no_memory_is_fetched(
     assert store.fetched == 2 * [("big", 0, MIB)]
 
 
-async def test_another_version_is_another_object(tmp_path: Path) -> None:
-    store = CountingStore({"a": b"old" * 1000})
-    async with tier(store, settings_of(tmp_path / "cache")) as reader:
-        await reader.get(store.ref("a"), 0, 3000)
-        new = store.put("a", b"new" * 1000)
-        assert bytes(await reader.get(new, 0, 3000)) == b"new" * 1000
-
-
 async def test_another_second_is_another_object_and_a_fraction_of_one_is_not(tmp_path: Path) -> None:
     """HEAD tells whole seconds, and the listings of some services fractions of them."""
     store, second_ns = CountingStore({"a": b"a" * 1000}), 10**9
@@ -307,32 +297,15 @@ async def test_the_files_of_an_idle_tier_do_not_become_old(tmp_path: Path, monke
                 await trio.sleep(0.05)
 
 
-HOLDER = """
-import os, sys
-from fastfuse.cache import reader as reader_module
-from fastfuse.cache import writer
-from fastfuse.cache.claims import Claims
-claims = Claims(os.open(sys.argv[1], os.O_RDWR))
-assert claims.take(int(sys.argv[2]), 0, 1 << 20)
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-
-
 async def test_a_claim_dies_with_its_holder(tmp_path: Path) -> None:
-    store = CountingStore({"big": BIG})
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-    async with tier(store, settings) as reader:
-        command = [sys.executable, "-c", HOLDER, str(tmp_path / "cache" / "claims")]
-        command.append(str(identity("http://s3.test", ref)[0]))
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:  # noqa: ASYNC220
-            assert holder.stdout is not None
-            assert await trio.to_thread.run_sync(holder.stdout.readline) == b"claimed\n"
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(reader.get, ref, 0, MIB)
-                await trio.testing.wait_all_tasks_blocked()
-                assert store.fetched == []
-                holder.kill()
+    """The kernel closes the files of a process that dies."""
+    store, settings = CountingStore({"big": BIG}), settings_of(tmp_path / "cache")
+    async with tier(store, settings) as reader, trio.open_nursery() as nursery:
+        with closing(open_cache(settings, os.geteuid())) as cache:
+            assert Claims(cache.claims_fd).take(identity("http://s3.test", store.ref("big"))[0], 0, MIB)
+            nursery.start_soon(reader.get, store.ref("big"), 0, MIB)
+            await trio.testing.wait_all_tasks_blocked()
+            assert store.fetched == []
     assert store.fetched == [("big", 0, MIB)]
 
 

@@ -92,13 +92,6 @@ def mounted(mounts: Mounts, *words: str) -> MountSettings:
 
 
 class TestMount:
-    def test_a_source_and_a_mountpoint_are_enough(self, mounts: Mounts) -> None:
-        settings = mounted(mounts, "s3://b/p", "/mnt/data")
-        assert settings.source == S3Uri("b", "p")
-        assert settings.mountpoint == Path("/mnt/data")
-        assert settings.connection == ConnectionConfig()
-        assert not settings.create_parents
-
     def test_the_bytes_of_a_source_are_utf8_in_every_locale_and_those_of_a_path_stay(
         self, mounts: Mounts, monkeypatch: pytest.MonkeyPatch
     ) -> None:

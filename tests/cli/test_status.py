@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import FaultRule, LoopbackServer
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN
 from fastfuse.cli import cache_work, status_command, top_command
 from fastfuse.cli import mounted as mounted_command
@@ -31,18 +31,13 @@ from tests.terminals import finished_on_terminal, terminal
 pytestmark = pytest.mark.fuse
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    objects = {f"data/{name}": name.encode() * 1000 for name in ("a", "b", "con\ntrol\x1b[2J")}
-    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
-        yield server
+OBJECTS = {f"data/{name}": name.encode() * 1000 for name in ("a", "b", "con\ntrol\x1b[2J")}
 
 
 @pytest.fixture
 def mount(server: LoopbackServer) -> Iterator[Mount]:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         yield mount
-        assert mount.stop() == 0
 
 
 @pytest.fixture(scope="module")

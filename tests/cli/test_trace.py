@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from fastfuse.cli.status_command import is_chosen, line_of
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
@@ -52,11 +52,7 @@ def test_reads_are_chosen_by_path_and_process_and_losses_are_always_shown(
     assert is_chosen({"lost": 1}, path, process)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    objects = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
-    with LoopbackServer({"bucket": MemoryObjects(objects)}) as server:
-        yield server
+OBJECTS = {f"data/{name}": name.encode() * 1000 for name in ("a", "sub/b", "c", "d")}
 
 
 @contextmanager
@@ -123,4 +119,3 @@ def test_filters_a_stopped_trace_and_ctrl_c(server: LoopbackServer) -> None:
             screen.interrupt()
             assert screen.finished() == 130
             assert "Traceback" not in screen.output
-        assert mount.stop() == 0

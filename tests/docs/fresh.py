@@ -81,18 +81,6 @@ def _serve(reader: _Reader, blocks: list[str]) -> None:
     reader.on_fresh_machine("systemctl stop fastfuse@training; ! grep fuse.fastfuse /proc/mounts")
 
 
-def _list_in_fstab(reader: _Reader, blocks: list[str]) -> None:
-    [line] = [block.text for block in blocks_of("docs/USAGE.md") if block.language == "fstab"]
-    reader.on_fresh_machine(f"cat >> /etc/fstab << 'END'\n{line}END")
-    for block in blocks:
-        reader.on_fresh_machine(block)
-    _expect(reader.on_fresh_machine("ls /mnt/train"), *_NAMES)
-    reader.on_fresh_machine("umount /mnt/train")
-    # As at boot, systemd mounts it through a unit that it makes of the line.
-    reader.on_fresh_machine("systemctl daemon-reload; systemctl start mnt-train.mount")
-    _expect(reader.on_fresh_machine("ls /mnt/train; systemctl stop mnt-train.mount"), *_NAMES)
-
-
 def _contain(reader: _Reader, blocks: list[str]) -> None:
     start, look_and_stop = blocks
     try:
@@ -150,7 +138,6 @@ def main() -> None:
                 continue
             print(f"== {page}: {heading}", flush=True)
             follow(reader, _blocks(page, heading))
-        _list_in_fstab(reader, _blocks("docs/USAGE.md", "In fstab"))
     print("every command of the pages did what they say")
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -29,12 +30,16 @@ REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
 SMALL = ObjectRef("bucket", "p/small", 8, '"e"')
 
 
-class Threads:
+class Threads(SimpleNamespace):
     """Stands in for `direct_reads`: whatever is begun has ended as `outcome` says."""
 
     READ, GOT_AHEAD, READ_AHEAD = range(3)
 
     def __init__(self) -> None:
+        answers = {"may_get_part": True, "is_busy": False, "drop_ahead": False, "claim": False,
+                   "release": False, "is_read": False, "held_ahead": (0, 0), "served": (),
+                   "returned": (), "bound_begun_ahead": None, "end_stalled": None, "refused": errno.EAGAIN}  # fmt: skip
+        super().__init__(**{name: Mock(return_value=answer) for name, answer in answers.items()})
         self.begun: list[bytes] = []
         self.armed = dict[str, Any]()
         self.outcome = True, 206
@@ -54,9 +59,6 @@ class Threads:
     def disarm(self) -> None:
         self.armed = {}
 
-    def may_get_part(self) -> bool:
-        return True
-
     def get_part(self, path: bytes, _etag: bytes, _size: int, _start: int, data: memoryview) -> int:
         self.begun.append(path)
         data[:] = b"x" * len(data)
@@ -65,33 +67,9 @@ class Threads:
         os.eventfd_write(self.fd, 1)
         return number
 
-    def is_busy(self) -> bool:
-        return False
-
     def parts(self) -> list[tuple[int, bool, int, float, bool]]:
         ended, self._ended = self._ended, []
         return ended
-
-    def returned(self) -> list[Any]:
-        return []
-
-    def drop_ahead(self, _inode: int) -> bool:
-        return False
-
-    claim = release = is_read = drop_ahead
-
-    def bound_begun_ahead(self, _size_bytes: int) -> None: ...
-
-    def held_ahead(self) -> tuple[int, int]:
-        return 0, 0
-
-    def served(self) -> list[Any]:
-        return []
-
-    def end_stalled(self) -> None: ...
-
-    def refused(self) -> int:
-        return errno.EAGAIN
 
 
 @pytest.fixture

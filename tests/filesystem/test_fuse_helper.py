@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mount_places, mountpoint
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
@@ -46,6 +46,7 @@ pytestmark = pytest.mark.fuse
 
 USER = 61234
 _DATA = os.urandom(3 << 20)
+OBJECTS = {"data/a": b"first", "data/large": _DATA}
 # What Kubernetes gives a container with `drop: [ALL]`, `runAsUser` and `allowPrivilegeEscalation: false`.
 WITHOUT_RIGHTS = (
     "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--bounding-set=-all", "--no-new-privs", "--",
@@ -55,12 +56,6 @@ WITHOUT_RIGHTS = (
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 1.0)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"first", "data/large": _DATA})}) as server:
-        yield server
 
 
 @dataclass
@@ -172,16 +167,6 @@ def test_a_process_without_rights_serves_readers_in_another_container(pod: Pod, 
     assert "No such file" in pod.read("a")
 
 
-def test_the_helper_holds_nothing_of_the_mount_and_outlives_its_servers(pod: Pod, server: LoopbackServer) -> None:
-    for _ in range(2):
-        with _served(pod, server) as mount:
-            assert pod.read("a") == _sum(b"first")
-            open_in_helper = [os.readlink(fd) for fd in Path(f"/proc/{pod.helper.pid}/fd").iterdir()]
-            assert "/dev/fuse" not in open_in_helper
-            mount.stop(signal.SIGKILL)
-    assert pod.helper.poll() is None
-
-
 def test_until_the_next_process_serves_readers_get_an_error_and_find_no_empty_directory(server: LoopbackServer) -> None:
     with _pod() as pod:
         with _served(pod, server) as mount:
@@ -191,6 +176,7 @@ def test_until_the_next_process_serves_readers_get_an_error_and_find_no_empty_di
             assert "not connected" in pod.said(f"ls {pod.place} 2>&1")
             with _served(pod, server) as mount:
                 assert pod.read("a") == _sum(b"first")
+                assert "/dev/fuse" not in map(os.readlink, Path(f"/proc/{pod.helper.pid}/fd").iterdir())
                 mount.stop(signal.SIGKILL)
         pod.helper.terminate()
         assert pod.helper.wait(PATIENCE_S) == 0

@@ -159,10 +159,7 @@ def test_the_security_page_says_what_each_process_may_do() -> None:
     assert rows == {process: cells(rights) for process, rights in _DOCUMENTED.items()}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": b"a"})}) as server:
-        yield server
+OBJECTS = {"data/a": b"a"}
 
 
 def test_a_process_that_gave_up_nothing_may_be_looked_into() -> None:
@@ -310,7 +307,6 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
 
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: rights_of_children(mount).count(nobodys) == 3)  # endpoint, worker, and who sends notices
-        assert mount.stop() == 0
 
 
 def test_root_that_may_not_end_other_users_processes_stays_root_without_capabilities() -> None:

@@ -44,12 +44,7 @@ pytestmark = pytest.mark.fuse
 
 _DATA = bytes(range(256)) * 2000
 _LARGE = bytes(range(256)) * 8192  # two parts of the least size
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects({"data/a": _DATA, "data/b": b"b", "large/file": _LARGE})}) as server:
-        yield server
+OBJECTS = {"data/a": _DATA, "data/b": b"b", "large/file": _LARGE}
 
 
 def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str) -> None:
@@ -99,7 +94,6 @@ def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanw
             wait_until(lambda count=count: mount.log.count("starting another") == count)  # type: ignore[misc]
             assert count == 2 or readable(mount.path / "b", b"b")
         wait_until(lambda: ask_status(entry_of(mount.path))["state"] == "no worker")
-        assert mount.stop() == 0
 
 
 def test_a_mount_that_is_gone_leaves_questions_to_the_one_that_may_have_its_number_now(server: LoopbackServer) -> None:
@@ -193,7 +187,6 @@ def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: Loopbac
                 with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
                     os.close(held)
             assert (second.path / "b").read_bytes() == b"b"
-            assert second.stop() == 0
 
 
 @pytest.fixture
@@ -293,7 +286,6 @@ def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
         assert re.search(
             r"has 1048576 MiB of memory, more than the 1024 MiB that --memory-target allows; another", mount.log
         )
-        assert mount.stop() == 0
 
 
 def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_next_one(
@@ -367,7 +359,6 @@ def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
         assert asks(mount.path)
         assert "the worker died" in mount.log
         assert f"mounting {mount.path} again" not in mount.log
-        assert mount.stop() == 0
 
 
 def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_another_one(
@@ -396,7 +387,6 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
     with mounted("s3://bucket/large", server.endpoint_url) as mount:
         assert (mount.path / "file").read_bytes() == _LARGE
         assert "the worker died" in mount.log
-        assert mount.stop() == 0
 
 
 def test_a_read_has_one_deadline_though_its_worker_dies(
@@ -422,7 +412,6 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
             reader.result(30)
         server.faults.clear()
         assert "'large/file' could not be read within 60 s. A worker died meanwhile." in mount.log
-        assert mount.stop() == 0
 
 
 @pytest.mark.parametrize(("refusal", "soft"), [("", "4096"), ("resource.getrlimit = lambda _: (512, 2**40)", "512")])
@@ -433,7 +422,6 @@ def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
         limits = Path(f"/proc/{mount.worker()}/limits").read_text()
         assert limits.partition("Max open files")[2].split()[:2] == [soft, "4096"]
-        assert mount.stop() == 0
 
 
 def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,7 +446,6 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
         assert os.statvfs(mount.path) == os.statvfs(mount.path)
         assert "the worker died" in mount.log
         assert " ERROR " not in mount.log
-        assert mount.stop() == 0
 
 
 def test_a_mount_of_which_a_request_was_lost_is_made_again(
@@ -489,10 +476,9 @@ def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: Lo
         abort_and_wait(mount)
         assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
         assert "exited with 0" not in mount.log
-        assert len(mount.children()) == 1
+        wait_until(lambda: len(mount.children()) == 1)
         server.faults.remove(stalled)
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
-        assert mount.stop() == 0
 
 
 def test_the_kernels_readahead_is_that_of_the_mount_that_was_made_again(
@@ -515,7 +501,6 @@ def test_the_kernels_readahead_is_that_of_the_mount_that_was_made_again(
         with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
             os.close(held)
         assert before != os.minor(os.stat(mount.path).st_dev) == told()
-        assert mount.stop() == 0
 
 
 @pytest.fixture
@@ -544,8 +529,9 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
             process.kill()
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["supervisor", "terminal"])
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("number", "exit_code", "whole_group"), [(signal.SIGINT, 130, True), (signal.SIGTERM, -signal.SIGTERM, False)]
+)
 def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     server: LoopbackServer,
     stalled_list: None,
@@ -629,25 +615,6 @@ def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_i
         assert not place.exists()
 
 
-def test_a_daemon_serves_though_its_waiting_parent_was_killed_during_the_listing(
-    server: LoopbackServer, tmp_path: Path
-) -> None:
-    place = tmp_path / "mount"
-    stall = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
-    with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
-        pid_fd = os.pidfd_open(daemon)
-        parent.kill()
-        os.close(terminal)
-        server.faults.remove(stall)
-        wait_until(lambda: readable(place / "b", b"b"))
-        assert ask_status(entry_of(place))["state"] == "ok"
-        children = map(int, Path(f"/proc/{daemon}/task/{daemon}/children").read_text().split())
-        assert all(os.getsid(pid) == pid for pid in (daemon, *children))
-        os.kill(daemon, signal.SIGTERM)
-        wait_for_end(pid_fd)
-        assert find_mount(place) is None
-
-
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
     server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,7 +653,6 @@ def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: 
         # Two children: the worker, and another endpoint.
         wait_until(lambda: len(mount.children()) == 2 and logs() == {str(log)})
         assert "metrics endpoint" not in log.read_text()
-        assert mount.stop() == 0
 
 
 @pytest.fixture
@@ -757,7 +723,6 @@ def test_a_worker_without_descriptors_is_replaced_for_a_table(monkeypatch: pytes
         assert "the new table cannot be taken: Too many open files; another worker takes over" in mount.log
         assert mount.log.count("starting another") == 1
         assert "unforeseen" not in mount.log
-        assert mount.stop() == 0
 
 
 # The threads that receive, that resolve names, that write to the tier, and those of large replies.
@@ -799,7 +764,6 @@ def test_a_limit_of_threads_passes(options: tuple[str, ...], monkeypatch: pytest
         assert mount.log.count("starting another") == 1
         assert "unforeseen" not in mount.log
         assert ("is not used: can't start new thread" in mount.log) == bool(options)
-        assert mount.stop() == 0
 
 
 @contextlib.contextmanager
@@ -891,7 +855,6 @@ def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert (tmp_path / "held").read_text().count("memfd:fastfuse-index") == 2
         assert str(open_descriptors(mount.process.pid)).count("memfd:fastfuse-index") == 1
-        assert mount.stop() == 0
 
 
 def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -928,7 +891,6 @@ def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pyte
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert mount.log.count("died; another one does") == 8
         assert sorted(os.listdir(mount.path)) == ["a", "b"]
-        assert mount.stop() == 0
 
 
 @contextlib.contextmanager
@@ -953,7 +915,6 @@ def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, m
         assert "no socket: [Errno 98] Address already in use" in mount.log
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "refreshed s3://bucket/data: 0 added" in mount.log)
-        assert mount.stop() == 0
 
 
 def test_a_mount_without_standard_streams_serves(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -966,7 +927,6 @@ def test_a_mount_without_standard_streams_serves(server: LoopbackServer, monkeyp
         kill(mount.worker())
         assert (mount.path / "b").read_bytes() == b"b"
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
-        assert mount.stop() == 0
 
 
 @dataclass
@@ -1039,7 +999,6 @@ def test_the_next_mount_clears_the_place_of_one_that_was_killed_while_it_told_th
     with mounted("s3://bucket/data", stuck.server.endpoint_url, path=stuck.mount.path) as mount:
         stuck.wait_for_end()
         assert (mount.path / "late").read_bytes() == b"late"
-        assert mount.stop() == 0
 
 
 def test_a_mount_that_was_killed_while_it_told_the_kernel_is_unmounted_with_an_end_for_its_readers(

@@ -45,7 +45,6 @@ def test_an_index_is_mounted_without_a_listing(server: LoopbackServer, tmp_path:
         (tmp_path / "x.index").unlink()
         assert "using the listing of s3://bucket/train" in mount.log
         assert "b'train/bad//name'" in mount.log
-        assert mount.stop() == 0
     assert server.count("ListObjectsV2") == before
 
 
@@ -98,7 +97,6 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
     assert f"wrote {index}: 2 objects" in done.stderr
     with mounted("s3://bucket/indexed/", moto_server.endpoint_url, "--index", index) as mount:
         assert tree(mount.path) == {"a": b"a", "b/c": b"b/c"}
-        assert mount.stop() == 0
     absent = ("--index", "s3://bucket/kept/absent")
     done = run_fastfuse(*mount_command("s3://bucket/indexed/", tmp_path, moto_server.endpoint_url, *absent)[3:])
     assert (done.returncode, done.stderr) == (4, "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n")
@@ -110,7 +108,6 @@ def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: Loopb
     before = server.count("ListObjectsV2")
     with mounted("s3://bucket/train", server.endpoint_url, "--keys-from", str(keys)) as mount:
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc"}
-        assert mount.stop() == 0
     assert server.count("ListObjectsV2") == before
     keys.write_text("train/a\ntrain/absent\n")
     options = ("--summary", "--keys-from", str(keys), *access(server.endpoint_url))

@@ -151,17 +151,6 @@ def test_seeking_finds_data_everywhere_and_the_only_hole_at_the_end(dataset: Dat
             assert caught.value.errno == errno.ENXIO
 
 
-def test_a_file_can_be_read_backwards_and_in_strides(dataset: DataSet) -> None:
-    """D1"""
-    written, mounted_file = dataset.pair(BIG)
-    data, step = written.read_bytes(), 777_777
-    backwards = list(range(0, BIG, step))[::-1]
-    strides = range(5, BIG, 3 * step)
-    for offsets in (backwards, strides):
-        with uncached(mounted_file) as descriptor:
-            assert all(os.pread(descriptor, step, offset) == data[offset : offset + step] for offset in offsets)
-
-
 @pytest.mark.parametrize("part_size", ["1MiB", "32MiB"])
 def test_many_readers_and_many_open_files_share_a_small_memory(dataset: DataSet, part_size: str) -> None:
     """D1, D3"""

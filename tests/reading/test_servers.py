@@ -43,13 +43,3 @@ def test_a_tour_sees_what_was_put(server: S3Server) -> None:
         big = f"plain/{(9 << 20) + 5}"
         assert direct_read(mount.path / big, 300_000, 5 << 20) == contents[big][5 << 20 :][:300_000]
         assert not (mount.path / "absent").exists()
-        assert mount.stop() == 0
-
-
-def test_an_object_replaced_since_the_listing_is_stale(moto_server: S3Server) -> None:
-    """D2"""
-    moto_server.put("stale/file", b"listed")
-    with mounted(f"s3://{moto_server.bucket}/stale/", moto_server.endpoint_url) as mount:
-        moto_server.put("stale/file", b"another")
-        with pytest.raises(OSError, match="Stale"):
-            (mount.path / "file").read_bytes()

@@ -35,12 +35,3 @@ def test_pieces_never_overlap_nothing_is_lost_and_what_fits_into_a_free_block_is
     for piece in held:
         blocks.give(*piece)
     assert sorted(blocks.free()) == sorted(Blocks(count, most).free())
-
-
-def test_a_piece_takes_no_more_than_its_units_of_the_smallest_block_that_has_them() -> None:
-    blocks = Blocks(16, 8)
-    assert blocks.take(3) == 0
-    assert [*blocks.free()] == [(8, 8), (4, 4), (3, 1)]
-    assert blocks.take(1) == 3
-    assert blocks.take(4) == 4
-    assert blocks.take(5) == 8

@@ -207,26 +207,6 @@ async def test_a_connection_that_is_given_up_before_its_thread_begins_is_closed_
     assert not any(body)
 
 
-async def test_a_long_body_is_received_without_a_thread_where_there_is_no_room_for_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_room(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(trio.lowlevel, "start_thread_soon", no_room)
-    ours, theirs, connection = paired()
-    sent, body = DATA[:300_000], bytearray(300_000)
-    with theirs:
-        sending = threading.Thread(target=theirs.sendall, args=(LONG_HEAD + sent,), daemon=True)
-        sending.start()
-        assert await connection.ask(b"GET / HTTP/1.1\r\n\r\n", PATIENCE) is not None
-        assert await connection.read_into(memoryview(body)) == 300_000
-        assert body == sent
-        assert connection.is_reusable
-        connection.close()
-        assert ours.fileno() == -1
-
-
 @pytest.mark.parametrize("after_bytes", [0, 300_000])
 async def test_a_cancelled_read_ends_at_once_wherever_it_is(
     served: Served, after_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -276,7 +256,6 @@ async def test_a_read_that_is_cancelled_while_it_connects_is_cancelled_like_any_
 @pytest.mark.parametrize(
     ("reply", "most_refused"),
     [
-        (Answer(502, "", ""), 1),
         (INTERNAL_ERROR, 1),
         # One for each connection that was open: a service that throttles gets no burst of handshakes.
         (SLOW_DOWN, 4),

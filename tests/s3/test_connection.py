@@ -62,23 +62,6 @@ async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_
     connection.close()
 
 
-async def test_a_thread_sleeps_until_much_of_a_long_body_is_there(ends: Ends) -> None:
-    server, client = ends
-    connection = Connection(client, None)
-    body = bytearray(len(BODY))
-    with trio.fail_after(PATIENCE_S):
-        async with trio.open_nursery() as nursery:
-            server.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BODY))
-            assert await connection.ask(b"GET", PATIENCE) is not None
-            nursery.start_soon(connection.read_into, memoryview(body))
-            while client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) != _WAKING_BYTES:
-                await trio.lowlevel.checkpoint()
-            await trio.to_thread.run_sync(server.sendall, BODY, abandon_on_cancel=True)
-    assert body == BODY
-    assert client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
-    connection.close()
-
-
 async def test_what_came_is_acknowledged_at_once_where_more_is_waited_for(ends: Ends) -> None:
     """A server that uses Nagle's algorithm sends the rest only then."""
     server, client = ends

@@ -5,7 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -36,6 +36,8 @@ from tests.s3.places import IN_A_REGION, loopback_client
 from tests.servers import SECRET_KEY, configure
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
+REF = ObjectRef("bucket", "key", 4, "")
+IN_PROFILE = replace(IN_A_REGION, profile="process")
 
 
 def source_of(config: ConnectionConfig | None = None) -> CredentialSource:
@@ -182,39 +184,31 @@ async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_th
     write_process_profile(aws_environment, reply, calls=calls)
     reply.write_text(process_reply("AKIAFIRST", timedelta(hours=-1)))
     config = ServerConfig(clock_s=lambda: time.time() - 2 * 3600, most_skew_s=900)
-    with LoopbackServer({"bucket": MemoryObjects({"key": b"data"})}, config) as server:
-        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", profile="process"))
-        reader = S3Client(session)
-        ref = ObjectRef("bucket", "key", 4, "")
+    async with loopback_client({"key": b"data"}, config, IN_PROFILE) as (server, client):
         for _ in range(2):
-            assert await reader.get(ref, 0, 4) == b"data"
+            assert await client.get(REF, 0, 4) == b"data"
         assert "expired at 2" in caplog.messages[0]
         called = calls.read_text()
         reply.write_text(process_reply("AKIASECOND", timedelta(hours=-1)))
         server.faults.add(FaultRule(action=EXPIRED_TOKEN, times=1))
-        assert await reader.get(ref, 0, 4) == b"data"
+        assert await client.get(REF, 0, 4) == b"data"
         assert calls.read_text() > called
-        assert session.credentials is not None
-        assert session.credentials.latest is not None
-        assert session.credentials.latest.access_key == "AKIASECOND"
-        await reader.aclose()
+        assert client.session.credentials is not None
+        assert client.session.credentials.latest is not None
+        assert client.session.credentials.latest.access_key == "AKIASECOND"
 
 
 @pytest.mark.parametrize("size_bytes", [4, 1 << 20])
 async def test_a_read_waits_for_other_credentials_until_its_deadline(size_bytes: int) -> None:
-    data = bytes(size_bytes)
-    with LoopbackServer({"bucket": MemoryObjects({"key": data})}) as server:
-        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5))
-        session.credentials, resolver, _ = source_with(None)
-        reader = S3Client(session)
-        ref = ObjectRef("bucket", "key", size_bytes, "")
-        assert await reader.get(ref, 0, size_bytes) == data
+    data, ref = bytes(size_bytes), replace(REF, size_bytes=size_bytes)
+    async with loopback_client({"key": data}, None, replace(IN_A_REGION, deadline_s=0.5)) as (server, client):
+        client.session.credentials, resolver, _ = source_with(None)
+        assert await client.get(ref, 0, size_bytes) == data
         resolver.answers = trio.Event()
         server.faults.add(FaultRule(action=EXPIRED_TOKEN))
         told = r"'key' was refused \(400 ExpiredToken\), and other credentials did not come within 0.5 s"
         with trio.fail_after(30), pytest.raises(DeadlineError, match=told):
-            await reader.get(ref, 0, size_bytes)
-        await reader.aclose()
+            await client.get(ref, 0, size_bytes)
 
 
 @pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
@@ -236,20 +230,18 @@ async def test_a_read_is_signed_with_the_renewed_keys_and_the_renewal_is_counted
     write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
     reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
     with LoopbackServer({"bucket": MemoryObjects({"key": data})}, ServerConfig(access_key_id="AKIASECOND")) as server:
-        session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", profile="process"))
-        clock = Clock(datetime.now(UTC))
+        session = S3Session(replace(IN_PROFILE, endpoint_url=server.endpoint_url))
+        clock, ref = Clock(datetime.now(UTC)), replace(REF, size_bytes=size_bytes)
         assert session.credentials is not None
         session.credentials = CredentialSource(session.credentials._resolve, now=clock)
-        reader = S3Client(session, counters=counters)
-        ref = ObjectRef("bucket", "key", size_bytes, "")
-        with pytest.raises(ObjectDeniedError, match="InvalidAccessKeyId"):
-            await reader.get(ref, 0, size_bytes)
-        reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
-        clock.now += timedelta(seconds=31)
-        await renewed(session.credentials)
-        assert await reader.get(ref, 0, size_bytes) == data
-        assert counters.get("fastfuse_credentials_renewed") == 1
-        await reader.aclose()
+        async with aclosing(S3Client(session, counters=counters)) as client:
+            with pytest.raises(ObjectDeniedError, match="InvalidAccessKeyId"):
+                await client.get(ref, 0, size_bytes)
+            reply.write_text(process_reply("AKIASECOND", timedelta(hours=1)))
+            clock.now += timedelta(seconds=31)
+            await renewed(session.credentials)
+            assert await client.get(ref, 0, size_bytes) == data
+            assert counters.get("fastfuse_credentials_renewed") == 1
 
 
 # --- the source's own rules, with a resolver of the test's
@@ -503,7 +495,6 @@ async def test_a_search_that_fails_or_finds_only_what_is_refused_again_does_not_
 NO_ROOM = FastfuseError("no process can be started: Resource temporarily unavailable")
 PASSING = [NO_ROOM, ServiceError("The service that issues the AWS credentials cannot be used: no route.")]
 LASTING = [AccessError("No AWS credentials were found."), ConfigurationError("There is no AWS profile 'other'.")]
-REF = ObjectRef("bucket", "key", 4, "")
 
 
 class Failing:

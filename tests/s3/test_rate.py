@@ -4,24 +4,24 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from math import inf
 from typing import Any, Protocol
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
-from bench.s3server import FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import FaultRule, LoopbackServer
 from bench.s3server.faults import SLOW_DOWN, Answer
 from fastfuse.errors import ReadError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.buffers import PartBuffers
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.rate import RequestRate
-from fastfuse.s3.retries import Retries
+from tests.s3.places import IN_A_REGION, loopback_client
 
 
 class Service(Protocol):
@@ -97,7 +97,7 @@ async def counts(
     [(token_bucket, 100, 10, 16), (token_bucket, 100, 100, 16), (token_bucket, 200, 10, 64), (each_second, 100, 0, 16)],
 )
 async def test_throttling_costs_a_tenth_of_what_is_allowed_and_wastes_one_request_in_20(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
     model: Callable[[float, float], Service],
     per_s: float,
     burst: float,
@@ -110,7 +110,7 @@ async def test_throttling_costs_a_tenth_of_what_is_allowed_and_wastes_one_reques
 
 
 async def test_a_service_that_does_not_throttle_is_asked_without_a_limit(
-    autojump_clock: trio.testing.MockClock,
+    autojump_clock: MockClock,
 ) -> None:
     rate = RequestRate()
     answered, _ = await counts(lambda now_s: True, clients=8, seconds=1, rate=rate)
@@ -136,7 +136,7 @@ def test_the_first_limit_is_what_was_answered_before_a_moment_in_which_little_wa
     assert rate.per_s == pytest.approx(95, rel=0.1)
 
 
-async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.testing.MockClock) -> None:
+async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: MockClock) -> None:
     rate = RequestRate()
     await counts(token_bucket(50, 5), clients=16, seconds=10, rate=rate)
     assert rate.is_limited
@@ -147,7 +147,7 @@ async def test_the_limit_goes_once_the_service_bears_more(autojump_clock: trio.t
     assert not rate.is_limited
 
 
-async def test_hosts_that_share_a_service_come_to_equal_rates(autojump_clock: trio.testing.MockClock) -> None:
+async def test_hosts_that_share_a_service_come_to_equal_rates(autojump_clock: MockClock) -> None:
     service, rates = token_bucket(120, 120), [RequestRate() for _ in range(4)]
     await shares(service, rates, seconds=20)
     answered = await shares(service, rates, seconds=40)
@@ -175,12 +175,8 @@ async def shares(service: Service, rates: Sequence[RequestRate], *, seconds: flo
 class Reader:
     """A client, at times that the test sets: no pause of a retry is longer than the test waits."""
 
-    def __init__(self, server: LoopbackServer) -> None:
-        self.server = server
-        self.retries = Retries()
-        config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", sign_request=False)
-        buffers = PartBuffers(part_bytes=1 << 20, limit_bytes=1 << 24)
-        self.client = S3Client(S3Session(config), buffers=buffers, retries=self.retries)
+    def __init__(self, server: LoopbackServer, client: S3Client) -> None:
+        self.server, self.client, self.retries = server, client, client._retries
         self._ref = ObjectRef("bucket", "key", 1000, "", 0)
 
     async def read(self) -> None:
@@ -196,18 +192,17 @@ class Reader:
 
 
 @pytest.fixture
-async def reader() -> AsyncIterator[Reader]:
-    with LoopbackServer({"bucket": MemoryObjects({"key": bytes(1000)})}) as server:
-        reader = Reader(server)
-        async with aclosing(reader.client):
-            await reader.read()
-            yield reader
+async def reader(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reader]:
+    monkeypatch.setattr("random.random", lambda: 0.0)
+    async with loopback_client({"key": bytes(1000)}, None, replace(IN_A_REGION, sign_request=False)) as place:
+        reader = Reader(*place)
+        await reader.read()
+        yield reader
 
 
 async def test_a_reader_alone_is_limited_where_every_other_request_is_refused(
-    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, mock_clock: MockClock
 ) -> None:
-    monkeypatch.setattr("random.random", lambda: 0.0)
     for _ in range(3):
         assert not reader.is_limited
         mock_clock.jump(0.1)
@@ -220,7 +215,7 @@ async def test_a_reader_alone_is_limited_where_every_other_request_is_refused(
 
 
 async def test_readers_of_whose_requests_few_are_refused_are_not_limited(
-    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is answered while nothing waits to be tried again counts, too."""
     monkeypatch.setattr("random.random", lambda: 0.5)
@@ -241,10 +236,7 @@ async def test_readers_of_whose_requests_few_are_refused_are_not_limited(
     assert not reader.is_limited
 
 
-async def test_what_threads_read_counts_as_answered(
-    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("random.random", lambda: 0.0)
+async def test_what_threads_read_counts_as_answered(reader: Reader, mock_clock: MockClock) -> None:
     for _ in range(3):
         for _ in range(100):
             reader.client.count_direct(1000, took_s=0.1, first_byte_s=0.1, is_checked=True, key="key")
@@ -255,10 +247,9 @@ async def test_what_threads_read_counts_as_answered(
 
 
 async def test_a_read_that_has_no_turn_in_time_fails_and_names_the_reply(
-    reader: Reader, mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    reader: Reader, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Swift, for one, answers 503 ServiceUnavailable while its servers of objects are down."""
-    monkeypatch.setattr("random.random", lambda: 0.0)
     for _ in range(3):
         mock_clock.jump(0.1)
         reader.server.faults.add(
@@ -306,13 +297,8 @@ def client_of_model(
         return Reply(), ReplyHead(206, {"content-range": f"bytes 0-{size_bytes - 1}/{size_bytes}"}, True, size_bytes)
 
     monkeypatch.setattr("fastfuse.s3.routes.Routes.ask", ask)
-    settings: dict[str, Any] = {
-        "endpoint_url": "http://s3.test",
-        "region": "us-east-1",
-        "sign_request": False,
-        **options,
-    }
-    client = S3Client(S3Session(ConnectionConfig(**settings)))
+    settings: dict[str, Any] = {"endpoint_url": "http://s3.test", "sign_request": False, **options}
+    client = S3Client(S3Session(replace(IN_A_REGION, **settings)))
 
     async def get(key: str = "key") -> object:
         return await client.get(ObjectRef("bucket", key, size_bytes, "", 0), 0, size_bytes)
@@ -321,7 +307,7 @@ def client_of_model(
 
 
 async def test_readers_whose_deadline_comes_before_their_turn_cost_the_others_none(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     per_s, seconds, answered = 5, 200, 0
     client, get = client_of_model(monkeypatch, token_bucket(per_s, per_s), deadline_s=10.0)
@@ -341,7 +327,7 @@ async def test_readers_whose_deadline_comes_before_their_turn_cost_the_others_no
 
 
 async def test_objects_that_are_refused_each_time_slow_no_others_down(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """D6: S3 throttles each prefix by itself."""
     caplog.set_level(logging.INFO)
@@ -375,7 +361,7 @@ async def test_objects_that_are_refused_each_time_slow_no_others_down(
 
 
 async def test_an_outage_that_is_answered_with_503_fails_no_read_that_the_deadline_outlives(
-    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readers = 128
     began_s = trio.current_time()

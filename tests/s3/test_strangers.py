@@ -1,20 +1,14 @@
 """What a command is told where something else than S3 answers, and that a service in trouble is waited for."""
 
-import socket
-import ssl
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
-import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.s3server import create_chain
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.listing.page import Page, Pager, parse_page
 from fastfuse.objects import ObjectRef
@@ -24,50 +18,42 @@ from fastfuse.s3.bodies import failure_of_refusal
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
+from tests.s3.hostile import Act, Answer, Certificates, Hostile, Peer, Request, create_certificates, serving
 from tests.s3.places import client_of
 
-Serve = Callable[[trio.SocketStream], Awaitable[object]]
 PAGE = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body>It works.</body></html>"
 LISTING = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 
 
 @asynccontextmanager
-async def stranger(serve: Serve, *, scheme: str = "http") -> AsyncIterator[tuple[ConnectionConfig, list[int]]]:
-    """Serve each connection of a port with `serve`; yield how to reach it, and the number of its connections."""
-    count = [0]
-
-    async def accept(connection: trio.SocketStream) -> None:
-        count[0] += 1
-        with suppress(trio.BrokenResourceError):
-            await serve(connection)
-
-    async with trio.open_nursery() as nursery:
-        (listener,) = await nursery.start(partial(trio.serve_tcp, accept, 0, host="127.0.0.1"))
-        url = f"{scheme}://127.0.0.1:{listener.socket.getsockname()[1]}"
-        yield ConnectionConfig(endpoint_url=url, region="us-east-1"), count
-        nursery.cancel_scope.cancel()
+async def stranger(
+    answer: Answer, *, accept: Act | None = None, scheme: str = "http", certificates: Certificates | None = None
+) -> AsyncIterator[tuple[ConnectionConfig, Hostile]]:
+    """Serve something else than S3; yield how to reach it."""
+    async with serving(certificates) as server:
+        server.misbehave(answer, accept=accept, context="good")
+        yield ConnectionConfig(endpoint_url=f"{scheme}://127.0.0.1:{server.port}", region="us-east-1"), server
 
 
-async def close(connection: trio.SocketStream) -> None:
-    await connection.receive_some()
+async def close(peer: Peer, _: Request) -> None:
+    await peer.end()
 
 
-def reply(data: bytes) -> Serve:
-    async def serve(connection: trio.SocketStream) -> None:
-        await connection.receive_some()
-        await connection.send_all(data)
-
-    return serve
+async def reset(peer: Peer, _: Request) -> None:
+    peer.reset()
 
 
-def http(status: str, body: bytes = b"", media_type: str = "text/html; charset=utf-8", more: str = "") -> Serve:
+def reply(data: bytes) -> Answer:
+    async def answer(peer: Peer, _: Request) -> None:
+        await peer.send(data)
+        await peer.end()
+
+    return answer
+
+
+def http(status: str, body: bytes = b"", media_type: str = "text/html; charset=utf-8", more: str = "") -> Answer:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {media_type}\r\nContent-Length: {len(body)}\r\n{more}"
     return reply(f"{head}Connection: close\r\n\r\n".encode() + body)
-
-
-async def reset(connection: trio.SocketStream) -> None:
-    await connection.receive_some()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @pytest.fixture(autouse=True)
@@ -114,23 +100,23 @@ STRANGERS = [
 
 
 @pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
-async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve: Serve, shown: str) -> None:
-    async with stranger(serve) as (config, count):
+async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve: Answer, shown: str) -> None:
+    async with stranger(serve) as (config, server):
         error = await use(config, listed)
     assert isinstance(error, ServiceError)
     assert f"What answers at {config.endpoint_url} is not an S3 service: " in str(error)
     assert shown in str(error)
     assert "--endpoint-url" in error.hint
     # Four attempts have three pauses, of 1.4 s at most.
-    assert count[0] in (1, 4)
+    assert server.hostile_replies in (1, 4)
 
 
 @pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
-async def test_so_does_the_question_for_an_object(serve: Serve, shown: str) -> None:
+async def test_so_does_the_question_for_an_object(serve: Answer, shown: str) -> None:
     """What speaks HTTP is not told from S3: a page has no words in reply to a HEAD, and moto sends pages, too."""
-    async with stranger(serve) as (config, count):
+    async with stranger(serve) as (config, server):
         error = await use(config, lambda client: client.head("bucket", "key"))
-    assert count[0] in (1, 4)
+    assert server.hostile_replies in (1, 4)
     if shown.startswith("200"):
         assert "has no length or no time that makes sense" in str(error)
         assert "--endpoint-url" in error.hint
@@ -141,22 +127,31 @@ async def test_so_does_the_question_for_an_object(serve: Serve, shown: str) -> N
 
 
 async def test_so_does_the_question_for_a_region() -> None:
-    async with stranger(close) as (config, count), aclosing(client_of(replace(config, region=None))) as client:
+    async with stranger(close) as (config, server), aclosing(client_of(replace(config, region=None))) as client:
         with pytest.raises(ServiceError, match="is not an S3 service: the connection was closed"):
             await listed(client)
-    assert count[0] == 4
+    assert server.hostile_replies == 4
+
+
+async def speak_plainly(peer: Peer) -> None:
+    await peer.transport.receive_some(1)
+    await peer.transport.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await peer.leave()
+
+
+async def hang_up(peer: Peer) -> None:
+    await peer.transport.aclose()
 
 
 @pytest.mark.parametrize(
-    ("serve", "message"),
+    ("accept", "message"),
     [
-        (http("400 Bad Request", PAGE), "does not speak TLS: wrong version number"),
-        (trio.SocketStream.aclose, "is not an S3 service: Connection reset by peer"),
+        (speak_plainly, "does not speak TLS: wrong version number"),
+        (hang_up, "is not an S3 service: Connection reset by peer"),
     ],
-    ids=["answers", "closes"],
 )
-async def test_https_to_a_port_without_tls_says_so(serve: Serve, message: str) -> None:
-    async with stranger(serve, scheme="https") as (config, _):
+async def test_https_to_a_port_without_tls_says_so(accept: Act, message: str) -> None:
+    async with stranger(close, accept=accept, scheme="https") as (config, _):
         error = await use(config, listed)
     assert message in str(error)
     assert "http://" in error.hint
@@ -164,10 +159,7 @@ async def test_https_to_a_port_without_tls_says_so(serve: Serve, message: str) -
 
 
 async def test_http_to_a_port_with_tls_says_that_the_scheme_may_be_wrong(tmp_path: Path) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _, files = create_chain(tmp_path)
-    context.load_cert_chain(files.certificate, files.key)
-    async with stranger(lambda c: trio.SSLStream(c, context, server_side=True).do_handshake()) as (config, _):
+    async with stranger(close, certificates=create_certificates(tmp_path)) as (config, _):
         error = await use(config, listed)
     assert "is not an S3 service" in str(error)
     assert "https://" in error.hint
@@ -195,36 +187,36 @@ TROUBLES = {
 }
 
 
-def in_turn(*serves: Serve) -> Serve:
-    following = iter(serves)
-    return lambda connection: next(following)(connection)
+def in_turn(*answers: Answer) -> Answer:
+    following = iter(answers)
+    return lambda peer, request: next(following)(peer, request)
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_a_service_in_trouble_is_waited_for(trouble: str, caplog: pytest.LogCaptureFixture) -> None:
     serve = in_turn(*[TROUBLES[trouble]] * 6, http("200 OK", LISTING))
-    async with stranger(serve) as (config, count), aclosing(client_of(config)) as client:
+    async with stranger(serve) as (config, server), aclosing(client_of(config)) as client:
         assert await listed(client) == parse_page(LISTING)
-    assert count[0] == 7
+    assert server.hostile_replies == 7
     if trouble == "the page of a gateway":
         assert "502, text/html: '502 Bad Gateway'; trying again" in caplog.text
 
 
 @pytest.mark.parametrize("serve", [close, http("200 OK", PAGE)], ids=["closes", "a page"])
-async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Serve) -> None:
+async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Answer) -> None:
     answer = http("200 OK", LISTING)
     serve = in_turn(answer, *[serve] * 6, answer)
-    async with stranger(serve) as (config, count), aclosing(client_of(config)) as client:
+    async with stranger(serve) as (config, server), aclosing(client_of(config)) as client:
         for _ in range(2):
             assert await listed(client) == parse_page(LISTING)
-    assert count[0] == 8
+    assert server.hostile_replies == 8
 
 
 async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
     answer = http("206 Partial Content", b"01234", more='Content-Range: bytes 0-4/10\r\nETag: "e"\r\n')
-    async with stranger(in_turn(*[close] * 6, answer)) as (config, count), aclosing(client_of(config)) as client:
+    async with stranger(in_turn(*[close] * 6, answer)) as (config, server), aclosing(client_of(config)) as client:
         assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
-    assert count[0] == 7
+    assert server.hostile_replies == 7
 
 
 # --- what is shown of hostile bytes

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +494,7 @@ async def test_a_writer_outlives_an_outage_and_waits_for_credentials_if_it_is_to
     monkeypatch: pytest.MonkeyPatch, trouble: str, refusal: str, *, outlives_outages: bool
 ) -> None:
     monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("fastfuse.s3.credentials._LEAST_RENEWAL_PAUSE", timedelta(0))
     # More than a command has attempts.
     times = 3 * attempts(Kind.UNREACHABLE, is_read=False)
     failures, send = iter(range(times)), HttpxSession.send

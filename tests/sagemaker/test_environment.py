@@ -137,14 +137,11 @@ GROUPED = with_field(request(source("a"), source("b")), (*S3, "InstanceGroupName
 }
 SPREAD = {"sagemaker_mpi_enabled": "true", "sagemaker_distribution_instance_groups": '["train"]'}
 
+VARIABLES = {"SAGEMAKER_PROGRAM": "main.py", "SAGEMAKER_TRAINING_MODULE": "m:main", "SM_HP_MP_PARAMETERS": '{"a":1}'}
 JOBS = [
-    (request(), None),
-    (MODES, "2/3"),
-    (request(HyperParameters=PARAMETERS), "10/11"),
-    (GROUPED, "1/3"),
+    (MODES | {"HyperParameters": PARAMETERS}, "10/11"),
     (GROUPED | {"HyperParameters": SPREAD}, "3/3"),
-    (request(Environment={"SAGEMAKER_PROGRAM": "main.py", "SAGEMAKER_TRAINING_MODULE": "m:main"}), None),
-    (request(Environment={"SM_HP_MP_PARAMETERS": '{"a":1}'}), None),
+    (request(Environment=VARIABLES), None),
     ([source()], None),
 ]
 

@@ -15,7 +15,7 @@ from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker import files
-from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, InstanceGroup, TrainingJob
+from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
 from fastfuse.sagemaker.description.cluster import find_cluster
 from fastfuse.sagemaker.files import JobPaths, claim_base_dir, open_directory, path_of, write_job_files
 from tests.sagemaker.jobs import job_of as described
@@ -84,20 +84,6 @@ def test_the_guides_examples_are_written_byte_for_byte_with_what_jobs_have_beyon
 def test_a_channel_is_written_with_all_its_keys(tmp_path: Path, item: Channel, entry: dict[str, str]) -> None:
     found = written(tmp_path, TrainingJob(channels=(item,)))["inputdataconfig"]
     assert found == as_written({"c": entry | REST | entry})  # keys that differ stay at their places
-
-
-def test_a_channel_of_another_group_is_not_this_hosts(tmp_path: Path) -> None:
-    job = TrainingJob(channels=(channel("a", instance_group_names=("x",)), channel("b", instance_group_names=("y",))))
-    groups = (
-        InstanceGroup(name="x", instance_type="t", hosts=("algo-1",)),
-        InstanceGroup(name="y", instance_type="t", hosts=("algo-2",)),
-    )
-    cluster = Cluster(current_host="algo-2", hosts=("algo-1", "algo-2"), current_group="y", instance_groups=groups)
-    assert list(json.loads(written(tmp_path, job, cluster)["inputdataconfig"])) == ["b"]
-
-
-def test_a_job_without_hyperparameters_has_an_empty_file(tmp_path: Path) -> None:
-    assert written(tmp_path, TrainingJob(channels=(channel("c"),)))["hyperparameters"] == b"{}"
 
 
 def test_every_directory_of_a_job_is_there_and_every_file_readable(tmp_path: Path) -> None:

@@ -181,18 +181,6 @@ def test_what_nobody_reads_is_let_go_with_its_order_and_counted(monkeypatch: pyt
         assert get_count(here, LARGE) == 2
 
 
-def test_reads_that_wait_for_a_get_go_on_with_the_next_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L3"""
-    with threads_read(monkeypatch, *PATIENT) as here, ThreadPoolExecutor(1) as readers:
-        rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=LARGE, times=1))
-        with order([LARGE], here.path):
-            wait_until(lambda: here.server.faults.hits(rule) > 0)
-            reading = readers.submit(whole, here.path / LARGE)
-            wait_until(reading.running)
-            os.kill(here.mount.worker(), signal.SIGKILL)
-            assert reading.result(60) == DATA[LARGE]
-
-
 def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads have room for 1,024 at once."""
 

@@ -1,7 +1,6 @@
 """Announcing an order to a real mount: it arrives, whatever happens to workers, tables and the connection."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -101,33 +100,6 @@ def test_a_list_that_cannot_be_read_is_a_mistake(here: Place) -> None:
     done = hint(here, b"", "--file", "/nonexistent/list")
     assert done.returncode == 2
     assert done.stderr.startswith(b"fastfuse: error: --file /nonexistent/list cannot be read: No such file or dir")
-
-
-def test_an_order_goes_on_with_the_next_worker() -> None:
-    """L3"""
-    with place({"a": b"a"}, *METRICS) as here:
-        counted = Counted(here)
-
-        def endless() -> Iterator[str]:
-            while True:
-                # As a reader would pace it; the engine paces nothing that it does not fetch.
-                assert select.select([go_on], [], [], 60)[0]
-                os.read(go_on, 1)
-                yield "a"
-
-        go_on, more = os.pipe()
-        with order(endless(), here.path):
-            for _ in range(3):
-                taken, _ = counted()
-                os.write(more, b"x" * 10)
-                wait_until(lambda taken=taken: counted()[0] > taken)  # type: ignore[misc]
-                os.kill(here.mount.worker(), signal.SIGKILL)
-                assert (here.path / "a").read_bytes() == b"a"
-                os.write(more, b"x" * 10)  # some are lost with the connection
-            os.write(more, b"x" * 10)  # for what the thread waits for at the end
-        os.close(more)
-        os.close(go_on)
-        assert here.mount.stop() == 0
 
 
 def test_an_order_that_was_taken_is_announced_to_the_next_worker() -> None:

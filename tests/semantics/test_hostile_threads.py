@@ -23,7 +23,7 @@ from tests.semantics.places import errno_of
 
 _NAMES = (
     "a byte behind the body",
-    "a sign-in page in place of an object",
+    "a sign-in page",
     "an object in gzip",
     "another ETag",
     "another reply behind the body",

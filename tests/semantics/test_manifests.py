@@ -67,7 +67,6 @@ def test_a_manifest_shows_its_objects_and_a_refresh_reads_it_again(stored: Store
         stored["lists"].put("m", manifest("1/01", prefix="s3://two/set/"))
         assert refresh(mount.path).startswith("0 added, 2 removed, 1 replaced; 1 objects now")
         assert xattrs(mount.path / "set/1/01") == ("two", "set/1/01")
-        assert mount.stop() == 0
 
 
 def test_an_augmented_manifest_over_two_buckets_has_its_labels(stored: Stored, server: LoopbackServer) -> None:
@@ -88,7 +87,6 @@ def test_an_augmented_manifest_over_two_buckets_has_its_labels(stored: Stored, s
         stored["lists"].put("images.jsonl", lines({**first, "label": 3}))
         assert refresh(mount.path).startswith("0 added, 1 removed, 1 replaced; 2 objects now")
         assert labels(mount.path / "images.jsonl") == [3]
-        assert mount.stop() == 0
 
 
 def test_the_part_of_a_host_is_dealt_anew(stored: Stored, server: LoopbackServer) -> None:
@@ -101,4 +99,3 @@ def test_the_part_of_a_host_is_dealt_anew(stored: Stored, server: LoopbackServer
         del whole["0/00"]
         refresh(mount.path)
         assert tree(mount.path) == {key: whole[key] for key in sorted(whole)[1::3]}
-        assert mount.stop() == 0

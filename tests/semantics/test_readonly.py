@@ -30,26 +30,19 @@ def _bind_socket(root: Path) -> None:
 
 CHANGES: dict[str, Callable[[Path], object]] = {
     "create": lambda root: os.open(root / "new", os.O_CREAT | os.O_WRONLY),
-    "create for reading": lambda root: os.open(root / "new", os.O_CREAT | os.O_RDONLY),
     "create a temporary file": lambda root: os.open(root, os.O_TMPFILE | os.O_RDWR),
     "open for writing": lambda root: os.open(root / "file", os.O_WRONLY),
-    "open for reading and writing": lambda root: os.open(root / "file", os.O_RDWR),
-    "open for appending": lambda root: os.open(root / "file", os.O_WRONLY | os.O_APPEND),
     "open to truncate": lambda root: os.open(root / "file", os.O_RDONLY | os.O_TRUNC),
     "truncate": lambda root: os.truncate(root / "file", 1),
     "unlink": lambda root: os.unlink(root / "file"),
     "rename": lambda root: os.rename(root / "file", root / "new"),
-    "rename over": lambda root: os.rename(root / "file", root / "other"),
-    "rename a directory": lambda root: os.rename(root / "folder", root / "new"),
     "mkdir": lambda root: os.mkdir(root / "new"),
     "rmdir": lambda root: os.rmdir(root / "folder"),
     "link": lambda root: os.link(root / "file", root / "new"),
     "symlink": lambda root: os.symlink("file", root / "new"),
     "chmod": lambda root: os.chmod(root / "file", 0o777),
-    "chmod of a directory": lambda root: os.chmod(root / "folder", 0o777),
     "chown": lambda root: os.chown(root / "file", 1, 1),
-    "utime": lambda root: os.utime(root / "file"),
-    "utime to a time": lambda root: os.utime(root / "file", (1, 1)),
+    "utime": lambda root: os.utime(root / "file", (1, 1)),
     "setxattr": lambda root: os.setxattr(root / "file", "user.s3.key", b"x"),
     "removexattr": lambda root: os.removexattr(root / "file", "user.s3.key"),
     "mkfifo": lambda root: os.mkfifo(root / "new"),
@@ -57,8 +50,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "bind a socket": _bind_socket,
     "fallocate": _fallocate,
 }
-# Where the mount is writable, the kernel opens by itself.
-OPENS = {"open for writing", "open for reading and writing", "open for appending"}
 # An existing name or a full directory is no better reason for the kernel than a read-only file system is.
 DATA = {"file": b"data", "other": b"other", "folder/inner": b"inner"}
 
@@ -89,8 +80,8 @@ def test_a_change_of_a_read_only_mount_is_refused(here: Place, change: str) -> N
     assert caught.value.errno == errno.EROFS
 
 
-# O_TMPFILE is the exception: FUSE's own answer where the mount has no handler is EOPNOTSUPP.
-@pytest.mark.parametrize("change", [name for name in CHANGES if name not in OPENS | {"create a temporary file"}])
+# Where the mount is writable, the kernel opens by itself, and answers O_TMPFILE with EOPNOTSUPP: we have no handler.
+@pytest.mark.parametrize("change", sorted(CHANGES.keys() - {"open for writing", "create a temporary file"}))
 def test_a_change_that_the_kernel_lets_through_is_refused(writable: Place, change: str) -> None:
     """R1"""
     with pytest.raises(OSError, match="Read-only") as caught:
@@ -98,10 +89,9 @@ def test_a_change_that_the_kernel_lets_through_is_refused(writable: Place, chang
     assert caught.value.errno == errno.EROFS
 
 
-@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND])
-def test_the_kernel_opens_for_writing_by_itself_and_the_first_change_is_refused(writable: Place, flags: int) -> None:
+def test_the_kernel_opens_for_writing_by_itself_and_the_first_change_is_refused(writable: Place) -> None:
     """R1"""
-    descriptor = os.open(writable.path / "file", flags)
+    descriptor = os.open(writable.path / "file", os.O_RDWR)
     try:
         for change in (lambda: os.write(descriptor, b"x"), lambda: os.ftruncate(descriptor, 1)):
             with pytest.raises(OSError, match="Read-only") as caught:

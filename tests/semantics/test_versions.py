@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import FaultRule, MemoryObjects, Replace, Truncate, WrongEtag
+from bench.s3server import FaultRule, MemoryObjects, Replace, Truncate
 from tests.semantics.places import Place, block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
@@ -106,20 +106,3 @@ def read_until_error(path: Path, *, direct: bool) -> tuple[bytes, int]:
             seen += chunk
     finally:
         os.close(descriptor)
-
-
-def test_another_version_in_the_reply_is_not_believed(here: Place) -> None:
-    """D1, D2"""
-    rule = here.server.faults.add(FaultRule(action=WrongEtag('"00000000000000000000000000000000"')))
-    with pytest.raises(OSError, match="Stale"):
-        direct_read(here.path / "odd", 4096)
-    here.server.faults.remove(rule)
-    assert direct_read(here.path / "odd", 4096) == block_bytes(3, 100)
-
-
-def test_a_replaced_object_that_is_in_the_page_cache_stays_as_it_was() -> None:
-    """D1, L6"""
-    with place({"file": block_bytes(1, 50_000)}) as here:
-        assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)
-        here.objects.put("file", block_bytes(2, 50_000))
-        assert (here.path / "file").read_bytes() == block_bytes(1, 50_000)

@@ -1,6 +1,4 @@
-import pytest
-
-from bench.s3server.faults import SLOW_DOWN, Delay, FaultRule, FaultSet
+from bench.s3server.faults import SLOW_DOWN, FaultRule, FaultSet
 
 
 def _hits(faults: FaultSet, count: int, key: str = "k") -> list[bool]:
@@ -23,19 +21,3 @@ def test_a_rate_spares_so_many_a_second_and_saves_those_of_one_second() -> None:
     assert _hits(faults, 3) == [False, False, True]
     now_s[0] = 100.0
     assert _hits(faults, 5) == [False] * 4 + [True]
-
-
-def test_a_removed_rule_acts_no_more_and_says_so_to_its_faults() -> None:
-    faults = FaultSet()
-    kept, removed = faults.add(FaultRule(action=Delay(1.0))), faults.add(FaultRule(action=Delay(2.0)))
-    first, second = faults.take("GetObject", "b", "k")
-    faults.remove(removed)
-    assert (first.removed.is_set(), second.removed.is_set()) == (False, True)
-    assert [fault.action for fault in faults.take("GetObject", "b", "k")] == [Delay(1.0)]
-    with pytest.raises(KeyError):
-        faults.remove(removed)
-    faults.clear()
-    assert first.removed.is_set()
-    assert faults.take("GetObject", "b", "k") == []
-    with pytest.raises(KeyError):
-        faults.hits(kept)

@@ -1,8 +1,6 @@
-"""Pages of a listing, and their XML."""
+"""Pages of a listing."""
 
 from dataclasses import replace
-from urllib.parse import unquote_plus
-from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from bench.s3server.buckets import MemoryObjects, ObjectView
 from bench.s3server.pages import ListQuery, decode_token, encode_token, render_page, select_page
-from bench.s3server.xml import contents_element, error_document, escape, text
 
 # Few letters, so that prefixes and delimiters meet; 0xff and NUL stand at the ends of the order.
 _bytes = st.text(alphabet="ab/\x00", max_size=5).map(str.encode) | st.lists(
@@ -72,28 +69,3 @@ def test_no_two_pages_have_the_same_token() -> None:
 def test_a_token_of_another_server_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         decode_token(token)
-
-
-@given(st.binary())
-def test_an_url_encoded_key_is_plain_ascii_and_decodes_to_itself(key: bytes) -> None:
-    encoded = text(key, True)
-    assert escape(encoded) == encoded
-    assert unquote_plus(encoded.decode("ascii"), errors="surrogateescape").encode(errors="surrogateescape") == key
-
-
-@given(st.text(alphabet=st.characters(min_codepoint=32, exclude_categories=["Cs", "Cn"], exclude_characters="￾￿")))
-def test_an_escaped_key_survives_an_xml_parser(key: str) -> None:
-    assert (ElementTree.fromstring(b"<k>%b</k>" % escape(key.encode())).text or "") == key
-
-
-def test_an_object_without_an_etag_is_listed_without_one() -> None:
-    listed = contents_element(b"k", 7, "", 0, "GLACIER", True)
-    assert listed == (
-        b"<Contents><Key>k</Key><LastModified>1970-01-01T00:00:00.000Z</LastModified>"
-        b"<Size>7</Size><StorageClass>GLACIER</StorageClass></Contents>"
-    )
-
-
-def test_an_error_document_escapes_what_the_client_sent() -> None:
-    document = error_document("NoSuchKey", "gone", {"Key": "<a>"})
-    assert document.endswith(b"<Error><Code>NoSuchKey</Code><Message>gone</Message><Key>&lt;a&gt;</Key></Error>")

@@ -1,12 +1,9 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.s3server.synthetic import SyntheticObjects, parse_synthetic, synthetic_bytes
+from bench.s3server.synthetic import SyntheticObjects, synthetic_bytes
 from bench.s3server.xml import contents_element
-from fastfuse.errors import ConfigurationError
 
-_PART_BYTES = 8 << 20
 _layouts = st.sampled_from(["flat", "dirs", "hex"])
 _sets = st.builds(
     lambda count, layout, share, suffix: SyntheticObjects(
@@ -45,40 +42,9 @@ def test_a_run_renders_as_its_objects_do(objects: SyntheticObjects, url_encoded:
     assert objects.contents_xml(start, end, url_encoded=url_encoded) == expected
 
 
-def test_any_two_parts_and_any_two_keys_have_other_bytes() -> None:
-    parts = {synthetic_bytes("one", part * _PART_BYTES, part * _PART_BYTES + 64) for part in range(500)}
-    assert len(parts) == 500
-    assert len({synthetic_bytes(f"{number:08d}", 0, 64) for number in range(500)}) == 500
-
-
 @given(st.integers(0, 1 << 50), st.integers(0, 40 << 20), st.integers(0, 1000))
 def test_bytes_do_not_depend_on_how_they_are_asked_for(start: int, length: int, offset: int) -> None:
     whole = synthetic_bytes("key", start, start + length)
     assert len(whole) == length
     offset = min(offset, length)
     assert synthetic_bytes("key", start + offset, start + length) == whole[offset:]
-
-
-def test_a_description_makes_the_set_it_says() -> None:
-    assert parse_synthetic("count=1000,size=128KiB,layout=dirs,dirs=10,suffix=.bin") == SyntheticObjects(
-        count=1000, size_bytes=131072, layout="dirs", directories=10, suffix=".bin"
-    )
-    assert parse_synthetic("count=4,size=2TiB").size_bytes == 2 << 40
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "",
-        "count=1",
-        "count=1,size=1,colour=red",
-        "count=x,size=1",
-        "count=1,size=1PB",
-        "count=1,size=1,layout=tree",
-        "count=0,size=1",
-        "count=1,size=1,dirs=2",
-    ],
-)
-def test_a_description_that_makes_no_sense_is_refused(spec: str) -> None:
-    with pytest.raises(ConfigurationError):
-        parse_synthetic(spec)

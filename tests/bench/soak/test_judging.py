@@ -4,7 +4,7 @@ import pytest
 
 from bench.s3server.buckets import FileSpan
 from bench.soak.data import Kind, Objects, expected_bytes, is_size_right, version_of
-from bench.soak.disturbances import DISTURBANCES, Window
+from bench.soak.disturbances import Window
 from bench.soak.judging import causes, percentiles, too_slow, unexpected, unsettled
 from bench.soak.readers import SHORT, WRONG, Failure, Share, bucket_of, latency_of
 
@@ -41,12 +41,6 @@ def test_a_death_of_the_worker_allows_no_error() -> None:
     failures = [failure("ENOTCONN", 11)]
     assert unexpected(failures, WINDOWS) == [(failures[0], ["worker killed"])]
     assert causes(failure("EIO", 16), WINDOWS) == []
-
-
-def test_what_the_policy_tries_until_the_deadline_allows_no_error_and_the_rest_its_errno() -> None:
-    allowed = {name: disturbance.allowed for name, disturbance in DISTURBANCES.items() if disturbance.allowed}
-    bad_replies = {name: {"EIO"} for name in ("length too long", "length too short", "wrong range")}
-    assert allowed == {"tokens expired": {"EACCES"}, "wrong ETag": {"ESTALE"}, **bad_replies}
 
 
 def test_a_call_that_took_longer_than_it_may_is_told() -> None:

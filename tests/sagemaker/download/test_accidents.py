@@ -19,6 +19,17 @@ from tests.sagemaker.download.channels import PART_BYTES, Source, files_below, s
 OBJECTS = {f"small/{number:02}": os.urandom(1000) for number in range(20)} | {"z-large": os.urandom(40 * PART_BYTES)}
 # Rows go breadth first: the large object is on its way before the small ones.
 TOTAL_BYTES = sum(map(len, OBJECTS.values()))
+# Downloads, and prints each progress.
+DOWNLOAD = """
+import os, pathlib, sys
+from fastfuse.s3.base import ConnectionConfig
+from fastfuse.sagemaker.download.file_channel import download_channel
+from tests.sagemaker.download.channels import settings_for
+url, snapshot, directory = sys.argv[1:]
+connection = ConnectionConfig(endpoint_url=url, region="us-east-1", sign_request=False, force_path_style=True)
+settings, snapshot_fd = settings_for(pathlib.Path(directory)), os.open(snapshot, os.O_RDONLY)
+download_channel(snapshot_fd, connection, settings, lambda report: print(report.done_bytes, flush=True))
+"""
 
 
 @pytest.fixture
@@ -33,8 +44,7 @@ def kill_when(s3: Source, directory: Path, *, gets: int) -> None:
     fd = snapshot_fd(s3.table())
     snapshot.write_bytes(os.pread(fd, 1 << 20, 0))
     os.close(fd)
-    command = [sys.executable, "-m", "tests.sagemaker.download.child", s3.server.endpoint_url]
-    command += [str(snapshot), str(directory)]
+    command = [sys.executable, "-c", DOWNLOAD, s3.server.endpoint_url, str(snapshot), str(directory)]
     with Forked(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         for line in child.stdout:
@@ -49,7 +59,7 @@ def kill_when(s3: Source, directory: Path, *, gets: int) -> None:
     s3.server.clear_requests()
 
 
-@pytest.mark.parametrize("gets", [0, 1, 17, 39, 45])
+@pytest.mark.parametrize("gets", [0, 17, 45])
 def test_after_a_kill_only_files_that_are_missing_are_fetched(s3: Source, tmp_path: Path, gets: int) -> None:
     channel = tmp_path / "channel"
     kill_when(s3, channel, gets=gets)

@@ -175,13 +175,6 @@ def test_a_key_with_the_private_name_is_a_file_like_any_other(s3: Source, tmp_pa
     assert files_below(tmp_path) == FILES | {f"{PRIVATE}/x": b"x"}
 
 
-def test_leftovers_of_a_killed_run_are_removed(s3: Source, tmp_path: Path) -> None:
-    (tmp_path / PRIVATE).mkdir(0o700)
-    (tmp_path / PRIVATE / ("0" * 32)).write_bytes(b"half")
-    s3.run(tmp_path)
-    assert files_below(tmp_path) == FILES
-
-
 def test_two_at_once_are_refused(s3: Source, tmp_path: Path) -> None:
     other = open_root(tmp_path, tmp_path.parent)
     try:

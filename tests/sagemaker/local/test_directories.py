@@ -71,7 +71,6 @@ def test_an_option_that_helps_nobody_is_refused(options: list[str], message: str
     assert refused.value.hint
 
 
-ID = "fs-0123456789abcdef0"
 PLACE = Path("/nowhere/input/data/train")
 
 

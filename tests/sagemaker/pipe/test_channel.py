@@ -38,8 +38,7 @@ def server() -> Iterator[LoopbackServer]:
         **DATA,
         "gzip/1": gzip.compress(DATA["data/a/001"]) + gzip.compress(DATA["data/large"]),
         "gzip/2": gzip.compress(DATA["data/a/002"]),
-        "damaged/1": DATA["data/a/001"],
-        "damaged/2": gzip.compress(DATA["data/large"])[:-1000],
+        "damaged": gzip.compress(DATA["data/large"])[:-1000],
         "records/1": MAGIC + b"x" * (9 * MIB) + MAGIC,
         "records/2": b"odd",
         "records/3": b"",
@@ -133,17 +132,13 @@ def _read_records(job: Job) -> list[bytes]:
 def test_each_object_is_a_record(stream: Run) -> None:
     with stream("records/", RecordWrapperType="RecordIO") as job:
         assert _read_records(job) == [MAGIC + b"x" * (9 * MIB) + MAGIC, b"odd", b""]
-    with stream("gzip/", RecordWrapperType="RecordIO", CompressionType="Gzip") as job:
-        assert _read_records(job) == [DATA["data/a/001"] + DATA["data/large"], DATA["data/a/002"]]
 
 
-@pytest.mark.parametrize("seed", [None, 3])
-def test_attributes_follow_one_another_and_each_may_be_a_record(stream: Run, seed: int | None) -> None:
+def test_attributes_follow_one_another_and_each_may_be_a_record(stream: Run) -> None:
     source = {"S3DataType": "AugmentedManifestFile", "S3Uri": "s3://bucket/lines.manifest"}
     fields: dict[str, object] = {"DataSource": {"S3DataSource": source | {"AttributeNames": ["class", "source-ref"]}}}
-    fields |= {} if seed is None else {"ShuffleConfig": {"Seed": seed}}
-    order = range(20) if seed is None else shuffled(20, seed, 0)
-    expected = [record for line in order for record in (b"%d" % line, DATA[f"data/a/{line:03}"])]
+    fields |= {"ShuffleConfig": {"Seed": 3}}
+    expected = [record for line in shuffled(20, 3, 0) for record in (b"%d" % line, DATA[f"data/a/{line:03}"])]
     with stream(RecordWrapperType="RecordIO", **fields) as job:
         assert _read_records(job) == expected
     with stream(**fields) as job:
@@ -162,11 +157,10 @@ def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, 
         reader.kill()
 
 
-@pytest.mark.parametrize(("key", "what"), [("1", "it is not gzip data"), ("2", "the gzip data is cut short")])
-def test_damaged_gzip_fails_the_epoch(stream: Run, key: str, what: str) -> None:
-    with stream(f"damaged/{key}", CompressionType="Gzip") as job:
+def test_damaged_gzip_fails_the_epoch(stream: Run) -> None:
+    with stream("damaged", CompressionType="Gzip") as job:
         reader = Reader.start(job.data)
-        job.wait_for_log(f"'s3://bucket/damaged/{key}' cannot be decompressed: {what}")
+        job.wait_for_log("'s3://bucket/damaged' cannot be decompressed: the gzip data is cut short")
         assert not reader.is_done()
         reader.kill()
         assert job.stop() == 4

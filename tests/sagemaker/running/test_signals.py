@@ -81,8 +81,7 @@ sys.exit(40 + number)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-@pytest.mark.parametrize("is_sent_to_all", [False, True])
+@pytest.mark.parametrize(("number", "is_sent_to_all"), [(signal.SIGUSR1, False), (signal.SIGUSR2, True)])
 def test_a_signal_that_warns_reaches_the_command_and_ends_no_process_of_the_run(
     run: Run, number: signal.Signals, is_sent_to_all: bool
 ) -> None:
@@ -333,20 +332,6 @@ for epoch in range(4):
     with run(CHANNELS, command=text, ends_with=0) as job:
         assert job.output.split() == [str(40 << 20)] * 4
         assert_nothing_is_left(job)
-
-
-def test_a_killed_run_is_gone_on_with_by_the_next(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
-    rule = server.faults.add(FaultRule(action=Stall(4 << 20), operation="GetObject", skip=1))
-    channels = [channel("data", "File", "data/")]
-    size = "import os; print(os.path.getsize(os.environ['SM_CHANNEL_DATA'] + '/x'), flush=True)"
-    with run(channels, base=tmp_path, command=size) as job:
-        server.wait_until(lambda statistics: statistics.requests.get("GetObject", 0) > 2)
-        job.kill()
-        assert job.output == ""
-        assert not (job.data / "data" / "x").exists()
-    server.faults.remove(rule)
-    with run(channels, base=tmp_path, command=size, ends_with=0) as job:
-        assert job.output == f"{40 << 20}\n"
 
 
 def test_mounts_that_are_killed_or_unmounted_are_told_and_the_others_go_on(run: Run) -> None:
