@@ -25,12 +25,8 @@ from fastfuse.filesystem.serving import worker
 from fastfuse.filesystem.serving.worker import READY
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
+from fastfuse.readahead.fetches import ReadCounts
 from fastfuse.s3.retries import Retries
-
-# What a read engine has done that never read.
-IDLE = dict.fromkeys(
-    ("streams", "demanded_parts", "ahead_parts", "prefetched_parts", "hits", "waits", "waited_bytes"), 0
-)
 
 Life = Callable[[socket.socket, int], object]
 
@@ -227,9 +223,8 @@ async def test_memory_that_nobody_uses_is_given_back_and_a_worker_with_too_much_
 def report(counters: Counters) -> worker._Report:
     """Return the report of a worker that never read."""
     pool = SimpleNamespace(parts_in_flight=0, unread_dropped_bytes=0)
-    engine = SimpleNamespace(
-        statistics=lambda: SimpleNamespace(**IDLE, pool=pool), memory=lambda: {"in flight": 0, "unread": 0, "read": 0}
-    )
+    memory = {"in flight": 0, "unread": 0, "read": 0}
+    engine = SimpleNamespace(counts=ReadCounts(), pool=pool, streams=0, memory=lambda: memory)
     reads = SimpleNamespace(table=SimpleNamespace(metadata=SimpleNamespace(total_bytes=0)))
     return worker._Report(counters, cast(Any, engine), cast(Any, reads))
 
