@@ -77,6 +77,12 @@ def test_a_service_that_delivers_nothing_is_judged_at_once(name: str, field: str
     assert judge(replace(SLOW, gets=5, demanded=0, ahead=0, **{field: 1})).name == "too little to judge"
 
 
+def test_a_moment_of_waiting_in_an_hour_is_no_fault() -> None:
+    short = replace(SLOW, in_use_s=1, stalled_s=0.24, blocked_s=0.3)
+    assert judge(short).text == "readers waited for 0.2 s in all"
+    assert judge(replace(short, stalled_s=0.25)).name == "too few readers"
+
+
 @pytest.mark.parametrize("name", [*FAULTS][4:])
 def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"

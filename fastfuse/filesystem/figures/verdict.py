@@ -41,8 +41,9 @@ _TOO_MUCH = 1.3
 _PAGE_CACHE_SHARE = 0.5
 # Readers that wait at the same time, of those that wait at all: while one waits, the kernel asks for what comes next.
 _ALONE = 2.0
-# Fewer GETs tell nothing, nor do fewer parts, which are counted once a second.
+# Fewer GETs tell nothing, nor do fewer parts, which are counted once a second, nor does a shorter time of waiting.
 _FEW = 20
+_SHORT_S = 0.25
 
 
 def _counted(name: str, *values: str) -> Any:  # noqa: ANN401 -- a field of any type
@@ -252,6 +253,12 @@ def _are_small(it: Figures) -> bool:
     return it.mean_file_bytes <= _SMALL_BYTES or (it.has_whole_gets and not _is_random(it))
 
 
+def _is_too_little(it: Figures) -> bool:
+    if 2 * (it.throttled + it.retried) > it.gets:
+        return False
+    return it.stalled_s < _SHORT_S or (min(it.gets, it.parts) < _FEW and not _is_of_tier(it))
+
+
 def _is_of_tier(it: Figures) -> bool:
     return it.gets < _FEW <= it.parts and it.cache_size_bytes > 0
 
@@ -277,8 +284,12 @@ RULES: Final = (
     ),
     Rule(
         "too little to judge",
-        lambda it: min(it.gets, it.parts) < _FEW and not _is_of_tier(it) and 2 * (it.throttled + it.retried) <= it.gets,
-        lambda _: "hardly anything was fetched from S3",
+        _is_too_little,
+        lambda it: (
+            "hardly anything was fetched from S3"
+            if it.stalled_s >= _SHORT_S
+            else f"readers waited for {it.stalled_s:.1f} s in all"
+        ),
         "ask again when more was read",
     ),
     Rule(
