@@ -241,7 +241,8 @@ class _Making:
         """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
         source, origin = self.source, self.origin
         if origin.inventory is not None:
-            return await list_inventory(objects, origin.inventory, source, progress=progress)
+            async with aclosing(S3Client(self.session.without_key(), retries=Retries(self.counters))) as client:
+                return await list_inventory(client, origin.inventory, source, progress=progress)
         if origin.keys_from is not None:
             return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)
         list_named = list_manifest
