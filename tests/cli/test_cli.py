@@ -313,6 +313,13 @@ class TestRefusals:
         monkeypatch.setenv(f"FASTFUSE_{variable}", "/")
         assert refusal("mount", "s3://b", option, value) == f"{said}\n"
 
+    @pytest.mark.parametrize("words", [["index", "s3://b", "-o", "/i"], ["warm", "/m"]])
+    def test_an_index_of_the_environment_that_is_in_the_way_is_named(
+        self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_INDEX", "/i")
+        assert refusal(*words).endswith("out; FASTFUSE_INDEX gives --index\n")
+
     @pytest.mark.parametrize(
         ("variable", "value", "words"),
         [
