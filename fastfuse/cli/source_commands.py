@@ -56,6 +56,7 @@ def index(
             f"--index and --output are both {place}, which would be copied onto itself", hint="leave --index out"
         )
     uri = S3Uri.given(source)
+    origin.check_place("--output", place, uri)
     log.configure(logs)
     from fastfuse.cli import source_output
 

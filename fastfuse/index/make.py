@@ -168,6 +168,7 @@ class _Making:
     def shared(self, place: S3Uri, max_age_s: float) -> tuple[Snapshot, int]:
         """Write the index to `fd` that hosts share at `place`."""
         origin = self.origin
+        origin.check_place("--index", place, self.source)
         trio.run(load_writer, self.session)
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}

@@ -245,6 +245,7 @@ class TestRefusals:
             ("s3://b/p /m -o ro,uid=x", "Invalid value for '--uid'"),
             ("index s3://b --json", "--json says how to print the summary"),
             ("index s3://b", "index has nothing to do"),
+            ("index s3://b/p -o s3://b/p/i", "--output s3://b/p/i lies in the source s3://b/p"),
             ("advise bucket", "'bucket' is not an S3 URI"),
             ("advise s3://b --disk-rate fast", "--disk-rate 'fast' is not a size"),
             ("advise s3://b --hours inf", "Invalid value for '--hours'"),
