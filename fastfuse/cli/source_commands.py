@@ -7,6 +7,7 @@ import sys
 import textwrap
 from dataclasses import asdict
 from enum import StrEnum
+from itertools import compress
 from pathlib import Path
 from typing import Annotated
 
@@ -50,10 +51,16 @@ def index(
     if output is None and not summary:
         raise ConfigurationError("index has nothing to do", hint="write it with -o FILE, or look at it with --summary")
     place = None if output is None else index_options.parse_index_place(output)
+    if place is not None and place == origin.saved and origin.max_age_s is None:
+        raise ConfigurationError(
+            f"--index and --output are both {place}, which would be copied onto itself", hint="leave --index out"
+        )
+    uri = S3Uri.given(source)
+    origin.check_place("--output", place, uri)
     log.configure(logs)
     from fastfuse.cli import source_output
 
-    return source_output.index(S3Uri.given(source), origin, connection, output=place, summary=summary, as_json=as_json)
+    return source_output.index(uri, origin, connection, output=place, summary=summary, as_json=as_json)
 
 
 @options.takes(origin=index_options.origin, connection=options.connection, logs=options.logs)
@@ -240,12 +247,11 @@ def warm(
     if bytes_per_s == 0:
         raise ConfigurationError(f"--limit {limit} lets nothing through", hint="leave it out, or write it as 2GiB/s")
     is_mount = "://" not in source
-    if is_mount and (
-        (origin.saved, origin.inventory, origin.keys_from, origin.shard) != (None,) * 4
-        or origin.kind is not SourceKind.PREFIX
-    ):
+    names = ("--index", "--inventory", "--keys-from", "--shard", "--source-type")
+    values = (origin.saved, origin.inventory, origin.keys_from, origin.shard, origin.kind is not SourceKind.PREFIX)
+    if is_mount and (given := ", ".join(compress(names, values))):
         raise ConfigurationError(
-            f"{source} is a MOUNTPOINT, whose mount knows its objects", hint="leave the options of the source out"
+            f"{source} is a MOUNTPOINT, whose mount knows its objects whatever {given} says", hint="leave it out"
         )
     if not is_mount and cache is None:
         raise ConfigurationError("warm has no place for what it fetches", hint="give --cache DIR, or a MOUNTPOINT")

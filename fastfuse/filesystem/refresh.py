@@ -17,6 +17,7 @@ import socket
 import time
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
@@ -92,8 +93,9 @@ class Refresher:
     def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
         """`session` has its files read before the first refresh."""
         self._source = source
-        # A file of this mount is made anew. One of somebody else, and what hosts share, are read again.
-        origin = replace(origin, max_age_s=0.0 if origin.is_own_file else None)
+        # A file of this mount is made anew. One of somebody else, and what hosts share, are read again; what they share
+        # is made where there is none.
+        origin = replace(origin, max_age_s=0.0 if origin.is_own_file else origin.max_age_s and inf)
         self._list = partial(_list, source, origin, session, counters)
         self._fork = fork
         # Notices that the kernel did not get yet. The listing process adds those of its changes.

@@ -168,6 +168,7 @@ class _Making:
     def shared(self, place: S3Uri, max_age_s: float) -> tuple[Snapshot, int]:
         """Write the index to `fd` that hosts share at `place`."""
         origin = self.origin
+        origin.check_place("--index", place, self.source)
         trio.run(load_writer, self.session)
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}
@@ -241,7 +242,8 @@ class _Making:
         """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
         source, origin = self.source, self.origin
         if origin.inventory is not None:
-            return await list_inventory(objects, origin.inventory, source, progress=progress)
+            async with aclosing(S3Client(self.session.without_key(), retries=Retries(self.counters))) as client:
+                return await list_inventory(client, origin.inventory, source, progress=progress)
         if origin.keys_from is not None:
             return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)
         list_named = list_manifest

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from fastfuse.errors import ConfigurationError
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.uri import S3Uri
 
@@ -54,6 +55,15 @@ class IndexOrigin:
     def is_own_file(self) -> bool:
         """True if `saved` is a file that this mount makes itself, at a refresh too."""
         return isinstance(self.saved, Path) and self.max_age_s is not None
+
+    def check_place(self, option: str, place: Path | S3Uri | None, source: S3Uri) -> None:
+        """Raise `ConfigurationError` if the index of `source` that is written to `place` would be an object of it."""
+        begin = source.path if self.is_key_name_prefix else source.folder
+        if isinstance(place, S3Uri) and place.bucket == source.bucket and place.path.startswith(begin):
+            raise ConfigurationError(
+                f"{option} {place} lies in the source {source}, whose files it would be among",
+                hint="name an object elsewhere",
+            )
 
     @property
     def view(self) -> str:

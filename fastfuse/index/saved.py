@@ -120,7 +120,7 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
 
 
 async def _download(place: S3Uri, session: S3Session, fd: int, retries: Retries) -> None:
-    async with aclosing(S3Client(session, retries=retries)) as client:
+    async with aclosing(S3Client(session.without_key(), retries=retries)) as client:
         ref = await client.head(place.bucket, place.path)
         check_size(f"the index {place}", ref.size_bytes)
         os.ftruncate(fd, ref.size_bytes)

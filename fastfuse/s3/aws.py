@@ -11,6 +11,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -147,6 +148,13 @@ class S3Session:
 
         other = copy.copy(self)
         other.credentials = self.credentials and CredentialSource(latest)
+        return other
+
+    def without_key(self) -> "S3Session":
+        """Return this session without the key for SSE-C, for what fastfuse or S3 itself has written."""
+        other = copy.copy(self)
+        other.config = replace(self.config, sse_c_key_file=None)
+        vars(other).pop("object_headers", None)
         return other
 
     async def load_renewal(self) -> None:

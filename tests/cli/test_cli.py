@@ -245,6 +245,7 @@ class TestRefusals:
             ("s3://b/p /m -o ro,uid=x", "Invalid value for '--uid'"),
             ("index s3://b --json", "--json says how to print the summary"),
             ("index s3://b", "index has nothing to do"),
+            ("index s3://b/p -o s3://b/p/i", "--output s3://b/p/i lies in the source s3://b/p"),
             ("advise bucket", "'bucket' is not an S3 URI"),
             ("advise s3://b --disk-rate fast", "--disk-rate 'fast' is not a size"),
             ("advise s3://b --hours inf", "Invalid value for '--hours'"),
@@ -312,6 +313,13 @@ class TestRefusals:
         assert refusal("mount", "s3://b") == f"{said}; FASTFUSE_{variable} gives {option}\n"
         monkeypatch.setenv(f"FASTFUSE_{variable}", "/")
         assert refusal("mount", "s3://b", option, value) == f"{said}\n"
+
+    @pytest.mark.parametrize("words", [["index", "s3://b", "-o", "/i"], ["warm", "/m"]])
+    def test_an_index_of_the_environment_that_is_in_the_way_is_named(
+        self, refusal: Refusal, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        monkeypatch.setenv("FASTFUSE_INDEX", "/i")
+        assert refusal(*words).endswith("out; FASTFUSE_INDEX gives --index\n")
 
     @pytest.mark.parametrize(
         ("variable", "value", "words"),

@@ -21,7 +21,9 @@ from fastfuse.filesystem.kernel.fuse import replies
 from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving import reads as module
 from fastfuse.filesystem.serving.operations import Outcomes
-from fastfuse.filesystem.serving.reads import Reads
+from fastfuse.filesystem.serving.reads import Reads, stale_hint
+from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead import ReadEngine
@@ -102,6 +104,11 @@ async def place_at(connection: socket.socket) -> AsyncIterator[Place]:
     async with trio.open_nursery() as nursery:
         yield Place(connection, nursery)
         nursery.cancel_scope.cancel()
+
+
+def test_of_a_stale_file_of_an_inventory_no_refresh_is_advised() -> None:
+    """Which reads the same report again."""
+    assert "newer report" in stale_hint(IndexOrigin(inventory=S3Uri("b", "manifest.json")))
 
 
 async def test_what_is_at_hand_is_answered_at_once_and_counted_as_every_read_is(connection: socket.socket) -> None:

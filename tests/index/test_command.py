@@ -1,12 +1,13 @@
 """`fastfuse index`, and `mount --index`, as a user has them: real processes and real mounts."""
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
 from tests.mounting import access, mount_command, mounted, run_fastfuse
 from tests.servers import S3Server, moto_server
 
@@ -86,6 +87,19 @@ def test_a_file_is_made_where_it_is_missing_or_old_and_by_a_refresh(
             assert ("newer" in tree(mount.path)) is has_newer
             assert (server.count("ListObjectsV2") > before) is has_newer
     assert os.listdir(tmp_path) == ["x.index"]
+
+
+def test_a_refresh_lists_where_hosts_cannot_share_an_index(objects: MemoryObjects) -> None:
+    """L9"""
+    words = ("--index", "s3://bucket/x.index", "--index-max-age", "1h")
+    with (
+        LoopbackServer({"bucket": objects}, ServerConfig(writes="unconditional", clock_s=time.time)) as server,
+        mounted("s3://bucket/train", server.endpoint_url, *words) as mount,
+    ):
+        objects.put("train/new", b"")
+        refreshed = run_fastfuse("refresh", str(mount.path))
+        assert refreshed.returncode == 0, refreshed.stderr
+        assert set(tree(mount.path)) == {"a", "b/c", "empty", "new"}
 
 
 def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from tests.index.indexes import file_size_limit, index_bytes, index_of, memory_file
+from tests.index.sources.reports import Row, csv_file, manifest
 from tests.tables import check_table, files_of
 
 MANIFEST = S3Uri("lists", "m.json")
@@ -42,8 +43,12 @@ def server(aws_environment: object) -> Iterator[LoopbackServer]:
         yield server
 
 
-def made(server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path | None = None) -> Snapshot:
-    connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
+def made(
+    server: LoopbackServer, source: S3Uri, origin: IndexOrigin, save: Path | None = None, key: str | None = None
+) -> Snapshot:
+    connection = ConnectionConfig(
+        endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True, sse_c_key_file=key
+    )
     with memory_file() as fd:
         try:
             make_index(source, origin, S3Session(connection), fd)
@@ -71,6 +76,19 @@ def test_the_parts_of_a_prefix_are_what_the_whole_shows(server: LoopbackServer, 
     assert [part.view for part in parts] == [f"part {at}/3 by {'bytes' if by_bytes else 'count'}" for at in (1, 2, 3)]
     # What is left out is told on every host.
     assert [part.refusals.total for part in parts] == [2, 2, 2]
+
+
+def test_what_fastfuse_and_s3_write_is_read_without_the_key_for_sse_c(server: LoopbackServer, tmp_path: Path) -> None:
+    """No key is sent over plain HTTP: a request with it would be refused."""
+    (tmp_path / "key").write_bytes(bytes(32))
+    key = str(tmp_path / "key")
+    lists, rows = server.buckets["lists"], csv_file([Row("set/a")])
+    assert isinstance(lists, MemoryObjects)
+    lists.put("index", index_bytes(made(server, PREFIX, IndexOrigin())))
+    lists.put("manifest", manifest({"rows": rows}, sourceBucket="data"))
+    lists.put("rows", rows)
+    assert keys(made(server, PREFIX, IndexOrigin(saved=S3Uri("lists", "index")), key=key)) == SHOWN
+    assert keys(made(server, PREFIX, IndexOrigin(inventory=S3Uri("lists", "manifest")), key=key)) == ["set/a"]
 
 
 def test_a_limit_on_the_size_of_files_is_raised_for_an_index_or_named(server: LoopbackServer) -> None:

@@ -241,6 +241,15 @@ def test_what_is_no_index_of_the_source_is_never_replaced(server: LoopbackServer
     assert opened(server.endpoint_url)[0] == 5
 
 
+@pytest.mark.parametrize(("key", "is_beginning"), [("set/x.index", False), ("set.index", True)])
+def test_an_index_that_would_be_a_file_of_its_source_is_refused(
+    server: LoopbackServer, key: str, is_beginning: bool
+) -> None:
+    origin = replace(ORIGIN, saved=S3Uri("data", key), is_key_name_prefix=is_beginning)
+    with pytest.raises(ConfigurationError, match=f"--index s3://data/{key} lies in the source s3://data/set"):
+        opened(server.endpoint_url, origin, S3Uri("data", "set"))
+
+
 def test_a_host_whose_listing_fails_lets_the_next_one_try(server: LoopbackServer) -> None:
     with pytest.raises(EmptySourceError):
         opened(server.endpoint_url, source=S3Uri("data", "absent/"))

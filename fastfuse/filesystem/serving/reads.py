@@ -22,6 +22,7 @@ from fastfuse.filesystem.kernel.in_hand import Read, ReadsInHand
 from fastfuse.filesystem.serving.operations import MountOperations, answered
 from fastfuse.filesystem.talking.watching import UnderWay, WatchedReads
 from fastfuse.index.inodes.table import InodeTable
+from fastfuse.index.origin import IndexOrigin
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer
 from fastfuse.readahead import ReadEngine
@@ -45,8 +46,6 @@ _SUSPECTS_BEGIN_S = 1.0
 _LAST_ERRORS = 8
 
 _REFRESH_HINT = "'fastfuse refresh' shows what is there now."
-# A refresh reads the saved index again, and nothing else.
-_INDEX_HINT = "Make the index anew with 'fastfuse index', then 'fastfuse refresh' shows what is there."
 
 
 class FailedReads:
@@ -100,6 +99,15 @@ class Request(NamedTuple):
     process: int
 
 
+def stale_hint(origin: IndexOrigin) -> str:
+    """Return what to do about an object that is no longer the one of an index of `origin`."""
+    if origin.inventory is not None:  # a refresh reads the same report
+        return "Mount again with a newer report (--inventory)."
+    if origin.saved is not None and not origin.is_own_file:  # a refresh reads it again, and nothing else
+        return "Make the index anew with 'fastfuse index', then 'fastfuse refresh' shows what is there."
+    return _REFRESH_HINT
+
+
 class Reads:
     """The reads of one worker, in tasks of `nursery`."""
 
@@ -112,14 +120,14 @@ class Reads:
         nursery: trio.Nursery,
         read_deadline_s: float = inf,
         *,
-        has_saved_index: bool = False,
+        stale_hint: str = _REFRESH_HINT,
     ) -> None:
         self._operations = operations
         self.outcomes = operations.outcomes
         self._engine = engine
         self.in_hand = in_hand
         self._nursery = nursery
-        self._stale_hint = _INDEX_HINT if has_saved_index else _REFRESH_HINT
+        self._stale_hint = stale_hint
         self._failed_reads, self._failures = FailedReads(read_deadline_s), RepeatedFailures(_log)
         # The number of tasks, and the requests that none has begun, oldest first: the order in which a file is read
         # tells what to fetch ahead. With each, whether it came in a drain.

@@ -42,7 +42,7 @@ from fastfuse.filesystem.processes.key_finder import ask_for_keys
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
-from fastfuse.filesystem.serving.reads import Reads
+from fastfuse.filesystem.serving.reads import Reads, stale_hint
 from fastfuse.filesystem.talking.control import PROTOCOL, TASKS, send_answer
 from fastfuse.filesystem.talking.hint_taker import HintTaker
 from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
@@ -149,7 +149,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         buckets = _serve_table(operations, task.snapshot_fd, engine)
         reads = Reads(
             operations, engine, counters, task.in_hand, nursery, task.session.config.deadline_s,
-            has_saved_index=settings.origin.saved is not None and not settings.origin.is_own_file,
+            stale_hint=stale_hint(settings.origin),
         )  # fmt: skip
         tier = reader if isinstance(reader, CachedReader) else None
         most_threads = min(client.max_connections, limit_bytes // _BYTES_PER_THREAD)

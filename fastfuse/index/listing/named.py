@@ -269,8 +269,8 @@ def _size(line: AugmentedLine, sizes_bytes: dict[tuple[str, str], int]) -> int:
 
 
 def _path(named: Reference | ObjectRef, bucket: str) -> str:
-    """Return the path in the table of `_builder`."""
-    return named.key if bucket else f"{named.bucket}/{named.key}"
+    """Return the path in the table of `_builder`. An ARN, which is one part of it, may have `:` for each `/`."""
+    return named.key if bucket else f"{named.bucket.replace('/', ':')}/{named.key}"
 
 
 def _add_lines(

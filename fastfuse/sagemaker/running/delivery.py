@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -111,7 +112,8 @@ class Delivery:
 
     def __init__(self, settings: RunSettings, phases: Phases, take_signal: Callable[[float], bool]) -> None:
         self._settings = settings
-        self._session = S3Session(settings.connection)
+        # What fastfuse writes lies without a key of the customer's, checkpoints that come back, too.
+        self._session = S3Session(replace(settings.connection, sse_c_key_file=None))
         self._phases = phases
         self._take_signal = take_signal
         # The first sends checkpoints and logs while the job runs, the second model and output at its end.

@@ -170,6 +170,14 @@ async def test_paths_begin_with_the_bucket_where_there_are_several_in_whichever_
         assert sorted(line for part in four for line in lines(part)) == sorted(lines(whole))
 
 
+async def test_the_arn_of_an_access_point_is_one_part_of_a_path() -> None:
+    points = "arn:aws:s3:us-east-1:123456789012:accesspoint"
+    objects = augmented({"a-ref": f"s3://{points}/one/x/k", "b-ref": "s3://two/k"})
+    listing = await list_augmented_manifest(objects, SOURCE)
+    assert listing.table.buckets() == [f"{points}:one", "two"]
+    assert paths(listing.table)[f"{points}:one/x/k"] == f"s3://{points}:one/x/k"
+
+
 async def test_a_manifest_of_labels_alone_is_a_file_alone() -> None:
     listing = await list_augmented_manifest(augmented({"label": 1}, {"label": 2}), SOURCE)
     assert (paths(listing.table), order(listing.table)) == ({"train.manifest": ""}, [])

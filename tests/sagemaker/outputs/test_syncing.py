@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -616,6 +617,32 @@ def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_sin
     with syncing(moto_server, directory, began_ns=time.time_ns()) as sync:
         sync.finish()
         assert sync.objects() == {"state": b"newer"}
+
+
+def test_checkpoints_come_back_without_the_key_for_sse_c(moto_server: S3Server, directory: Path) -> None:
+    """No key is sent over plain HTTP: a request with it would be refused."""
+    key = directory.with_name("key")
+    key.write_bytes(bytes(32))
+    settings, phases = settings_of_a_job(directory.parent), Phases(is_json=False)
+    settings.connection = replace(moto_server.config, sse_c_key_file=str(key))
+    settings.job.synced = (replace(settings.job.synced[0], local_path=str(directory)),)
+    phases.enter(Phase.TRAINING, "")
+    moto_server.put("c/state", b"kept")
+    delivered = delivery.Delivery(settings, phases, lambda _: True)
+    delivered.begin()
+    process = delivered._syncer
+    assert process is not None
+
+    def is_told() -> bool:
+        delivered.listen()
+        return delivered.is_ready or bool(process.errors)
+
+    try:
+        wait_until(is_told)
+    finally:
+        process.kill()
+        process.ended(wait_child(process.pid), phases)
+    assert (directory / "state").read_bytes() == b"kept"
 
 
 def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
