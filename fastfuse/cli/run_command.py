@@ -157,7 +157,7 @@ def run(
         origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
-        cache=options.checked_cache(cache, connection),
+        cache=options.checked_cache(cache, connection, *origins.values()),
         shard_by_bytes=shard_by is ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
         uid=os.getuid() if uid is None else uid,
