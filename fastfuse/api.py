@@ -98,7 +98,8 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     """Mount `source`, ``s3://BUCKET/PREFIX``, at `path` (a new temporary directory if left out) and return it.
 
     `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
-    is ``--training``, and a list repeats its option. A daemon serves the mount, and logs to ``log_file`` or to syslog.
+    is ``--training``, and a list repeats its option. One that is None or False is left out, and so is its
+    variable. A daemon serves the mount, and logs to ``log_file`` or to syslog.
     If a signal ends the program at once, as SIGTERM does to a script that has no handler for it, the mount stays:
     ``fastfuse unmount PATH``.
 
@@ -110,9 +111,10 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
         FastfuseError: anything else, such as a service that does not answer.
     """
     words = [word for name, value in options.items() for word in _words(name, value)]
+    left_out = [name for name, value in options.items() if value is None or value is False]
     place = (_temporary_directory() if path is None else Path(path)).absolute()
     try:
-        done = _run("mount", "--daemon", *words, "--", source, str(place))
+        done = _run("mount", "--daemon", *words, "--", source, str(place), left_out=left_out)
         # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
         if done.returncode or _refusal_in(done.stderr):
             raise _error_of(done)
@@ -161,10 +163,10 @@ def _words(name: str, value: Option) -> list[str]:
     return [f"{option}={one}" for one in value]
 
 
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
+def _run(*words: str, left_out: Sequence[str]) -> subprocess.CompletedProcess[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
-    environment = environment_without({f"FASTFUSE_{name.upper()}" for name in _RESERVED})
+    environment = environment_without({f"FASTFUSE_{name.upper()}" for name in (*_RESERVED, *left_out)})
     try:
         return subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,

@@ -165,7 +165,7 @@ def test_an_error_shows_message_and_hint_be_it_of_the_daemon(options: dict[str, 
     assert refused.value.hint
 
 
-def test_variables_that_would_put_the_mount_elsewhere_are_not_its(
+def test_variables_that_would_put_the_mount_elsewhere_or_that_are_left_out_are_not_its(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
@@ -173,9 +173,11 @@ def test_variables_that_would_put_the_mount_elsewhere_are_not_its(
         ("FUSE_SOCKET", "/nonexistent"),
         ("FUSE_FD", "9"),
         ("MOUNTPOINT", "/nowhere"),
+        ("CACHE", "/nonexistent/cache"),
+        ("VERIFY", "maybe"),
     ):
         monkeypatch.setenv(f"FASTFUSE_{name}", value)
-    with fastfuse.mount("s3://bucket/train/", **options) as mnt:
+    with fastfuse.mount("s3://bucket/train/", **options, cache=None, verify=False) as mnt:
         assert contents(mnt.path) == OBJECTS
 
 

@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import time
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -120,8 +120,10 @@ def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
         os.close(directory_fd)
 
 
-def open_cache(settings: CacheSettings, owner_uid: int) -> OpenCache:
+def open_cache(settings: CacheSettings, owner_uid: int, *, fills: bool = True) -> OpenCache:
     """Open the directory that was prepared for `owner_uid`, as a process does before it gives up its rights.
+
+    The first process alive that `fills` it decides on its size.
 
     Raises:
         ConfigurationError: another directory is there now, which this user's processes may not trust.
@@ -133,8 +135,7 @@ def open_cache(settings: CacheSettings, owner_uid: int) -> OpenCache:
         _check(settings.directory, directory_fd, owner_uid)
         claims_fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, claims_fd)
-        # Whoever clears a damaged index takes it alone for a moment.
-        _lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
+        settings = _enter(settings, claims_fd, fills=fills)
         filter_fd = os.open(_FILTER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
         opened.callback(os.close, filter_fd)
         os.posix_fadvise(filter_fd, 0, 0, os.POSIX_FADV_WILLNEED)  # nobody who asks it waits for the disk
@@ -184,6 +185,21 @@ def _lock(fd: int, how: int, within_s: float) -> None:
         time.sleep(_LOCK_RETRY_S)  # noqa: TID251 - no wait for a lock has an end
 
 
+def _enter(settings: CacheSettings, claims_fd: int, *, fills: bool) -> CacheSettings:
+    """Lock the directory as one in use; return the settings with the size that all its processes keep to."""
+    if fills:
+        with suppress(OSError):  # others use it, or its disk is full
+            fcntl.flock(claims_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(claims_fd, settings.size_bytes.to_bytes(8), 0)
+    # Whoever clears a damaged index, or sets the size, takes it alone for a moment.
+    _lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
+    size_bytes = int.from_bytes(os.pread(claims_fd, 8, 0)) or settings.size_bytes
+    if fills and size_bytes != settings.size_bytes:
+        sizes = format_size(size_bytes), format_size(settings.size_bytes)
+        _log.warning("the cache %s is kept to %s, not %s: another process gave it that", settings.directory, *sizes)
+    return replace(settings, size_bytes=size_bytes)
+
+
 def _index_path(directory_fd: int) -> str:
     return f"/proc/self/fd/{directory_fd}/{_INDEX}"
 
@@ -196,7 +212,9 @@ def _check(path: Path, directory_fd: int, owner_uid: int) -> None:
             f"--cache {str(path)!r} holds {foreign!r}, which is not of a cache", hint="name an empty directory"
         )
     is_shared = there.st_mode & stat.S_ISGID and there.st_mode & stat.S_IWGRP
-    if there.st_uid != owner_uid and not (is_shared and there.st_gid in (os.getegid(), *os.getgroups())):
+    # A worker of root's mount is nobody, and in none of root's groups.
+    groups = (os.getegid(), *os.getgroups()) if owner_uid == os.geteuid() else ()
+    if there.st_uid != owner_uid and not (is_shared and there.st_gid in groups):
         raise ConfigurationError(
             f"--cache {str(path)!r} belongs to the user {there.st_uid}, and is used here by {owner_uid}",
             hint="name a directory of its own for this user, or share one with a group (see docs/CACHE.md)",

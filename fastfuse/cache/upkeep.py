@@ -26,7 +26,8 @@ def disk_errors(settings: CacheSettings) -> Iterator[None]:
 def status(cache: OpenCache) -> dict[str, int]:
     """Count what is kept. Takes a second for a million ranges."""
     found, index_bytes = Index(cache.reading).totals(), cache.index_bytes()
-    return {"used_bytes": found.pop("room_bytes") + index_bytes, "index_bytes": index_bytes, **found}
+    used_bytes, size_bytes = found.pop("room_bytes") + index_bytes, cache.settings.size_bytes
+    return {"used_bytes": used_bytes, "size_bytes": size_bytes, "index_bytes": index_bytes, **found}
 
 
 def verify(cache: OpenCache, tell: Callable[[int], None]) -> dict[str, int]:

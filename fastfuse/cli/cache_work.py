@@ -210,7 +210,8 @@ def maintain(
     """
     prepare(settings, worker_uid())
     if action == "status":
-        return _status(_as_nobody(settings, upkeep.status), settings)
+        found = _as_nobody(settings, upkeep.status)
+        return _status({"directory": str(settings.directory), **found})
     if action == "verify":
         found = _as_nobody(settings, lambda cache: _verify(cache, str(settings.directory)))
         bad = f"{found['bad']:,} more were bad: forgotten, and fetched again when they are read" if found["bad"] else ""
@@ -235,8 +236,7 @@ def maintain(
     return Outcome(found, text, int(is_partial))
 
 
-def _status(found: dict[str, Any], settings: CacheSettings) -> Outcome:
-    found |= {"directory": str(settings.directory), "size_bytes": settings.size_bytes}
+def _status(found: dict[str, Any]) -> Outcome:
     rows = {
         "directory": found["directory"],
         "used": f"{format_size(found['used_bytes'])} of {format_size(found['size_bytes'])} (--cache-size)",
@@ -264,7 +264,7 @@ def _as_nobody(settings: CacheSettings, work: Callable[[OpenCache], dict[str, in
 
     def make() -> dict[str, int]:
         with upkeep.disk_errors(settings):
-            cache = open_cache(settings, worker_uid())
+            cache = open_cache(settings, worker_uid(), fills=False)
         become_nobody()
         with upkeep.disk_errors(settings):
             return work(cache)

@@ -39,6 +39,8 @@ CHANNELS_ROOT: Final = Path("/opt/ml/input/data")
 # SageMaker's own rule for ChannelName.
 _CHANNEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _RIGHTS = "Mounting without rights"
+# The options of a kernel's mount that every mount has, whoever makes it.
+_ALWAYS_SO: Final = {"nodev", "nosuid", "async", "default_permissions"}
 
 # Eight times what a fast host needs in flight (64 parts of 8 MiB). The page cache makes better use of the rest.
 MAXIMUM_DEFAULT_MEMORY_BYTES: Final = 4 * GIB
@@ -197,6 +199,12 @@ def mount_settings(
             "--fuse-socket leaves the place to the helper that listens there",
             hint="give the helper its MOUNTPOINT, and this mount neither that nor --channel nor --fuse-fd",
         )
+    refused = {*(mount_option or ())} - _ALWAYS_SO
+    if refused and (fuse_socket, fuse_fd) != (None, None):
+        raise ConfigurationError(
+            f"-o {min(refused)} is for a mount that this process makes",
+            hint="leave it out with --fuse-socket and --fuse-fd, whose mount another process makes",
+        )
     place = channel_mountpoint(channel or "training") if mountpoint is None else Path(os.path.abspath(mountpoint))
     memory_bytes = memory_target_bytes(memory_target, available_memory_bytes())
     if not re.fullmatch("[0-7]{1,4}", umask, re.ASCII) or int(umask, 8) > 0o777:
@@ -208,7 +216,7 @@ def mount_settings(
         mountpoint=place,
         connection=connection,
         origin=origin,
-        cache=checked_cache(cache, connection),
+        cache=checked_cache(cache, connection, origin),
         memory_target_bytes=memory_bytes,
         part_size_bytes=parse_part_size(part_size, memory_bytes),
         expects_whole_files=training,

@@ -18,6 +18,7 @@ import typer
 from fastfuse.cache.settings import CacheSettings
 from fastfuse.cgroup import usable_cpus
 from fastfuse.errors import ConfigurationError
+from fastfuse.index.origin import IndexOrigin
 from fastfuse.log import LogConfig
 from fastfuse.s3.base import REGION_NAME, ConnectionConfig, enough_connections
 from fastfuse.s3.sse import read_customer_key
@@ -242,13 +243,22 @@ def cache(
     return CacheSettings(directory=directory, size_bytes=size_bytes, min_free_bytes=min_free_bytes)
 
 
-def checked_cache(cache: CacheSettings | None, connection: ConnectionConfig) -> CacheSettings | None:
-    """Return `cache`, unless it would keep in the clear what is encrypted with a key of the user's.
+def checked_cache(
+    cache: CacheSettings | None, connection: ConnectionConfig, *origins: IndexOrigin
+) -> CacheSettings | None:
+    """Return `cache`, unless it would hold an index of `origins`, or objects that a key of the user's decrypts.
 
     Raises:
         ConfigurationError: it would.
     """
-    if cache is not None and connection.sse_c_key_file is not None:
+    if cache is None:
+        return None
+    for saved in [one.saved for one in origins]:
+        if isinstance(saved, Path) and saved.is_relative_to(cache.directory):
+            raise ConfigurationError(
+                f"--index {str(saved)!r} lies in the directory of --cache", hint="name a file beside that directory"
+            )
+    if connection.sse_c_key_file is not None:
         raise ConfigurationError(
             "--cache would keep objects in the clear that --sse-c-key-file decrypts", hint="give one of the two"
         )

@@ -1,6 +1,7 @@
 """Defines the options of ``fastfuse run`` and runs it."""
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
 
 _JOB = "Job"
+# Variables of this run alone: with them a run or a mount of the command would want the same address, index and place.
+_ITS_OWN = re.compile("FASTFUSE_(BASE_DIR|HOST|INDEX|INDEX_MAX_AGE|INVENTORY|JOB|KEEP|METRICS_LISTEN|SHARD_BY|SHARE)")
 
 EPILOG = (
     "The exit code is the command's, 128 and the signal if one killed it; where the job cannot be prepared, it is "
@@ -157,7 +160,7 @@ def run(
         origins=origins,
         memory_target_bytes=shares,
         part_size_bytes=parse_part_size(part_size, min(shares.values(), default=sys.maxsize)),
-        cache=options.checked_cache(cache, connection),
+        cache=options.checked_cache(cache, connection, *origins.values()),
         shard_by_bytes=shard_by is ShardBy.BYTES,
         addresses=parse_addresses(address or (), cluster.hosts),
         uid=os.getuid() if uid is None else uid,
@@ -170,7 +173,7 @@ def run(
         grace_s=grace_s,
         command=tuple(command or described.command),
         stop_timeout_s=stop_timeout,
-        environment=context.obj,
+        environment={name: value for name, value in context.obj.items() if not _ITS_OWN.fullmatch(name)},
         is_json=logs.json,
     )
     if share and any(item.input_mode is InputMode.PIPE for item in channels):

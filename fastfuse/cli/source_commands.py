@@ -263,7 +263,7 @@ def warm(
             plan = cache_work.plan_of_mount(Path(os.path.abspath(source)), cache)
         else:
             assert cache is not None
-            options.checked_cache(cache, connection)
+            options.checked_cache(cache, connection, origin)
             plan = cache_work.plan_of_source(S3Uri.given(source), origin, connection, cache)
         return cache_work.fill(plan, hints, bytes_per_s, checks=check)
     except* KeyboardInterrupt:

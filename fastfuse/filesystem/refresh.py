@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 
-from fastfuse.errors import FastfuseError, ServiceError
+from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
 from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, how_it_ended, result_of
 from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
@@ -210,12 +210,13 @@ class Refresher:
         os.close(self._owed_fd)
 
     def close(self) -> None:
-        """End the running refresh, of whose connection to the kernel nothing is left, and hang up on every client."""
+        """End the running refresh, of whose connection to the kernel nothing is left, and tell every client so."""
         if self._is_running:
             _log.warning("%s was not refreshed: its connection to the kernel ends", self._source)
+        for waiting in (self._waiting, self._waiting_for_next):
+            _answer(waiting, error_message(MountError("the mount stops")))
         self._end()
         os.ftruncate(self._owed_fd, 0)
-        _answer(self._waiting_for_next, b"")
         self._is_next_wanted = False
 
     def _start(self, snapshot_fd: int) -> None:
@@ -236,7 +237,6 @@ class Refresher:
             os.kill(self._pid, signal.SIGKILL)
             self._pid = 0
         self._close_listing()
-        _answer(self._waiting, b"")
         self._reset()
 
     def _close_listing(self) -> None:

@@ -60,7 +60,7 @@ class Record(_Part):
     errors: list[tuple[_Moment, _Text]] = []
     phases: list[tuple[_Text, _Moment]] = []
     job: Job | None = None
-    channels: list[ChannelRecord] = Field(min_length=1)
+    channels: list[ChannelRecord]
 
 
 def record_at(place: Path) -> dict[str, Any]:
@@ -102,6 +102,8 @@ def read_record(found: dict[str, Any]) -> Record:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigurationError(f"it is no record of fastfuse: {where}: {first['msg']}", hint=_HINT) from None
+    if not record.channels:
+        raise ConfigurationError("the run had no channel on this host", hint="take the record of a host that had one")
     for channel in record.channels:
         if any(isinstance(column, list) and len(column) != len(channel.at) for column in channel.numbers.values()):
             raise ConfigurationError("it is no record of fastfuse: its columns differ in length", hint=_HINT)

@@ -277,6 +277,24 @@ def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
     os.chmod(tmp_path / "cache", 0o2770)
     prepare(settings_of(tmp_path / "cache"), os.geteuid())
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache").iterdir()} == {0o660}
+    with pytest.raises(ConfigurationError, match="belongs to the user 12345"):
+        prepare(settings_of(tmp_path / "cache"), NOBODY)  # whose worker is in no group
+
+
+def test_the_size_that_the_first_process_gave_holds_while_another_lives(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, owner_uid = tmp_path / "cache", os.geteuid()
+    large, small = settings_of(path, size_bytes=128 << 20), settings_of(path, size_bytes=64 << 20)
+    prepare(small, owner_uid)
+    with closing(open_cache(large, owner_uid)), closing(open_cache(small, owner_uid)) as second:
+        assert second.settings == large
+        assert caplog.messages == [f"the cache {path} is kept to 128 MiB, not 64 MiB: another process gave it that"]
+    with closing(open_cache(small, owner_uid, fills=False)) as looking:
+        assert looking.settings == large
+    with closing(open_cache(small, owner_uid)) as alone:
+        assert alone.settings == small
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -364,19 +364,3 @@ async def test_the_size_is_held_and_a_share_of_a_larger_epoch_is_kept(
     served_bytes = counters.get("fastfuse_cache_bytes", "served")
     assert served_bytes >= 0.45 * 3 * total_bytes
     assert served_bytes + store.fetched_bytes == 4 * total_bytes
-
-
-async def test_what_others_fill_is_given_back(tmp_path: Path) -> None:
-    store, counters = CountingStore({"big": BIG}), Counters()
-    ref = store.ref("big")
-    async with tier(store, settings_of(tmp_path / "cache")) as reader:
-        await reader.get(ref, 0, ref.size_bytes)
-    there = os.statvfs(tmp_path)
-    wants_more = settings_of(tmp_path / "cache", min_free_bytes=there.f_blocks * there.f_frsize)
-    async with tier(store, wants_more, counters) as reader:
-        pass  # its thread looks when it begins
-    assert counters.get("fastfuse_cache_bytes", "evicted") >= len(BIG)
-    assert not [*(tmp_path / "cache").glob("*.segment")]
-    async with tier(store, wants_more, counters) as reader:
-        assert bytes(await reader.get(ref, 0, MIB)) == BIG[:MIB]
-    assert counters.get("fastfuse_cache_bytes", "written") == 0

@@ -107,7 +107,7 @@ class TestMount:
         self, mounts: Mounts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        assert mounted(mounts, "s3://b", "--fuse-socket", "socket").fuse_socket == tmp_path / "socket"
+        assert mounted(mounts, "s3://b", "--fuse-socket", "socket", "-onodev").fuse_socket == tmp_path / "socket"
 
     def test_a_channel_names_the_mountpoint(self, mounts: Mounts) -> None:
         assert mounted(mounts, "s3://b", "--channel", "eval").mountpoint == Path("/opt/ml/input/data/eval")
@@ -228,8 +228,18 @@ class TestRefusals:
             ("fuse-helper m --socket /nonexistent/s --user 4294967295", "Invalid value for '--user'"),
             ("mount s3://b --max-connections 1025", "Invalid value for '--max-connections'"),
             ("mount s3://b -o remount,ro", "-o remount: a mount keeps the options that it was made with"),
-            ("mount s3://b -o ro,wat", "-o wat is not a mount option that fastfuse knows"),
             ("mount s3://b -o mount_option=x", "-o mount_option is not a mount option that fastfuse knows"),
+            ("mount s3://b /m --fuse-socket s", "--fuse-socket leaves the place to the helper"),
+            ("mount s3://b --fuse-socket s --fuse-fd 7", "--fuse-socket leaves the place to the helper"),
+            ("mount s3://b --fuse-socket s -o nodev,noexec", "-o noexec is for a mount that this process makes"),
+            ("mount s3://b /m --fuse-fd 3 -o context=x", "-o context=x is for a mount that this process makes"),
+            ("deploy kubernetes s3://b --daemonset -o noexec", "-o noexec is for a mount that this process makes"),
+            ("mount s3://b --cache /tmp/c --index /tmp/c/i", "--index '/tmp/c/i' lies in the directory of --cache"),
+            ("warm s3://b --cache /tmp/c --index /tmp/c/i", "--index '/tmp/c/i' lies in the directory of --cache"),
+            (
+                "run --channel a=s3://b/ --cache /tmp/c --index /tmp/c/i --base-dir /dev/null/ml -- true",
+                "--index '/tmp/c/i' lies in the directory of --cache",
+            ),
             ("mount s3://b -o strict=1", "Option '--strict' does not take a value."),
             ("mount s3://b --log-format xml", "Invalid value for '--log-format'"),
             (

@@ -484,9 +484,3 @@ def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:
         for fd in (file.fileno(), 999):
             with pytest.raises(MountError, match=f"--fuse-fd {fd} is not open on /dev/fuse"):
                 GivenPlace(fd, tmp_path)
-
-
-def test_the_helpers_place_and_one_of_ones_own_contradict_each_other(tmp_path: Path) -> None:
-    for options in (str(tmp_path),), ("--channel", "train"), ("--fuse-fd", "7"):
-        done = run_fastfuse("mount", "s3://bucket", *options, "--fuse-socket", "/run/socket")
-        assert (done.returncode, "leaves the place to the helper" in done.stderr) == (2, True)

@@ -182,15 +182,19 @@ def test_a_child_closes_the_ways_to_who_waits(children: Children, client: tuple[
     assert open_descriptors() == before
 
 
-def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_the_log_says_so(
+def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_clients_and_the_log_are_told(
     children: Children, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     here = refresher(children.fork)
     before = open_descriptors()
-    here.want(SNAPSHOT_FD)
-    here.want(SNAPSHOT_FD)
+    pairs = [socket.socketpair() for _ in range(2)]
+    for ours, _ in pairs:
+        here.want(SNAPSHOT_FD, ours)
     here.close()
+    for _, asked in pairs:
+        with asked:
+            assert b"the mount stops" in asked.recv(4096)
     assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
     assert open_descriptors() == before
     here.want(SNAPSHOT_FD)

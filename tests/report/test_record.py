@@ -85,7 +85,6 @@ def test_figures_are_of_their_interval() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"channels": []},
         {"channels": [{"source": "s3://b", "at": [], "numbers": {}}]},
         {"channels": [{"source": "s3://b", "at": [1.0, 2.0], "numbers": {f"{SERVED}/": [1]}}]},
         {"channels": [{"source": "s3://b", "at": [float("nan")], "numbers": {}}]},
@@ -102,3 +101,8 @@ def test_figures_are_of_their_interval() -> None:
 def test_what_is_no_record_is_one_line(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"^it is no record of fastfuse: [^\n]+$"):
         read_record(mount() | change)
+
+
+def test_the_record_of_a_host_without_a_channel_is_told_apart() -> None:
+    with pytest.raises(ConfigurationError, match="the run had no channel on this host"):
+        read_record(mount() | {"channels": []})

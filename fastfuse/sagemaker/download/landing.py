@@ -276,7 +276,7 @@ def check_room(places: Places, survey: Survey, claim: DiskClaim) -> None:
         raise DiskError(
             f"the channel needs {format_size(needed_bytes)} in {where}{others}, "
             f"and {format_size(free_bytes)} are free there",
-            hint="free some space, or use FastFile mode, which needs none",
+            hint="free some space, as 'fastfuse cache clear' does on the disk of a --cache, or use FastFile mode",
         )
     needed_files = int(is_missing.sum())
     # btrfs and others make them as they are needed, and tell 0 of 0.

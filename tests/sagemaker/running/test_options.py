@@ -48,12 +48,14 @@ def test_a_host_whose_instance_group_gets_no_channel_runs_its_command() -> None:
     train = source("train", InputMode="FastFile", DataSource={"S3DataSource": place})
     job_file = with_field(request(train), ("OutputDataConfig",), ABSENT)
     job_file["ResourceConfig"] = {"InstanceGroups": groups}
-    command = "import os; print(os.environ['SM_CHANNELS'])"
+    given = "import os; os.environ |= {'FASTFUSE_METRICS_LISTEN': '0', 'FASTFUSE_HOST': '2/2', 'FASTFUSE_UID': '7'}"
+    command = "import os; print(os.environ['SM_CHANNELS'], *sorted(os.environ.keys() & {names}))"
+    command = command.format(names={"FASTFUSE_METRICS_LISTEN", "FASTFUSE_HOST", "FASTFUSE_UID"})
     with (
         LoopbackServer({BUCKET: MemoryObjects(OBJECTS)}) as server,
-        running(server.endpoint_url, job_file, "--host", "2/2", command=command, ends_with=0) as job,
+        running(server.endpoint_url, job_file, command=command, change=given, ends_with=0) as job,
     ):
-        assert job.output == "[]\n"
+        assert job.output == "[] FASTFUSE_UID\n"
         assert "Preparing 0 channels: this host gets none" in job.log
         assert "Starting - This is algo-2 of 2 hosts\n" in job.log
         assert "the job's InstanceCount" not in job.log
