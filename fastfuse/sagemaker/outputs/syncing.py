@@ -86,7 +86,7 @@ def sync_directories(
 
 
 async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Session) -> None:
-    """Check that an object can be written at each place, or below it, with its key of KMS; write none.
+    """Check, all at once, that an object can be written at each place, or below it, with its key of KMS; write none.
 
     Each place has the field of the job that names it, for messages. A service that cannot be reached now is only told:
     it may be there when it is needed. So is one that refuses uploads in parts: small files do without them, but not
@@ -96,18 +96,28 @@ async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Sess
         AccessError, ConfigurationError, SourceError: an object cannot be written.
     """
     client = S3Client(session)
+    failures: list[FastfuseError] = []
+
+    async def check(field: str, uri: S3Uri, kms_key_id: str) -> None:
+        key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
+        try:
+            region = await client.region(uri.bucket)
+            writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
+            await writer.check_access()
+        except FastfuseError as error:
+            if isinstance(error, ServiceError) and not (kms_key_id and isinstance(error, RefusedError)):
+                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
+            else:
+                # The others end by themselves: an upload that is begun and cancelled may stay in the bucket.
+                failures.append(about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error))
+
     async with AsyncExitStack() as exits:
         exits.push_async_callback(client.aclose)
-        for field, uri, kms_key_id in places:
-            key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
-            try:
-                region = await client.region(uri.bucket)
-                writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
-                await writer.check_access()
-            except FastfuseError as error:
-                if not isinstance(error, ServiceError) or (kms_key_id and isinstance(error, RefusedError)):
-                    raise about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error) from error
-                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
+        async with trio.open_nursery() as nursery:
+            for place in places:
+                nursery.start_soon(check, *place)
+    if failures:
+        raise failures[0]
 
 
 async def _sync_all(directories: list["_Directory"], session: S3Session, look_every_s: float, tell: Tell) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
@@ -27,6 +28,7 @@ from fastfuse.s3.upload import ObjectState, ObjectWriter, load_writer
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
+from fastfuse.sagemaker.outputs.sending import Tell
 from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running import delivery, job_processes
 from fastfuse.sagemaker.running.delivery import Sender
@@ -500,15 +502,52 @@ open(place + "second", "w").write("2")
         job.wait_for_output("made")
         # The last child before the command.
         os.kill(job.children()[-2], signal.SIGKILL)
-        job.wait_for_log(
-            "nothing is uploaded any more: the process that uploads was killed by signal 9; another process goes on"
-        )
+        lost = "checkpoints are no longer uploaded: the process that uploads was killed by signal 9"
+        job.wait_for_log(f"{lost}; another process goes on")
         assert job.stop() == 0, job.log
-        assert job.log.count("nothing is uploaded any more") == 1
+        assert job.log.count("no longer uploaded") == 1
     stored = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]
     assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["earlier", "first", "second"]
     # What was brought back is not sent again.
     assert server.client.head_object(**restored)["Metadata"] == {"put": "by the test"}
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "message"),
+    [
+        (False, "the process that checks the job's outputs was killed by signal 9"),
+        (True, "checkpoints and tensorboard are no longer uploaded: the process that uploads was killed by signal 9"),
+    ],
+)
+def test_a_lost_process_is_told_with_what_it_was_to_do(*, is_ready: bool, message: str) -> None:
+    def work(tell: Tell) -> None:
+        if is_ready:
+            tell("", ready=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = Sender(work, {"checkpoints": "", "tensorboard": ""})
+    process.ended(wait_child(process.pid), Phases(is_json=False))
+    assert str(process.failure) == message
+
+
+async def test_all_places_are_checked_at_once(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    checked: list[str] = []
+    all_wait = trio.Event()
+
+    async def deny(writer: ObjectWriter) -> None:
+        checked.append(writer.key)
+        if len(checked) == 3:
+            all_wait.set()
+        await all_wait.wait()
+        raise AccessError("denied")
+
+    monkeypatch.setattr(ObjectWriter, "check_access", deny)
+    places = [("CheckpointConfig", S3Uri(BUCKET, f"{name}/"), "") for name in "abc"]
+    with trio.fail_after(1), pytest.raises(AccessError, match="CheckpointConfig: denied"):
+        await module.check_places(places, S3Session(ConnectionConfig(region="eu-west-1")))
+    assert sorted(checked) == ["a/fastfuse", "b/fastfuse", "c/fastfuse"]
 
 
 def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_path: Path) -> None:
