@@ -66,7 +66,9 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
 
 
 def open_regular(name: str | bytes, directory_fd: int | None = None, *, flags: int = os.O_NOFOLLOW) -> int:
-    """Return a descriptor to read a regular file by, whose last component is no link; a FIFO is not waited for.
+    """Return a descriptor to read a regular file by; a FIFO is not waited for.
+
+    `flags` are added to those of open(2): by default the last component of `name` must be no link.
 
     Raises:
         OSError: it cannot be opened, or is something else.
