@@ -6,7 +6,7 @@ are small, keeps the model's default.
 """
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import trio
 
 from fastfuse.advise.model import PART_BYTES, RANDOM_BYTES, Network, Shape
-from fastfuse.errors import FastfuseError, first_of
+from fastfuse.errors import FastfuseError, ObjectChangedError, ObjectDeniedError, first_of
 from fastfuse.index.inodes.columns import are_objects, exact_sum
 from fastfuse.index.inodes.selection import archived, readable_rows
 from fastfuse.index.inodes.table import InodeTable
@@ -40,7 +40,7 @@ _AT_ONCE = 64
 _LEAST_BYTES = MIB
 _LIMITS = ReadaheadConfig()
 _OPENING_ENDS = np.array(opening_ends(_LIMITS.first_part_bytes, PART_BYTES, _LIMITS.max_parts_in_flight))
-MOST_BYTES = _LATENCY_GETS + 1 + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * PART_BYTES
+MOST_BYTES = _LATENCY_GETS + 2 * _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * (1 + PART_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,45 @@ async def _probe(connection: ConnectionConfig, largest: Sequence[ObjectRef], spr
 
 
 async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef]) -> Probe:
-    """Measure by GETs of parts of `largest`, and of the first bytes of `spread`."""
+    """Measure by GETs of parts of `largest`, and of the first bytes of `spread`; what cannot be read is left out."""
     found: dict[str, float] = {}
     note = f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s"
     try:
         with trio.move_on_after(_PATIENCE_S):
-            note = await _measure(objects, largest, spread, found)
+            readable = await _readable(objects, dict.fromkeys([*spread[:_AT_ONCE], *largest[: 1 + _PARTS]]))
+            note = await _measure(objects, readable, found)
     except* FastfuseError as errors:
         note = f"the network is not measured: {first_of(errors)}"
     return Probe(Network(**found), note, frozenset(found))
 
 
-async def _measure(
-    objects: RangeReader, largest: Sequence[ObjectRef], spread: Sequence[ObjectRef], found: dict[str, float]
-) -> str:
+async def _readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> list[ObjectRef]:
+    """Return the objects of which a byte can be read; raise the failure of one if none can."""
+    readable: list[ObjectRef] = []
+    failures: list[FastfuseError] = []
+
+    async def ask(ref: ObjectRef) -> None:
+        try:
+            await objects.get(ref, 0, 1)
+            readable.append(ref)
+        except (ObjectChangedError, ObjectDeniedError) as error:
+            failures.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for ref in refs:
+            nursery.start_soon(ask, ref)
+    if not readable:
+        raise failures[0]
+    return readable
+
+
+async def _measure(objects: RangeReader, refs: Sequence[ObjectRef], found: dict[str, float]) -> str:
     """Put into `found` what can be measured. Say what cannot."""
-    await _seconds(objects, [(spread[0], 0, 1)])  # finds address and credentials
-    times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(spread), _LATENCY_GETS)]
+    times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(refs), _LATENCY_GETS)]
     found["latency_s"] = latency_s = statistics.median(times_s)
-    parts = list(islice(_parts(largest), 1 + _PARTS))
-    spread = spread[:_AT_ONCE]
-    await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(spread), _AT_ONCE)])  # opens connections
-    firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(spread), _SMALL_GETS)]
+    parts = list(islice(_parts(sorted(refs, key=lambda ref: -ref.size_bytes)), 1 + _PARTS))
+    await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(refs), _AT_ONCE)])  # opens connections
+    firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(refs), _SMALL_GETS)]
     found["requests_per_s"] = len(firsts) / await _seconds(objects, firsts)
     size_bytes = _bytes_of(parts[:1])
     if size_bytes < _LEAST_BYTES:

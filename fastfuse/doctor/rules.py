@@ -1,6 +1,6 @@
 """Decide what is well, what slows a mount down and what prevents it, from the facts of a machine. Pure."""
 
-import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -138,30 +138,29 @@ def region(used: str, told: str) -> Finding:
     return Finding("region", Level.WARN, f"configured is {used}, but the bucket is in {told}", f"use --region {told}")
 
 
-def network(measured: Network, note: str) -> list[Finding]:
-    """Judge what was `measured` of the network; `note` says what was not."""
-    first_byte = f"{measured.latency_s * 1000:.0f} ms"
-    one, many = (f"{rate / 1e6:,.0f} MB/s" for rate in (measured.connection_bytes_per_s, measured.total_bytes_per_s))
-    files = measured.requests_per_s
-    found = [
-        _warn_unless(
-            measured.latency_s <= _FAR_S,
-            Finding("first byte", Level.OK, first_byte),
-            f"{first_byte}: the service is far away or busy",
-            "run in the bucket's region; many readers and --training hide part of it",
+def network(net: Network, note: str, measured: Collection[str]) -> list[Finding]:
+    """Judge the figures of `net` that were `measured`; `note` says why not all were."""
+    found = []
+    if "latency_s" in measured:
+        first_byte = f"{net.latency_s * 1000:.0f} ms"
+        found.append(
+            _warn_unless(
+                net.latency_s <= _FAR_S,
+                Finding("first byte", Level.OK, first_byte),
+                f"{first_byte}: the service is far away or busy",
+                "run in the bucket's region; many readers and --training hide part of it",
+            )
         )
-    ]
-    if math.isfinite(files):
-        found.append(Finding("small files", Level.OK, f"up to {files:,.0f} files/s"))
+    if "requests_per_s" in measured:
+        found.append(Finding("small files", Level.OK, f"up to {net.requests_per_s:,.0f} files/s"))
+    one, many = (f"{rate / 1e6:,.0f} MB/s" for rate in (net.connection_bytes_per_s, net.total_bytes_per_s))
     rates = f"one connection {one}, up to 24 at once {many}"
     if note:
-        found.append(
-            Finding("throughput", Level.WARN, note.rstrip("."), "name a prefix of larger objects, or look at the cause")
-        )
-        return found
+        remedy = "name a prefix of larger objects, or look at the cause"
+        return [*found, Finding("throughput", Level.WARN, note.rstrip("."), remedy)]
     found.append(
         _warn_unless(
-            measured.total_bytes_per_s >= _SLOW_BYTES_PER_S,
+            net.total_bytes_per_s >= _SLOW_BYTES_PER_S,
             Finding("throughput", Level.OK, rates),
             f"{rates}: the network or the service limits them",
             "look for a proxy, a NAT gateway, or the bandwidth of this kind of host",

@@ -176,7 +176,7 @@ class _Steps:
         if not usable:
             return [Finding("network", Level.OK, "not measured: nothing to read")]
         found = await measure_network(self._client, sorted(usable, key=lambda ref: -ref.size_bytes), usable)
-        return network(found.network, found.note)
+        return network(found.network, found.note, found.measured)
 
     def _route(self) -> Route:
         """Return a route that will do for the first steps; a later step asks for the right region."""

@@ -15,7 +15,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from fastfuse.errors import ConfigurationError, DiskError, FastfuseError
@@ -66,7 +66,9 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
 
 
 def open_regular(name: str | bytes, directory_fd: int | None = None, *, flags: int = os.O_NOFOLLOW) -> int:
-    """Return a descriptor to read a regular file by, whose last component is no link; a FIFO is not waited for.
+    """Return a descriptor to read a regular file by; a FIFO is not waited for.
+
+    `flags` are added to those of open(2): by default the last component of `name` must be no link.
 
     Raises:
         OSError: it cannot be opened, or is something else.
@@ -285,6 +287,7 @@ def _open_lock(directory_fd: int) -> int:
 
 _MARK = ".fastfuse-run"
 _RUNS = "runs"
+# A name, and two paths of 4096 characters.
 _MOST_MARK_BYTES = 1 << 16
 
 
@@ -294,7 +297,7 @@ def put_aside(
     """Move what the earlier run left, unless this one `keeps` it, and note that the run `name` begins.
 
     The code goes, too, if the run `fetches_code`: SageMaker's toolkit would run the earlier run's. `synced` are the
-    places of this run's checkpoints and logs.
+    places of this run's checkpoints and logs; those of the earlier run are known from its note.
 
     Return where it is now, or None where nothing was moved. The caller has claimed the base directory.
 
@@ -304,7 +307,7 @@ def put_aside(
     try:
         with directory_at(paths.base, paths.base) as base_fd:
             moved = None if keeps else _put_aside(paths, base_fd, synced, fetches_code=fetches_code)
-        note_run(paths, name)
+        note_run(paths, name, synced)
         return moved
     except OSError as error:
         if is_full(error):
@@ -315,24 +318,25 @@ def put_aside(
         ) from error
 
 
-def note_run(paths: JobPaths, name: str) -> None:
-    """Note in the base directory that the files there are those of the run `name`.
+def note_run(paths: JobPaths, name: str, synced: Collection[Path] = ()) -> None:
+    """Note in the base directory that the files there are those of the run `name`; `synced` as of `put_aside`.
 
     Raises:
         OSError: that cannot be written.
     """
+    below = [str(path.relative_to(paths.base)) for path in synced if path.is_relative_to(paths.base)]
     with directory_at(paths.base, paths.base) as base_fd:
-        write_file(base_fd, _MARK, [json.dumps({"name": name}).encode()])
+        write_file(base_fd, _MARK, [json.dumps({"name": name, "synced": below}).encode()])
 
 
 def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetches_code: bool) -> Path | None:
-    name = _earlier_run(base_fd)
+    name, earlier = _earlier_run(base_fd)
     for path in synced:
         if not path.is_relative_to(paths.base) and _has_files(path):
             raise ConfigurationError(
                 f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
             )
-    left = list(_left(paths, synced, has_run=name is not None))
+    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
     if fetches_code and name is not None and _has_files(paths.code):
         left.append(paths.code)
     if not left:
@@ -382,21 +386,27 @@ def _has_files(path: Path) -> bool:
     return False
 
 
-def _earlier_run(base_fd: int) -> str | None:
-    """Return the name of the run whose files are there, fit for a directory, or None if there was no run."""
+def _earlier_run(base_fd: int) -> tuple[str | None, list[str]]:
+    """Return the name of the run whose files are there, fit for a directory, and its synced directories below.
+
+    The name is None if there was no run.
+    """
     try:
         # Somebody else's FIFO is not waited for, and tells nothing.
         fd = os.open(_MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=base_fd)
     except FileNotFoundError:
-        return None
+        return None, []
     with os.fdopen(fd, "rb") as mark:
         text = mark.read(_MOST_MARK_BYTES)
     try:
-        name = str(json.loads(text)["name"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return "earlier"
+        noted = json.loads(text)
+        name, synced = str(noted["name"]), [*map(str, noted.get("synced", ()))]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "earlier", []
+    is_name = name.replace("-", "").isalnum() and name.isascii()
     # Somebody else may have written the note: it leads nowhere else.
-    return name if name.replace("-", "").isalnum() and name.isascii() else "earlier"
+    below = [path for path in synced if "\0" not in path and {*PurePath(path).parts}.isdisjoint({"/", ".."})]
+    return name if is_name else "earlier", [path for path in below if PurePath(path).parts]
 
 
 def _new_directory(base: Path, name: str) -> Path:

@@ -106,16 +106,20 @@ def _unmount(place: Path) -> None:
 
 
 def _remove_links(place: Path) -> None:
-    """Remove the links below `place` that were made here, and the directories that are empty then."""
+    """Remove the links below `place` that were made here, and each directory that is empty then and held one."""
     if not place.is_dir():
         return
-    for _, folders, names, fd in os.fwalk(place, topdown=False):
+    emptied: set[str] = set()
+    for folder, folders, names, fd in os.fwalk(place, topdown=False):
+        for name in folders:
+            if f"{folder}/{name}" in emptied:
+                with suppress(OSError):  # something else is in it
+                    os.rmdir(name, dir_fd=fd)
+                    emptied.add(folder)
         for name in names:
             if _is_ours(name, fd):
                 os.unlink(name, dir_fd=fd)
-        for name in folders:
-            with suppress(OSError):  # something else is in it
-                os.rmdir(name, dir_fd=fd)
+                emptied.add(folder)
 
 
 def _is_ours(name: str, directory_fd: int | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""What a run of a job on this host was asked for, and what the process of one of its channels is given."""
+"""Holds the settings of a run, and of one of its channels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -5,7 +5,7 @@ import trio
 
 from fastfuse.advise.model import PART_BYTES, Network
 from fastfuse.advise.probe import MOST_BYTES, Probe, measure_network
-from fastfuse.errors import ObjectDeniedError, UnavailableError
+from fastfuse.errors import ObjectChangedError, ObjectDeniedError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 
 LATENCY_S, RATE, TOTAL = 0.025, 50e6, 400e6
@@ -14,9 +14,10 @@ LATENCY_S, RATE, TOTAL = 0.025, 50e6, 400e6
 class Objects:
     """Every GET takes the latency and its bytes; all together no more than the total rate."""
 
-    def __init__(self, error: Exception | None = None, rate: float = RATE) -> None:
-        """Fail with `error`, if given."""
+    def __init__(self, error: Exception | None = None, rate: float = RATE, only: str = "") -> None:
+        """Fail with `error`, if given, and if `only` is given, for the object with this key."""
         self.bytes = 0
+        self._only = only
         self._error = error
         self._rate = rate
         self._line_is_free_s = 0.0
@@ -25,7 +26,7 @@ class Objects:
         assert 0 <= start < end <= ref.size_bytes
         self.bytes += end - start
         await trio.sleep(LATENCY_S)
-        if self._error is not None:
+        if self._error is not None and self._only in {"", ref.key}:
             raise self._error
         now_s = trio.current_time()
         self._line_is_free_s = max(self._line_is_free_s, now_s) + (end - start) / TOTAL
@@ -81,3 +82,15 @@ async def test_a_failure_is_told_and_defaults_stand_in(
     autojump_clock: trio.testing.MockClock, error: Exception
 ) -> None:
     assert await probed(Objects(error), 1 << 30) == Probe(Network(), f"the network is not measured: {error}")
+
+
+@pytest.mark.parametrize("only", ["0", "1", "2"])
+@pytest.mark.parametrize("kind", [ObjectChangedError, ObjectDeniedError])
+async def test_an_object_that_cannot_be_read_is_left_out(
+    autojump_clock: trio.testing.MockClock, kind: type[Exception], only: str
+) -> None:
+    objects = Objects(kind("no"), only=only)
+    found = await probed(objects, 2 << 30, 3 << 30, 1 << 30)
+    assert not found.note
+    assert objects.bytes <= MOST_BYTES
+    assert found.network.connection_bytes_per_s == pytest.approx(RATE, rel=0.01)

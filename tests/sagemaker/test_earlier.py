@@ -120,12 +120,13 @@ def test_code_that_was_fetched_for_the_earlier_run_goes_with_it(paths: JobPaths)
     assert not paths.code.exists()
 
 
-def test_checkpoints_that_the_job_has_elsewhere_below_the_base_go_aside(paths: JobPaths) -> None:
+def test_checkpoints_of_an_earlier_run_go_aside_wherever_it_had_them(paths: JobPaths) -> None:
     places = [paths.base / "state" / "saved", paths.base / "output" / "tensorboard"]
-    put_aside(paths, "job-1", keeps=False)
-    fill(paths.base, "state/saved/1", "state/other", "output/tensorboard/events")
-    assert put_aside(paths, "job-2", keeps=False, synced=places) == paths.base / "runs" / "job-1"
-    moved = {"state/saved/1", "output/tensorboard/events"}
+    put_aside(paths, "job-1", keeps=False, synced=places)
+    fill(paths.base, "state/saved/1", "state/other", "output/tensorboard/events", "logs/events")
+    # The next run has others, in one of which something lies, and would not look where the first had its own.
+    assert put_aside(paths, "job-2", keeps=False, synced=[paths.base / "logs"]) == paths.base / "runs" / "job-1"
+    moved = {"state/saved/1", "output/tensorboard/events", "logs/events"}
     assert files(paths.base) == {f"runs/job-1/{name}" for name in moved} | {"state/other"}
 
 
@@ -139,3 +140,11 @@ def test_checkpoints_elsewhere_are_not_taken_for_this_jobs(tmp_path: Path) -> No
     assert files(elsewhere) == {"1"}
     # One that cannot be looked at is no file of an earlier run; making it says what is wrong.
     assert put_aside(paths, "job-3", keeps=False, synced=[tmp_path / ("x" * 300)]) is None
+
+
+def test_a_note_leads_nowhere_out_of_the_base_directory(tmp_path: Path) -> None:
+    paths = JobPaths(tmp_path / "base")
+    fill(tmp_path, "outside/1", "base/model/weights")
+    (paths.base / ".fastfuse-run").write_text('{"name": "a", "synced": ["../outside", "/etc", "", ".", "model/../.."]}')
+    assert put_aside(paths, "job-2", keeps=False) == paths.base / "runs" / "a"
+    assert files(tmp_path / "outside") == {"1"}

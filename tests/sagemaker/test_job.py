@@ -21,6 +21,7 @@ from fastfuse.sagemaker.description.job import (
 from tests.sagemaker.jobs import ABSENT, job_of, refusal, request, source, with_field
 
 ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": "s3://b"}}}]'
+SEED = b'[{"ShuffleConfig": {"Seed": %s}}]'
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,14 @@ ARRAY = b'[{"ChannelName": "a", "DataSource": {"S3DataSource": {"S3DataType": "S
     [
         (b"[\n  1,\n  }", "job.json:3:3: this is not JSON: Expecting value"),
         (b"1 x", "job.json:1:3: this is not JSON: Extra data"),
-        (b'[{"x": 1}, {"y": {"a": 1, "a": 1}}]', "job.json is not JSON: the name 'a' stands in one object twice"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "job.json is not JSON: "),
-        (b'{"a": NaN}', "job.json is not JSON: NaN is no number"),
+        (
+            b'[{"ChannelName": "a", "InputMode": "File", "InputMode": "File"}]',
+            "job.json: InputDataConfig[0].InputMode: is given twice",
+        ),
+        (b'{"Environment": {"A": "1", "A": "1"}}', "job.json: Environment.A: is given twice"),
+        (SEED % (b"9" * 5000), "job.json: InputDataConfig[0].ShuffleConfig.Seed: is out of the range"),
+        (SEED % (b"-" + b"9" * 5000), "job.json: InputDataConfig[0].ShuffleConfig.Seed: is out of the range"),
+        (SEED % b"NaN", "job.json: InputDataConfig[0].ShuffleConfig.Seed: is not a whole number"),
         (b"[" * 100_000 + b"]" * 100_000, "job.json is nested too deeply"),
         (
             b'{"AlgorithmSpecification": {"TrainingInputMode": "File"}, "InputDataConfig": '
@@ -54,7 +60,7 @@ def test_what_is_not_json_is_refused(data: bytes, message: str) -> None:
 def test_a_name_that_fills_the_file_is_cut_in_the_error() -> None:
     for text in (
         b'{"' + b"x" * 1_000_000 + b'": 1}',
-        b'{"y": {"' + b"x" * 100_000 + b'": 1, "' + b"x" * 100_000 + b'": 1}}',
+        b'{"Environment": {"' + b"x" * 100_000 + b'": 1, "' + b"x" * 100_000 + b'": 1}}',
     ):
         with pytest.raises(ConfigurationError) as caught:
             parse_json_job(text, "job.json")
@@ -161,7 +167,7 @@ def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: ob
         ({"train": "s3://b/train", "test": "s3://b/test"}, "train: is not a field of the API"),
         ("s3://bucket", "is not a job description"),
         (None, "is not a job description"),
-        (source(), "ChannelName: is not a field of the API"),
+        (source(), "is one channel, where a job or a list of channels is wanted"),
         ({}, "InputDataConfig: is missing"),
         ([], "InputDataConfig: is empty"),
     ],
@@ -216,6 +222,9 @@ def test_options_of_the_command_line_reach_the_channels() -> None:
         ("a=s3://b,mode=File,mode=File", "--channel a: mode is given twice"),
         ("a=s3://b,shuffle-seed=x", "--channel a: shuffle_seed: 'x' is not a whole number"),
         ("a=s3://b,shuffle-seed=1.5", "--channel a: shuffle_seed: '1.5' is not a whole number"),
+        ("a=s3://b,shuffle-seed=1_0", "--channel a: shuffle_seed: '1_0' is not a whole number"),
+        (f"a=s3://b,shuffle-seed={'9' * 5000}", "--channel a: shuffle_seed: '999"),
+        ("a=s3://b/m,type=augmented-manifest,attribute=b,attribute=b", "--channel a: attribute[1]: names 'b' a second"),
         (f"a=s3://b,shuffle-seed={2**63}", "--channel a: shuffle_seed: is out of the range"),
         ("a=s3://b,mode=quick", "--channel a: mode: 'quick' is not one of file, fastfile, pipe"),
         ("a=s3://b,compression=gzip", "--channel a: compression: is Gzip, which is for Pipe mode"),

@@ -228,6 +228,21 @@ def test_an_unknown_field_is_refused_with_the_one_that_may_be_meant(path: FieldP
     assert error.hint == suggestion
 
 
+@pytest.mark.parametrize(
+    ("tree", "hint"),
+    [
+        (source(), "put it between square brackets"),
+        ({"train": "s3://b/train"}, "give a channel as --channel NAME=S3_URI"),
+        ([], "the API wants one at least"),
+        ([source(f"c{number}") for number in range(21)], "name several prefixes in the manifest of one channel"),
+        (with_field(BASE, (*CHANNEL, "DataSource"), DATASET), "give the S3 prefix"),
+    ],
+    ids=["one channel", "by name", "none", "many", "dataset"],
+)
+def test_a_mistake_is_refused_with_what_is_to_be_done(tree: object, hint: str) -> None:
+    assert hint in refusal(tree).hint
+
+
 @pytest.mark.parametrize("value", ["hunter2" * 400, 5, ["hunter2"]])
 def test_no_value_of_a_hyperparameter_or_variable_is_shown(value: object) -> None:
     for name in ("HyperParameters", "Environment"):

@@ -78,7 +78,7 @@ def _channel(path: FieldPath, item: _Fields, job_mode: str | None, default_mode:
     _check_mode(path, item, mode)
     where, given_source = (*path, "DataSource"), item["DataSource"]
     if [*given_source] not in (["S3DataSource"], ["FileSystemDataSource"]):
-        hint = "a channel has one source here: an S3DataSource or a FileSystemDataSource"
+        hint = "a channel has one source here: give the S3 prefix as an S3DataSource, or a FileSystemDataSource"
         raise FieldError(where, f"has {' and '.join(given_source) or 'no source'}", hint=hint)
     [(kind, source)] = given_source.items()
     where, is_s3 = (*where, kind), kind == "S3DataSource"

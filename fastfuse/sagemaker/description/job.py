@@ -35,7 +35,7 @@ from fastfuse.index.sources.manifests import decoded
 from fastfuse.index.sources.uri import as_utf8, shown
 from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory, TrainingJob
 from fastfuse.sagemaker.description.contradictions import job_of
-from fastfuse.sagemaker.description.request import FieldError, FieldPath, given_fields, parse_request
+from fastfuse.sagemaker.description.request import GIVEN_TWICE, FieldError, FieldPath, given_fields, parse_request
 
 _CHANNELS: Final = "InputDataConfig"
 _S3: Final = ("DataSource", "S3DataSource")
@@ -111,8 +111,10 @@ def channels_job(options: Sequence[str]) -> TrainingJob:
     def place(path: FieldPath) -> str:
         if path[:2] not in words:
             return _path_text(path)
-        ours = [ours for ours, theirs in _FIELDS.items() if path[2:][: len(theirs)] == theirs]
-        return ": ".join([words[path[:2]], *ours])
+        for ours, theirs in _FIELDS.items():
+            if path[2:][: len(theirs)] == theirs:
+                return f"{words[path[:2]]}: {ours}" + "".join(f"[{step}]" for step in path[2 + len(theirs) :])
+        return words[path[:2]]
 
     return _checked({_CHANNELS: channels}, _DEFAULT_MODE, place)
 
@@ -131,10 +133,9 @@ def _take(word: str, values: dict[str, Any], setting: str) -> None:
     elif name in values:
         _refuse(f"{word}: {name} is given twice", "give it once")
     elif name == "shuffle_seed":
-        try:
-            values[name] = int(text)
-        except ValueError:
-            _refuse(f"{word}: {name}: {text!r} is not a whole number", "write it in digits")
+        if not re.fullmatch(r"-?\d{1,19}", text, re.ASCII):
+            _refuse(f"{word}: {name}: {shown(text)} is not a whole number", "write it in 1 to 19 digits")
+        values[name] = int(text)
     else:
         values[name] = _chosen(f"{word}: {name}", text, _WORDS[name]) if name in _WORDS else text
 
@@ -171,7 +172,7 @@ def read_job(path: Path) -> TrainingJob:
     """Read the job in a file; a pipe (``--job <(...)``) is read to its end.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is no job that can be run here; with its place.
+        ConfigurationError: the file cannot be read, or is no job that can be run here; with file and field.
     """
     try:
         with path.open("rb") as file:
@@ -199,6 +200,9 @@ def parse_json_job(data: bytes, name: str) -> TrainingJob:
             _refuse(f"{name} is not a job description", f"give {_KINDS}")
         if isinstance(tree, list):
             tree = {_CHANNELS: tree}
+        if "ChannelName" in tree:
+            what = f"{name} is one channel, where a job or a list of channels is wanted"
+            _refuse(what, "put it between square brackets")
         default_mode = _DEFAULT_MODE if tree.keys() == {_CHANNELS} else None
         return _checked(tree, default_mode, lambda path: f"{name}: {_path_text(path)}")
     except RecursionError:
@@ -216,24 +220,17 @@ def _checked(tree: object, default_mode: InputMode | None, place: Callable[[Fiel
 def _json_in(data: bytes, name: str) -> object:
     text = decoded(data, name)
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        # The API has no number of more digits than 19: the rest of them is left out, and the field refused.
+        return json.loads(text, object_pairs_hook=_object, parse_int=lambda digits: int(digits[:21]))
     except json.JSONDecodeError as error:
         _refuse(f"{name}:{error.lineno}:{error.colno}: this is not JSON: {error.msg}", "correct the file there")
-    except ValueError as error:
-        _refuse(f"{name} is not JSON: {error}", "correct the file")
 
 
 def _object(members: Sequence[tuple[str, object]]) -> dict[str, object]:
     made: dict[str, object] = {}
     for name, value in members:
-        if name in made:
-            raise ValueError(f"the name {shown(name)} stands in one object twice")
-        made[name] = value
+        made[name] = GIVEN_TWICE if name in made else value
     return made
-
-
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no number")
 
 
 def located(job: TrainingJob, options: Sequence[str]) -> TrainingJob:

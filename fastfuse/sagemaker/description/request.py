@@ -16,10 +16,12 @@ from botocore.model import ServiceModel, Shape
 from fastfuse.sagemaker.description.channel import FieldRow, Handling
 
 FieldPath = tuple[str | int, ...]
+# The value of a field that one object of a file has twice.
+GIVEN_TWICE: Final = object()
 
 
 class FieldError(Exception):
-    """One wrong field: its path in AWS's names, what is wrong, and what to do. `job` adds the place in the file."""
+    """One wrong field: its path in AWS's names, what is wrong, and what to do. `job` adds the file's name."""
 
     def __init__(self, path: FieldPath, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -155,7 +157,9 @@ def _structure(members: Mapping[str, Shape], required: frozenset[str], value: An
     for name, item in value.items():
         if name not in known:
             close = get_close_matches(name, sorted(known), n=1) or [one for one in known if one.lower() == name.lower()]
-            hint = f"did you mean {close[0]}?" if close else "the API has no such field there"
+            is_source = not path and str(item).startswith("s3://")
+            other = "give a channel as --channel NAME=S3_URI" if is_source else "the API has no such field there"
+            hint = f"did you mean {close[0]}?" if close and not is_source else other
             raise FieldError((*path, name), "is not a field of the API", hint=hint)
         is_read = (path or name in rows) and above + name not in _UNREAD
         if item is not None and name in members and is_read:
@@ -166,6 +170,8 @@ def _structure(members: Mapping[str, Shape], required: frozenset[str], value: An
 
 
 def _checked(shape: Shape, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 - JSON
+    if value is GIVEN_TWICE:
+        raise FieldError(path, "is given twice", hint="give it once")
     match shape.type_name:
         case "structure":
             required = frozenset(shape.required_members) - _NOT_REQUIRED
@@ -179,7 +185,7 @@ def _checked(shape: Shape, value: Any, path: FieldPath) -> Any:  # noqa: ANN401 
             _check_length(shape, value, path, "items")
             for name, item in value.items():
                 _check_text(shape.key, name, (*path, name))
-                _check_text(shape.value, item, (*path, name))
+                _checked(shape.value, item, (*path, name))
         case "string":
             _check_text(shape, value, path)
         case "integer" | "long":
@@ -222,9 +228,11 @@ def _check_text(shape: Shape, value: Any, path: FieldPath) -> None:  # noqa: ANN
 def _check_length(shape: Shape, value: Any, path: FieldPath, what: str) -> None:  # noqa: ANN401 - with a length
     least, most = shape.metadata.get("min", 0), shape.metadata.get("max")
     if len(value) < least:
-        raise FieldError(path, f"has fewer than the {least} {what} that the API wants" if value else "is empty")
+        wrong = f"has fewer than the {least} {what} that the API wants" if value else "is empty"
+        raise FieldError(path, wrong, hint="the API wants one at least" if least == 1 else "")
     if most is not None and len(value) > most:
-        raise FieldError(path, f"has more than the {most} {what} that the API allows")
+        hint = "name several prefixes in the manifest of one channel" if path == ("InputDataConfig",) else ""
+        raise FieldError(path, f"has more than the {most} {what} that the API allows", hint=hint)
 
 
 def given_fields(tree: object) -> tuple[FieldRow, ...]:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.errors import FastfuseError, RefusedError, ServiceError, SourceError, about
+from fastfuse.errors import AccessError, FastfuseError, RefusedError, ServiceError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.origin import IndexOrigin
@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 _RESTORE_MEMORY_BYTES = 128 << 20
 # Another host that trains replaces a file of each kind once in an epoch, not while each file is fetched.
 _RESTORE_TRIES = 10
+# The metadata of an object that has the time of the last write of its file, in ns since 1970.
+_WRITTEN = "fastfuse-file-written"
 # The time after which a failure that lasts is logged once more.
 _TOLD_EVERY_S = 3600.0
 # Inode, size and time of the last write of a file.
@@ -84,7 +86,7 @@ def sync_directories(
 
 
 async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Session) -> None:
-    """Check that an object can be written at each place, or below it, with its key of KMS; write none.
+    """Check, all at once, that an object can be written at each place, or below it, with its key of KMS; write none.
 
     Each place has the field of the job that names it, for messages. A service that cannot be reached now is only told:
     it may be there when it is needed. So is one that refuses uploads in parts: small files do without them, but not
@@ -94,18 +96,28 @@ async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Sess
         AccessError, ConfigurationError, SourceError: an object cannot be written.
     """
     client = S3Client(session)
+    failures: list[FastfuseError] = []
+
+    async def check(field: str, uri: S3Uri, kms_key_id: str) -> None:
+        key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
+        try:
+            region = await client.region(uri.bucket)
+            writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
+            await writer.check_access()
+        except FastfuseError as error:
+            if isinstance(error, ServiceError) and not (kms_key_id and isinstance(error, RefusedError)):
+                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
+            else:
+                # The others end by themselves: an upload that is begun and cancelled may stay in the bucket.
+                failures.append(about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error))
+
     async with AsyncExitStack() as exits:
         exits.push_async_callback(client.aclose)
-        for field, uri, kms_key_id in places:
-            key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
-            try:
-                region = await client.region(uri.bucket)
-                writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
-                await writer.check_access()
-            except FastfuseError as error:
-                if not isinstance(error, ServiceError) or (kms_key_id and isinstance(error, RefusedError)):
-                    raise about(f"{field} (KmsKeyId {kms_key_id})" if kms_key_id else field, error) from error
-                _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
+        async with trio.open_nursery() as nursery:
+            for place in places:
+                nursery.start_soon(check, *place)
+    if failures:
+        raise failures[0]
 
 
 async def _sync_all(directories: list["_Directory"], session: S3Session, look_every_s: float, tell: Tell) -> None:
@@ -161,6 +173,8 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
+        # Files that were here before, of whose names S3 has stored an object since they were written.
+        self._older: dict[str, _Version] = {}
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = self._sends = 0
@@ -181,12 +195,10 @@ class _Directory:
             if found.is_file
         }
         if self._began_ns is not None or (kept and not is_unfinished):
-            missing, older = self._note_stored(kept)
+            missing = self._note_stored(kept)
             lacks = f", where other files are: {missing:,}" if missing else ""
-            stay = f"; older than what is there, and not sent again: {older:,}" if older else ""
             if self._began_ns is None:
-                said = f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}{stay}"
-                self._tell(name, said=said)
+                self._tell(name, said=f"{directory} has files: they are kept, and nothing comes from {prefix}{lacks}")
             return
         done = self._download(part_size_bytes)
         self._sent = {found.path: _version(found.status) for found in walk(directory, self._base) if found.is_file}
@@ -222,21 +234,21 @@ class _Directory:
         """Return a descriptor of the index of what S3 has, which the caller closes."""
         return run_lister(self.synced.place, IndexOrigin(allow_empty=True), self._session)[0]
 
-    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]]) -> tuple[int, int]:
-        """Note which files S3 has; return how many others it has, and how many files are older than their objects.
+    def _note_stored(self, kept: Mapping[str, tuple[os.stat_result, bytes]]) -> int:
+        """Note what S3 has stored since the files were written that are here; return how many others it has.
 
-        An older one was sent before, or another host has gone on from there: it must not replace its object. One that
-        was written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not
-        tell that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
+        A file that is older than its object must not replace it: another host may have gone on from there. One that was
+        written, renamed or copied since the job began is newer, whatever the two clocks say. Size and time do not tell
+        that a file was brought back, for a service has whole seconds: its stamp does, which a rename takes along.
         """
         try:
             snapshot_fd = self._list()
         except FastfuseError as error:
             self._warn(f"what {self.synced.place} has is not known, and files here may replace newer ones: {error}")
-            return 0, 0
+            return 0
         table = open_snapshot(snapshot_fd).table
         os.close(snapshot_fd)
-        missing = older = 0
+        missing = 0
         for ref in table.refs():
             path = ref.key.removeprefix(self.synced.place.path)
             if path not in kept:
@@ -246,11 +258,11 @@ class _Directory:
             if self._began_ns is not None and status.st_ctime_ns >= self._began_ns:
                 continue
             is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-            is_older = ref.modified_ns > status.st_mtime_ns
-            if is_older or (is_same and stamp == version_of(ref)):
-                self._sent[path] = _version(status)
-            older += is_older
-        return missing, older
+            if is_same and stamp == version_of(ref):
+                self._sent[path] = _version(status)  # it was brought back
+            elif ref.modified_ns > status.st_mtime_ns:
+                self._older[path] = _version(status)
+        return missing
 
     async def look(self, open_writer: OpenWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
@@ -318,12 +330,29 @@ class _Directory:
             if not is_last and self.synced.are_checkpoints and _is_being_written(file.fileno()):
                 return
             version = _version(os.fstat(file.fileno()))
+            made = writer.beside(key)
+            made.metadata = {_WRITTEN: str(version[2])}
+            if await self._is_older(made, version, found.path):
+                self._sent[found.path] = version
+                return
             content = _content(file, version, path, must_stay=self.synced.are_checkpoints)
-            await writer.beside(key).stream(content, is_checked=self._is_alone)
+            await made.stream(content, is_checked=self._is_alone)
         self._sent_paths.add(found.path)
         self._sent_bytes += version[1]
         self._sends += 1
         self._sent[found.path] = version
+
+    async def _is_older(self, writer: ObjectWriter, version: _Version, path: str) -> bool:
+        """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""
+        if self._older.get(path) != version:
+            return False
+        if not await _is_of(writer, version):
+            advice = "" if self._began_ns is not None else ". Run without --keep to begin with what is in S3"
+            self._warn(
+                f"{str(self._directory / path)!r} does not replace {writer.key!r} in S3, which was stored after the "
+                f"file was written: another host may have gone on from there{advice}"
+            )
+        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -351,6 +380,14 @@ def _is_being_written(fd: int) -> bool:
     except OSError:  # another user's file, or a file system without leases
         return False
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+async def _is_of(writer: ObjectWriter, version: _Version) -> bool:
+    """Return whether the object says that it was made of this version of the file."""
+    with suppress(AccessError, RefusedError):
+        state = await writer.state()
+        return state is not None and state.metadata.get(_WRITTEN) == str(version[2])
     return False
 
 

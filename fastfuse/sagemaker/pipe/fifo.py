@@ -199,7 +199,7 @@ class Guard:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
-        # By name, the earliest first: the writing ends of a channel.
+        # By the name under which they are held, the earliest first: a channel's writing ends, the command's pidfd.
         self.held: defaultdict[str, list[int]] = defaultdict(list)
 
     def fileno(self) -> int:
@@ -228,6 +228,8 @@ class Guard:
             try:
                 message, fds, _, _ = socket.recv_fds(self._ours, _MOST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
+                return
+            if not message:  # the others are gone
                 return
             held = self.held[message[1:].decode()]
             held += fds

@@ -79,7 +79,10 @@ class Sender(ChildProcess):
         """The reason why it ended too early."""
         if self.exit_code in {None, 0}:
             return None
-        return self.errors.get("") or OutputError(f"nothing is uploaded any more: {self._end}")
+        lost = f"the process that checks the job's outputs {self.how_it_ended}"
+        if self.is_ready and self._lacks:
+            lost = f"{' and '.join(self._lacks)} are no longer uploaded: {self._end}"
+        return self.errors.get("") or OutputError(lost)
 
     def failures(self) -> list[FastfuseError]:
         """Return why something is not in S3, and where it still lies. Call it after the end."""

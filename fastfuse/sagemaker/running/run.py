@@ -185,8 +185,8 @@ class _Run:
             phase_s=self._phases.seconds(),
             artifacts=self._delivery.artifacts,
         )
-        with suppress(OSError):  # again, for the script may have removed everything
-            note_run(settings.paths, self._name)
+        with suppress(OSError):  # again, for the script may have removed everything; as told next
+            note_run(settings.paths, self._name, settings.synced_places)
         data = write_record(record, self._phases.begins, accounts, settings.paths)
         if self._was_ready:
             self._delivery.deliver_record(data)

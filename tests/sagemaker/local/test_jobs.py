@@ -15,6 +15,8 @@ import pytest
 
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.sagemaker.description.channel import Channel, InputMode, LocalDirectory
+from fastfuse.sagemaker.local_places import take_away
 from tests.bad_input.checks import NOBODY, as_nobody, run
 from tests.mounting import Mount, mounted, tmpfs
 from tests.sagemaker.local.conftest import FILES, write_files
@@ -124,6 +126,16 @@ def test_an_ordinary_user_gets_a_link(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(directory), hashlib.sha256(FILES["b/2"]).hexdigest(), "-"]
     assert f"{directory} linked (Operation not permitted; " in done.stderr
     assert left_in(base / "input/data") == []
+
+
+def test_links_go_with_the_directories_that_held_nothing_else(tmp_path: Path) -> None:
+    links, empty = ["a/b/1", "a/2", "c/3", "4"], ["c/empty", "d/empty"]
+    for directory in ("a/b", *empty):
+        (tmp_path / directory).mkdir(parents=True)
+    for link in links:
+        (tmp_path / link).symlink_to("/./data/file")
+    take_away(tmp_path, Channel(name="train", input_mode=InputMode.FILE, source=LocalDirectory(path="/data")))
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["c", "c/empty", "d", "d/empty"]
 
 
 @pytest.fixture

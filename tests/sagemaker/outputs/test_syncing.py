@@ -16,18 +16,20 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
-from fastfuse.errors import AccessError, OutputError, SourceError
+from fastfuse.errors import AccessError, OutputError, RefusedError, SourceError
 from fastfuse.filesystem.processes.children import wait_child
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.s3.upload import ObjectWriter, load_writer
+from fastfuse.s3.upload import ObjectState, ObjectWriter, load_writer
 from fastfuse.sagemaker.description.channel import SyncedDirectory
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import syncing as module
+from fastfuse.sagemaker.outputs.sending import Tell
 from fastfuse.sagemaker.outputs.syncing import sync_directories
 from fastfuse.sagemaker.running import delivery, job_processes
 from fastfuse.sagemaker.running.delivery import Sender
@@ -501,15 +503,52 @@ open(place + "second", "w").write("2")
         job.wait_for_output("made")
         # The last child before the command.
         os.kill(job.children()[-2], signal.SIGKILL)
-        job.wait_for_log(
-            "nothing is uploaded any more: the process that uploads was killed by signal 9; another process goes on"
-        )
+        lost = "checkpoints are no longer uploaded: the process that uploads was killed by signal 9"
+        job.wait_for_log(f"{lost}; another process goes on")
         assert job.stop() == 0, job.log
-        assert job.log.count("nothing is uploaded any more") == 1
+        assert job.log.count("no longer uploaded") == 1
     stored = server.client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]
     assert [entry["Key"].removeprefix(prefix) for entry in stored] == ["earlier", "first", "second"]
     # What was brought back is not sent again.
     assert server.client.head_object(**restored)["Metadata"] == {"put": "by the test"}
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "message"),
+    [
+        (False, "the process that checks the job's outputs was killed by signal 9"),
+        (True, "checkpoints and tensorboard are no longer uploaded: the process that uploads was killed by signal 9"),
+    ],
+)
+def test_a_lost_process_is_told_with_what_it_was_to_do(*, is_ready: bool, message: str) -> None:
+    def work(tell: Tell) -> None:
+        if is_ready:
+            tell("", ready=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = Sender(work, {"checkpoints": "", "tensorboard": ""})
+    process.ended(wait_child(process.pid), Phases(is_json=False))
+    assert str(process.failure) == message
+
+
+async def test_all_places_are_checked_at_once(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    checked: list[str] = []
+    all_wait = trio.Event()
+
+    async def deny(writer: ObjectWriter) -> None:
+        checked.append(writer.key)
+        if len(checked) == 3:
+            all_wait.set()
+        await all_wait.wait()
+        raise AccessError("denied")
+
+    monkeypatch.setattr(ObjectWriter, "check_access", deny)
+    places = [("CheckpointConfig", S3Uri(BUCKET, f"{name}/"), "") for name in "abc"]
+    with trio.fail_after(1), pytest.raises(AccessError, match="CheckpointConfig: denied"):
+        await module.check_places(places, S3Session(ConnectionConfig(region="eu-west-1")))
+    assert sorted(checked) == ["a/fastfuse", "b/fastfuse", "c/fastfuse"]
 
 
 def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_path: Path) -> None:
@@ -536,12 +575,13 @@ def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
         moto_server.put(prefix + "model", newer)
     moto_server.put(prefix + "other", b"other")
     (directory / "new").write_bytes(b"new")
-    with syncing(moto_server, directory) as sync:
+    with logging_to(directory.parent / "log"), syncing(moto_server, directory) as sync:
         sync.finish()
         assert sync.objects() == {"model": here if is_equal else newer, "other": b"other", "new": b"new"}
         assert sync.process.artifacts["checkpoints"]["Files"] == 1
-    told = "where other files are: 1; older than what is there, and not sent again: 1\n"
-    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, {told}" in capfd.readouterr().err
+    log = capfd.readouterr().err + (directory.parent / "log").read_text()
+    assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
+    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
 
 
 def test_what_is_kept_is_sent_also_where_s3_may_not_be_listed(
@@ -568,6 +608,28 @@ def test_what_was_renamed_or_copied_since_the_job_began_is_newer_whatever_its_ti
     with syncing(moto_server, directory, began_ns=began_ns - 10**9) as sync:
         sync.finish()
         assert sync.objects() == {"model": b"newer"}
+
+
+def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures, state = iter([MemoryError()]), ObjectWriter.state
+
+    async def fail_once(writer: ObjectWriter) -> ObjectState | None:
+        if (failure := next(failures, None)) is not None:
+            raise failure
+        return await state(writer)
+
+    monkeypatch.setattr(ObjectWriter, "state", fail_once)
+    (directory / "model").write_bytes(b"older")
+    os.utime(directory / "model", (0, 0))
+    moto_server.put(f"sync-{directory.parent.name}/model", b"newer")
+    with syncing(moto_server, directory) as sync:
+        put(directory / "z", b"sent after the failure")
+        sync.wait_for(model=b"newer", z=b"sent after the failure")
+        sync.finish()
+        assert sync.process.failures() == []
+        assert sync.objects()["model"] == b"newer"
 
 
 @pytest.mark.parametrize("is_again", [False, True])
@@ -614,9 +676,11 @@ def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_sin
         sync.finish()
     os.utime(directory / "state", (0, 0))  # S3 had stored it long ago
     moto_server.put(key, b"newer")
-    with syncing(moto_server, directory, began_ns=time.time_ns()) as sync:
+    with logging_to(directory.parent / "log"), syncing(moto_server, directory, began_ns=time.time_ns()) as sync:
         sync.finish()
         assert sync.objects() == {"state": b"newer"}
+    log = (directory.parent / "log").read_text()
+    assert log.endswith("stored after the file was written: another host may have gone on from there\n")
 
 
 def test_checkpoints_come_back_without_the_key_for_sse_c(moto_server: S3Server, directory: Path) -> None:
@@ -690,3 +754,34 @@ def test_a_process_that_a_hanging_disk_holds_does_not_keep_the_run_from_its_end(
     process.kill()
     process.ended(wait_child(process.pid), phases)
     assert [str(failure) for failure in failures] == ["the model is not in S3: the upload was told to stop"]
+
+
+def test_what_was_sent_before_is_known_again(moto_server: S3Server, directory: Path) -> None:
+    (directory / "model").write_bytes(b"kept")
+    os.utime(directory / "model", (10, 10))
+    with logging_to(directory.parent / "log"):
+        for files in (1, 0):
+            with syncing(moto_server, directory) as sync:
+                sync.finish()
+                assert sync.process.artifacts["checkpoints"]["Files"] == files
+        assert (directory.parent / "log").read_text() == ""
+        os.utime(directory / "model", (20, 20))
+        with syncing(moto_server, directory) as sync:
+            sync.finish()
+        assert "/model' does not replace " in (directory.parent / "log").read_text()
+
+
+def test_what_is_kept_replaces_no_newer_object_that_cannot_be_looked_at_either(
+    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_: ObjectWriter) -> None:
+        raise RefusedError("no metadata", hint="")
+
+    monkeypatch.setattr(ObjectWriter, "state", refuse)
+    (directory / "model").write_bytes(b"kept")
+    for files in (1, 0):
+        with syncing(moto_server, directory) as sync:
+            os.utime(directory / "model", (0, 0))
+            sync.finish()
+            assert sync.process.failures() == []
+            assert sync.process.artifacts["checkpoints"]["Files"] == files

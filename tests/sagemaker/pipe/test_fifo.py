@@ -1,6 +1,7 @@
 import fcntl
 import os
 import select
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -129,6 +130,15 @@ def test_what_is_held_has_no_end_until_it_is_let_go_the_earliest_first() -> None
     assert [is_over(fd) for fd in readers] == [True, True, True]
     for fd in readers:
         os.close(fd)
+
+
+def test_the_end_of_all_that_is_said_is_nothing_said() -> None:
+    guard = Guard()
+    with socket.socket(fileno=os.dup(guard.fileno())) as said:
+        said.shutdown(socket.SHUT_RD)
+    guard.update()
+    assert guard.held == {}
+    guard.close()
 
 
 def test_what_was_held_last_before_a_death_is_held() -> None:
