@@ -7,6 +7,8 @@ from enum import StrEnum
 from fastfuse.advise.model import Network
 from fastfuse.sizes import MIB, format_size
 
+# Its FUSE_NO_OPENDIR_SUPPORT has the kernel open directories by itself, as we need it to.
+_LEAST_KERNEL = (5, 1)
 # A descriptor for each connection of the client and of threads, by default 768 at most, for each of the tier's segments
 # that are open, 256 at most, and some for the mount itself.
 _LEAST_FILES = 1280
@@ -63,10 +65,11 @@ class Facts:
 def findings(facts: Facts) -> list[Finding]:
     """Return a finding for each check, always in the same order."""
     kernel = f"Linux {facts.kernel[0]}.{facts.kernel[1]}, libfuse {facts.libfuse}"
+    too_old = (f"{kernel}: too old for a mount", "use Linux 5.1 or later") if facts.kernel < _LEAST_KERNEL else None
     rights = "CAP_SYS_ADMIN: mounts by itself" if facts.has_sys_admin else "no CAP_SYS_ADMIN: fusermount3 mounts"
     memory, cpus = facts.memory_limit_bytes, facts.cpu_limit
     return [
-        Finding("kernel", Level.OK, kernel),
+        _fail_if(too_old, Finding("kernel", Level.OK, kernel)),
         _fail_if(facts.device_obstacle, Finding("device", Level.OK, "/dev/fuse can be opened")),
         _fail_if(facts.rights_obstacle, Finding("rights", Level.OK, rights)),
         _warn_unless(

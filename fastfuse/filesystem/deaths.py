@@ -17,6 +17,9 @@ from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)
 
+# A worker counts a beat every second, and may be late.
+_SILENT_S = 2.0
+
 
 class Deaths:
     """The deaths of one mount's workers."""
@@ -32,8 +35,8 @@ class Deaths:
         self._counters = counters
         self._in_hand = in_hand
         self._record = DeathRecord(read_deadline_s)
-        # How many processes of the control group were killed for want of memory, and when that number grew.
-        self._oom_kills = oom_kills() or 0
+        # How many processes of the control group were killed for want of memory, if that is known, and when it grew.
+        self._oom_kills = oom_kills()
         self._grew_s = -inf
         # The last worker that was killed by SIGKILL, and whether the log has named the cause in this series.
         self._killed_s, self._has_told = -inf, False
@@ -81,8 +84,10 @@ class Deaths:
         return pause_s
 
     def _look_at_memory(self) -> None:
-        if (kills := oom_kills() or self._oom_kills) != self._oom_kills:
-            self._oom_kills, self._grew_s = kills, time.monotonic()
+        if (kills := oom_kills()) is not None:
+            if self._oom_kills not in {None, kills}:
+                self._grew_s = time.monotonic()
+            self._oom_kills = kills
 
     def _tell_kill(self, now_s: float) -> None:
         """Log once in a series of kills that memory ran out; none in it is a minute after the one before.
@@ -107,7 +112,7 @@ class Deaths:
 
 
 class Silence:
-    """Counts the time in which readers waited for a worker that died or hung: that one counts nothing any more."""
+    """Counts the time in which readers wait for a worker that is dead or stands still: it counts nothing itself."""
 
     def __init__(self, worker: WorkerProcess, counters: Counters) -> None:
         self._worker = worker
@@ -115,8 +120,8 @@ class Silence:
         self._beats = 0
         # The last look, and the requests that readers waited for then.
         self._looked_s, self._waiting = 0.0, 0
-        # The time that they have waited since the last beat.
-        self._silent_s = 0.0
+        # The time that they have waited since the last beat, and what of it is counted as stalled.
+        self._silent_s = self._counted_s = 0.0
 
     def look(self, session: Session | None) -> None:
         """Look whether somebody waits for the worker; call it every second."""
@@ -124,13 +129,17 @@ class Silence:
         before, self._beats = self._beats, counters.get("fastfuse_worker_beats")
         is_gone = not (worker.pid and worker.has_served)
         if self._beats != before and not is_gone:
-            self._silent_s = 0.0  # it counts the reads that it had
+            self._silent_s = self._counted_s = 0.0  # it counts the reads that it had
         elif self._waiting and self._beats:
             self._silent_s += min(now_s - self._looked_s, LONGEST_LOOK_S)
-        if is_gone:
-            silent_us, self._silent_s = int(self._silent_s * 1e6), 0.0
-            counters.count("fastfuse_stalled_seconds", silent_us)
-            counters.count("fastfuse_blocked_seconds", silent_us * self._waiting)
-            counters.count("fastfuse_unserved_seconds", silent_us)
+        # A worker that goes on will count the reads that it has taken, and no others.
+        new_us = int((self._silent_s - self._counted_s) * 1e6)
+        if is_gone or (new_us >= _SILENT_S * 1e6 and not counters.get("fastfuse_waiting_reads")):
+            self._counted_s = self._silent_s
+            counters.count("fastfuse_stalled_seconds", new_us)
+            counters.count("fastfuse_blocked_seconds", new_us * self._waiting)
+        if is_gone:  # one that goes on was stopped, or starved of CPU
+            counters.count("fastfuse_unserved_seconds", int(self._silent_s * 1e6))
+            self._silent_s = self._counted_s = 0.0
         self._looked_s = now_s
         self._waiting = max(1, len(session.owed)) if session is not None and session.is_waited_for else 0

@@ -113,8 +113,7 @@ class Supervisor:
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
         self._board = Board()
-        # When the grace period ends.
-        self._stops_at_s = inf
+        self._stops_at_s = inf  # when the grace period ends
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
@@ -188,9 +187,12 @@ class Supervisor:
         self._place.raise_readahead(self._session.device)
         try:
             self._control = ControlSocket(self._session.device)
+        except OSError as error:
+            _log.warning("'fastfuse refresh' and 'status' will get no answer: no socket: %s", error)
+        try:
             self._hints = listen_for_hints(self._session.device)
         except OSError as error:
-            _log.warning("'fastfuse refresh', 'status' and 'hint' will get no answer: no socket: %s", error)
+            _log.warning("hints ('fastfuse hint', fastfuse.hints) are not taken: no socket: %s", error)
 
     def _fork(self, work: Callable[[], object], *, kept: socket.socket | None = None) -> int:
         """Fork a child that closes our sockets but one, `kept`: a copy would keep clients from seeing their end."""
@@ -303,8 +305,7 @@ class Supervisor:
             count_table(self._counters, self._snapshot_fd, made)
             self._worker.take_table(self._snapshot_fd)
             self._refresher.send_notices(self._session.fd)
-            # Last: the process of the notices has a copy, so the gigabytes of the old table are freed as it exits, and
-            # keep neither the worker nor this process busy.
+            # Last: the process of the notices has a copy, so it, and not this one, frees gigabytes of the old table.
             os.close(old_fd)
         if self._session is not None and self._session.is_connected:
             self._refresher.send_notices_again(self._session.fd)

@@ -39,6 +39,7 @@ def test_a_machine_that_has_everything_is_well() -> None:
 @pytest.mark.parametrize(
     ("change", "check", "level", "remedy"),
     [
+        ({"kernel": (4, 19)}, "kernel", Level.FAIL, "use Linux 5.1 or later"),
         ({"device_obstacle": ("/dev/fuse is missing", "--device")}, "device", Level.FAIL, "--device"),
         ({"rights_obstacle": ("not set-uid", "chmod u+s")}, "rights", Level.FAIL, "chmod u+s"),
         ({"fusermount": None}, "fusermount3", Level.WARN, "fuse3"),

@@ -27,7 +27,7 @@ def session_with(**about: object) -> Session:
         # The seconds and the kills for want of memory until then; another process was killed an hour before.
         (((0, 3), (30, 4), (80, 5), (139, 6), (199, 7)), ["", "and memory ran", "", "", "and memory ran"]),
         (((0, 4), (59, 4), (60, 4), (200, 4), (201, 4)), ["and memory ran", "", "", "", "by SIGKILL, as"]),
-        (((0, None), (59, None), (60, None), (200, None)), ["", "by SIGKILL, as", "", ""]),
+        (((0, None), (59, None), (60, None), (200, None), (400, 4)), ["", "by SIGKILL, as", "", "", ""]),
     ],
 )
 def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
@@ -38,13 +38,13 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
 ) -> None:
     worker = SimpleNamespace(pid=0, exit_code=-9, end="killed", was_killed=True, has_served=True)
     session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
-    counted: int | None = 2
+    counted = None if kills[0][1] is None else 2
     now_s = -3600.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     monkeypatch.setattr(module, "oom_kills", lambda: counted)
     counters = Counters()
     deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
-    counted = 3
+    counted = counted and 3
     deaths.look(None)
     found = []
     for now_s, counted in kills:  # noqa: B007 - the clock and the counter read them
@@ -92,17 +92,22 @@ def test_readers_wait_for_a_silent_worker_and_go_unserved_only_if_it_never_goes_
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert [stalled_s() for _ in range(2)] == [0.0] * 2  # no worker has served yet
     assert [stalled_s(beats=1) for _ in range(3)] == [0.0] * 3
-    # It is stopped or starved, for an hour with the machine, and goes on: it counts the reads that it has.
-    assert [stalled_s() for _ in range(2)] + [stalled_s(look_s=3600.0), stalled_s(beats=1)] == [0.0] * 4
+    # It is stopped or starved while requests wait in the kernel, for an hour with the machine, and goes on.
+    assert [stalled_s() for _ in range(2)] + [stalled_s(look_s=3600.0)] == [0.0, 2.0, 4.0]
+    assert [stalled_s(beats=1) for _ in range(2)] == [4.0] * 2
+    assert counters.get("fastfuse_unserved_seconds") == 0
+    # It is stopped with reads in hand, which it counts itself when it goes on.
+    counters.set("fastfuse_waiting_reads", 2)
+    assert [stalled_s() for _ in range(4)] + [stalled_s(beats=1)] == [4.0] * 5
     # It never goes on; the next worker is late, and serves.
-    assert [stalled_s() for _ in range(3)] == [0.0] * 3
+    assert [stalled_s() for _ in range(3)] == [4.0] * 3
     worker.pid = 0
-    assert [stalled_s() for _ in range(2)] == [4.0, 5.0]
+    assert [stalled_s() for _ in range(2)] == [8.0, 9.0]
     worker.pid, worker.has_served = 2, False
-    assert stalled_s(beats=1) == 6.0
+    assert stalled_s(beats=1) == 10.0
     worker.has_served = True
-    assert [stalled_s(beats=1), stalled_s(beats=1, is_waited_for=False)] == [6.0] * 2
+    assert [stalled_s(beats=1), stalled_s(beats=1, is_waited_for=False)] == [10.0] * 2
     # Nobody waits.
     worker.pid = 0
-    assert stalled_s() == 6.0
+    assert stalled_s() == 10.0
     assert counters.get("fastfuse_unserved_seconds") == 6e6

@@ -45,6 +45,7 @@ from tests.mounting import (
 pytestmark = pytest.mark.fuse
 
 USER = 61234
+_MS_REMOUNT = 32  # <sys/mount.h>
 _DATA = os.urandom(3 << 20)
 OBJECTS = {"data/a": b"first", "data/large": _DATA}
 # What Kubernetes gives a container with `drop: [ALL]`, `runAsUser` and `allowPrivilegeEscalation: false`.
@@ -380,6 +381,8 @@ def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, 
             assert (place / "large").read_bytes() == _DATA
             os.kill(mount.worker(), signal.SIGKILL)
             assert (place / "a").read_bytes() == b"first"
+            assert ctypes.CDLL(None).mount(None, os.fsencode(place), None, _MS_REMOUNT, None) == 0  # writable
+            assert [os.access(place / "a", mode) for mode in (os.R_OK, os.W_OK)] == [True, False]
             assert run_fastfuse("status", str(place)).returncode == 0
             assert mount.stop() == 0
             assert find_mount(place) is not None

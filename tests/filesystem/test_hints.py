@@ -7,6 +7,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -198,14 +199,19 @@ async def test_nonsense_ends_its_connection_and_no_other(message: bytes) -> None
         assert not worker.orders[0].withdrawn.is_set()
 
 
-async def test_paths_that_are_no_files_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_paths_that_are_no_files_are_told_once_and_noted_once_a_batch(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = "announced paths are no files of the mount, such as 'mnt/a'. "
     async with working("a") as worker:
+        noted = Mock(wraps=worker.taker._failures.tell)
+        monkeypatch.setattr(worker.taker._failures, "tell", noted)
         async with await worker.served() as client:
             await client.send_all(b"a\0mnt/a\0")
             await until(lambda: told in caplog.text)
         await hand_over(worker, b"a\0mnt/a\0mnt/b\0" * hints._BATCH_PATHS)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert noted.call_count == 1 + 3
     assert lines == [f"{told}Announce paths below the mountpoint, or relative to it."]
 
 

@@ -451,7 +451,7 @@ def test_what_keeps_an_unmounted_mount_out_of_sight_is_told_of(place: Path) -> N
         assert clone_fd >= 0
         done = run_fastfuse("unmount", str(place))
         os.close(clone_fd)
-    told = "; it is still used at a place that is not seen from here, such as in a container\n"
+    told = "; it is still used at a place that is not seen from here, such as an overlay above it, or a container\n"
     assert (done.returncode, done.stdout) == (0, f"unmounted {place}{told}")
 
 
@@ -564,6 +564,7 @@ def test_a_user_unmounts_by_fusermount3(tmp_path: Path, as_user: Callable[[str],
     [
         ("failed to unmount /x: Device or resource busy", "close its files, or detach it with --lazy"),
         ("entry for /x not found in /etc/mtab", "umount --lazy {place}, as root on the host"),
+        ("failed to unmount /x: Text file busy", "umount --lazy {place}, as root on the host"),
     ],
 )
 def test_a_complaint_is_told(place: Path, as_user: Callable[[str], Path], complaint: str, hint: str) -> None:

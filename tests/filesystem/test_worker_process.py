@@ -172,7 +172,10 @@ def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_tak
 async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody reads for 25 s after the failures, and the mount counts as failing for 10 s of them only."""
+    """Nobody reads for 25 s after the failures, and the mount counts as failing for 10 s of them only.
+
+    Then one file goes on failing while others are read.
+    """
     caplog.set_level("INFO")
     counters, operations = Counters(), cast("Any", SimpleNamespace(last_errors=()))
     async with trio.open_nursery() as nursery:
@@ -182,6 +185,7 @@ async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(
         await trio.sleep(30)
         assert not caplog.messages
         counters.count("fastfuse_read_served_bytes", 1)
+        counters.count("fastfuse_errors", 1, "EIO")
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert caplog.messages == ["reads succeed again after 30 s: 15 × EIO"]

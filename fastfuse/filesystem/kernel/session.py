@@ -207,7 +207,8 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
         os.set_blocking(device, False)
         *_, flags = _INIT_IN.unpack_from(request, _IN_HEADER.size)
         if flags & _OPENS_BY_ITSELF != _OPENS_BY_ITSELF:
-            raise MountError("the kernel does not open files by itself", hint="Linux 5.1 and later ones do")
+            message = "this kernel cannot serve a mount of fastfuse (it lacks FUSE_NO_OPENDIR_SUPPORT)"
+            raise MountError(message, hint="use Linux 5.1 or later")
         os.dup2(theirs.fileno(), fd)
         ours.send(request)
         trio.run(_serve_init, operations)

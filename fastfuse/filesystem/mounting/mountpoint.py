@@ -231,7 +231,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
     left = [str(other.path) for other in _entries() if other in users]
     if not left and not lazy and bdi and bdi_number(entry.device) == bdi:
-        return ["a place that is not seen from here, such as in a container"]
+        return ["a place that is not seen from here, such as an overlay above it, or a container"]
     return left
 
 
@@ -388,7 +388,7 @@ def _unmount_as_user(path: Path, *, lazy: bool) -> None:
 
 
 def _unmount_error(path: Path, reason: str) -> MountError:
-    is_busy = "busy" in reason  # files are open below it, or a process works there
+    is_busy = os.strerror(errno.EBUSY) in reason  # files are open below it, or a process works there
     return MountError(
         f"{path} cannot be unmounted: {reason}",
         hint="close its files, or detach it with --lazy" if is_busy else f"umount --lazy {path}, as root on the host",

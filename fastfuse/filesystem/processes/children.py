@@ -1,7 +1,4 @@
-"""Fork processes that do not outlive their parent and never return to its stack, and send errors between them.
-
-Blocked signals are taken one at a time.
-"""
+"""Fork processes that do not outlive their parent and never return to its stack, send errors, and take signals."""
 
 import ctypes
 import errno

@@ -10,6 +10,7 @@ away.
 
 import errno
 import logging
+import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -199,6 +200,13 @@ class MountOperations(InitialisedOperations):
         data.f_ffree = data.f_favail = 0
         data.f_namemax = _NAME_MAX
         return data
+
+    # Only a mount of --fuse-fd without default_permissions asks: elsewhere the kernel looks at the mode itself.
+    @answered
+    async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
+        if mode & os.W_OK:
+            raise pyfuse3.FUSEError(errno.EROFS)
+        return True
 
     @answered
     async def getxattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> bytes:

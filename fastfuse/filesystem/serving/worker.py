@@ -350,15 +350,15 @@ class _Report:
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
     failing = FailingReads(delivered(counters), _failed_reads(counters))
-    # Those that failed until now, and since when.
-    failed, failing_since_s = dict[str, int](), 0.0
+    # Those that failed until now, since when, and what had been delivered then.
+    failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
-        trouble, now_s = retries.trouble(), trio.current_time()
+        trouble, now_s, delivered_now = retries.trouble(), trio.current_time(), delivered(counters)
         if show_trouble(counters, failing, trouble, _failed_reads(counters), now_s):
-            failed_for_s, failed = failing.failures(now_s)
+            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered_now
             failing_since_s = now_s - failed_for_s
             trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
-        elif failed and not failing.failures(now_s)[1]:  # something was delivered
+        elif failed and delivered_now > delivered_then:
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
             _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}

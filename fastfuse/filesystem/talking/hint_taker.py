@@ -178,10 +178,11 @@ class HintTaker:
         inodes = [inode for _, inode in found if inode is not None]
         if inodes:
             await order.announce(inodes)
-        unknown = [os.fsdecode(path) for path, inode in found if inode is None]
-        for path in unknown:
+        unknown = [path for path, inode in found if inode is None]
+        if unknown:  # told once a batch: a line for each path takes longer than looking it up
+            path = os.fsdecode(unknown[0])
             line = f"announced paths are no files of the mount, such as {path!r}. {_PATHS_HINT}"
-            self._failures.tell("announced paths that are no files", path, line)
+            self._failures.tell("batches of announced paths that are no files", path, line)
         self._counters.count("fastfuse_hints", len(inodes), "taken")
         self._counters.count("fastfuse_hints", len(unknown), "unknown")
         await trio.sleep(len(unknown) * self._connected.total() * _UNKNOWN_PAUSE_S)
