@@ -346,12 +346,12 @@ async def test_requests_wait_for_a_service_or_for_keys_together(
     session, retries = S3Session(ConnectionConfig()), Retries()
     async with AsyncExitStack() as exits:
         writers = [module.ObjectWriter(session, exits, "bucket", key, "", retries=retries) for key in ("a", "b", "c")]
-        for most_s in (350, 350):
+        for _ in range(2):
             fails, began_s = True, trio.current_time()
             for writer in writers:
                 with pytest.raises(AccessError):
                     await writer.put(b"")
-            assert 250 < trio.current_time() - began_s < most_s
+            assert 250 < trio.current_time() - began_s < 400
             fails = False
             await writers[0].put(b"")
 
