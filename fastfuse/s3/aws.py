@@ -196,7 +196,7 @@ class S3Session:
         is_plain = parts and parts.hostname and not (parts.query or parts.username or parts.password)
         if not (parts and is_plain and parts.scheme in ("http", "https")):
             raise ConfigurationError(
-                "The S3 endpoint is not a URL such as https://s3.example.com:9000, without user name and query.",
+                "The S3 endpoint is not a plain URL: https://HOST:PORT, without user name, password or query.",
                 hint="Correct --endpoint-url. Credentials are configured apart from it.",
             )
         return given.rstrip("/")
@@ -286,7 +286,8 @@ class S3Session:
     def configured_region(self) -> str:
         """The region that the configuration, environment or profile names; empty where none does.
 
-        Raises `ConfigurationError` for one of the configuration that is not the name of an AWS region, but is to be.
+        Raises `ConfigurationError` for a `--region` that is no AWS region where no endpoint is named;
+        `resolve_endpoint` checks the others.
         """
         given: str = self.config.region or self.setting("region") or ""
         # botocore has names of its own for a profile, such as aws-global.

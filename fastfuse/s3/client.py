@@ -206,14 +206,14 @@ class S3Client:
             # The connection's own patience ends a stalled reply, and `_refusal` the wait for other credentials. A
             # deadline here would take a fifth of the CPU time.
             try:
-                reply = await get()
+                reply = await get(may_connect=False)
                 if self._retries.is_in_trouble:
                     self._retries.answered()
                 return reply
             except RetryableError as error:
                 failed = error
-            except MemoryError:
-                pass  # there may be some now
+            except (MemoryError, trio.WouldBlock):
+                pass  # there may be some now; no connection is idle any more
         with trio.move_on_at(ends_s):
             return await self._retries.run(get, name=_shown(ref.bucket, ref.key), failed=failed, began_s=began_s)
         if self._rate.is_limited:
@@ -222,12 +222,12 @@ class S3Client:
         raise DeadlineError.too_slow(ref.key, self.session.config.deadline_s)
 
     def _is_at_hand(self, bucket: str) -> bool:
-        """Return whether a GET need wait for nothing but its reply."""
+        """Return whether a GET need wait for nothing but its reply, if an idle connection is still open."""
         route, source = self._routes.known(bucket), self.session.credentials
         has_keys = source is None or source.is_current
         return bool(route and route.idle and self._slots.value and has_keys and not self._rate.is_limited)
 
-    async def _get_once(self, get: _Get) -> tuple[Buffer, ReplyHead]:
+    async def _get_once(self, get: _Get, *, may_connect: bool = True) -> tuple[Buffer, ReplyHead]:
         route, credentials = await self.prepare(get.ref.bucket, is_read=True)
         if self._slots.value:
             self._slots.acquire_nowait()  # without the checkpoint of `acquire`
@@ -240,7 +240,7 @@ class S3Client:
                     await trio.sleep_until(turn_s)
                     # Whoever could not wait so long has left the turn to the next one.
                     self._rate.sent(turn_s)
-            return await self._exchange(route, credentials, get)
+            return await self._exchange(route, credentials, get, may_connect=may_connect)
         finally:
             self._slots.release()
 
@@ -252,12 +252,14 @@ class S3Client:
             _log.info("no GET was throttled at its first attempt for a minute: GETs are limited no more")
         return turn_s
 
-    async def _exchange(self, route: Route, credentials: Credentials | None, get: _Get) -> tuple[Buffer, ReplyHead]:
+    async def _exchange(
+        self, route: Route, credentials: Credentials | None, get: _Get, *, may_connect: bool
+    ) -> tuple[Buffer, ReplyHead]:
         ref, start, end = get.ref, get.start, get.end
         request = route.get_request(credentials, ref, start, end)
         began_s, head = trio.current_time(), None
         try:
-            connection, head = await self._routes.ask(route, request, self._read_patience)
+            connection, head = await self._routes.ask(route, request, self._read_patience, may_connect=may_connect)
             self._answered(head.status)
             self._saw_first_byte(trio.current_time() - began_s)
             try:

@@ -145,6 +145,8 @@ class CredentialSource:
         self._told_s: dict[int, float] = {}
         # What kept `replace` from looking for others the last time, if it may pass.
         self.trouble: Failure | None = None
+        # Whether the last renewal brought nothing.
+        self._is_overdue = False
         # True while a renewal is under way beside readers.
         self._is_renewing = False
         self.latest: Credentials | None = None
@@ -258,6 +260,7 @@ class CredentialSource:
         try:
             fresh = await self._find()
         except FastfuseError as error:
+            self._is_overdue = True
             left = old.expires_at - self._now()
             if left <= timedelta(0):
                 raise
@@ -268,7 +271,9 @@ class CredentialSource:
             logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
             fresh = old  # clients take another object for other keys
         else:
-            logger.info("The AWS credentials are renewed; they expire at %s", fresh.expires_at)
+            until = f"; they expire at {fresh.expires_at}" if fresh.expires_at else ""
+            logger.log(logging.INFO if self._is_overdue else logging.DEBUG, "The AWS credentials are renewed%s", until)
+        self._is_overdue = fresh is old
         self._keep(fresh)
 
     def _keep(self, fresh: Credentials) -> None:

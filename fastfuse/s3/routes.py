@@ -242,7 +242,7 @@ class Routes:
             raise
 
     async def ask(
-        self, route: Route, request: bytes, patience: Patience, *, has_body: bool = True
+        self, route: Route, request: bytes, patience: Patience, *, has_body: bool = True, may_connect: bool = True
     ) -> tuple[Connection, ReplyHead]:
         """Send `request` and return the connection, which the caller owns now, and the head of the reply.
 
@@ -251,6 +251,7 @@ class Routes:
 
         Raises:
             NotConnectedError: there is no connection.
+            trio.WouldBlock: there is no idle one, and `may_connect` is false.
             BadReplyHeadError, OSError: as `Connection.ask`.
         """
         while route.idle:
@@ -265,6 +266,8 @@ class Routes:
                 raise
             if head is not None:
                 return connection, head
+        if not may_connect:
+            raise trio.WouldBlock
         try:
             connection = await self.connect(route)
         except OSError as error:

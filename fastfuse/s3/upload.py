@@ -226,15 +226,16 @@ class ObjectWriter:
             FastfuseError: it cannot be written, or another object is there at the end. What `pieces` raises comes as it
                 is. The parts that were sent are gone then.
         """
-        first, second = await anext(pieces, b""), await anext(pieces, None)
-        if second is None:
-            etag = await self.put(first, replaces=replaces)
+        begun = deque((await anext(pieces, b""), await anext(pieces, None)))  # no other name holds a piece
+        if begun[1] is None:
+            body = begun[0] or b""
+            etag = await self.put(body, replaces=replaces)
             if is_checked:
-                await self._check_stored(etag, len(first))
+                await self._check_stored(etag, len(body))
             return etag
         upload_id = self._field(await self._request("create_multipart_upload", **self._made), "UploadId")
         try:
-            parts, digests, size_bytes = await self._send_parts(upload_id, deque((first, second)), pieces)
+            parts, digests, size_bytes = await self._send_parts(upload_id, begun, pieces)
             etag = await self._complete(upload_id, parts, digests, self._condition(replaces))
             if is_checked:
                 await self._check_stored(etag, size_bytes)
@@ -293,7 +294,7 @@ class ObjectWriter:
         return False
 
     async def _send_parts(
-        self, upload_id: str, begun: deque[bytes], others: AsyncIterator[bytes]
+        self, upload_id: str, begun: deque[bytes | None], others: AsyncIterator[bytes]
     ) -> tuple[list[dict[str, Any]], list[bytes], int]:
         """Send the pieces that have `begun` and the `others`, a few at a time; take none before there is room for it.
 

@@ -34,7 +34,7 @@ async def read_whole(reader: RangeReader, ref: ObjectRef, *, limit_bytes: int) -
     if ref.size_bytes > limit_bytes:
         raise SourceError(
             f"{ref.uri!r} has {ref.size_bytes:,} bytes, more than the {limit_bytes:,} that are read of such a file.",
-            hint="Is it the right one? If so, divide it into several.",
+            hint="Is it the right one?",
         )
     with os.fdopen(os.memfd_create("fastfuse-whole"), "rb") as file:
         await read_into(reader, ref, file.fileno())

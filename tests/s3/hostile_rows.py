@@ -302,6 +302,7 @@ _VERSIONS = [
     _header("empty ETag", "ETag", "", EIO, NOT_ASKED, RIGHT),
     Row("weak ETag", _reply(lambda reply: _with_weak_etag(reply)), RIGHT, NOT_ASKED, RIGHT),
     _of_get("the whole object for a range", _reply(lambda reply: _whole(reply)), RIGHT | EIO),
+    _of_get("the object for a range from 0", _reply(lambda reply: reply if _span(reply)[0] else _whole(reply)), RIGHT),
     _of_get("the whole object of unknown length", _ended(lambda reply: _whole(reply).without("Content-Length")), EIO),
     Row("a sign-in page", _refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html"), EIO),
     Row("status 202 in place of 206", _reply(lambda reply: reply.with_status("202 Accepted")), EIO),

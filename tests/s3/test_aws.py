@@ -41,15 +41,11 @@ def test_the_endpoint_is_that_of_the_configuration_the_environment_or_the_profil
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
-    [
-        *((url, "not a URL") for url in ("s3.example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c")),
-        ("http://[a", "not a URL"),
-        ("https://user:hunter2@s3.example.com", "without user name"),
-    ],
+    "url",
+    ["example.com", "ftp://a", "https://", "http://a:port", "https://a/?b=c", "http://[a", "https://user:hunter2@a"],
 )
-def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
+def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a plain URL") as caught:
         _ = S3Session(ConnectionConfig(endpoint_url=url)).endpoint_url
     assert "--endpoint-url" in caught.value.hint
     assert "hunter2" not in str(caught.value) + caught.value.hint

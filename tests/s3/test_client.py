@@ -32,6 +32,7 @@ from bench.s3server import (
 )
 from fastfuse.errors import (
     BadReplyError,
+    DeadlineError,
     MissingObjectError,
     ObjectArchivedError,
     ObjectChangedError,
@@ -325,6 +326,33 @@ async def test_idle_connections_that_a_firewall_has_dropped_cost_a_read_one_stal
         server.misbehave(answer, accept=None, context="good")
         assert await reader.get(hostile.REF, 0, size_bytes) == hostile.DATA[:size_bytes]
     assert asked == 1
+
+
+async def test_a_short_read_that_needs_another_connection_after_all_ends_by_its_deadline(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """One idle connection has ended before, the other one ends as it is asked."""
+
+    async def hang(*_: object) -> None:
+        mock_clock.autojump_threshold = 0
+        await trio.sleep_forever()
+
+    async def reset(peer: hostile.Peer, _: hostile.Request) -> None:
+        peer.reset()
+
+    async with (
+        hostile.serving() as server,
+        aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url, deadline_s=1))) as reader,
+    ):
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(reader.get, hostile.REF, 0, 10)
+        await server.peers[0].end()
+        server.misbehave(reset, accept=None, context="good")
+        monkeypatch.setattr("trio.open_tcp_stream", hang)
+        with pytest.raises(DeadlineError):
+            await reader.get(hostile.REF, 0, 10)
+        assert (round(trio.current_time(), 6), server.hostile_replies) == (1.0, 1)
 
 
 async def test_connections_that_a_nat_has_forgotten_cost_a_read_seconds() -> None:
