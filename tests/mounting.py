@@ -145,7 +145,7 @@ def mounted(
 ) -> Iterator[Mount]:
     """Mount `uri` at `path` (a new directory unless given) until the end of the block.
 
-    Fails unless it gets ready and, if it still serves at the end of the block, exits with 0.
+    Fails unless it gets ready and, if the block has not waited for its end, exits with 0.
 
     `run_by` is a command that runs the mount's. With --fuse-socket the path is the helper's, and is not named.
     """
@@ -168,10 +168,9 @@ def mounted(
             try:
                 _wait_ready(mount)
                 yield mount
-                is_serving = process.poll() is None
+                assert process.returncode is not None or mount.stop() == 0, mount.log
             finally:
                 _end(mount)
-            assert not is_serving or process.returncode == 0, mount.log
 
 
 def _wait_ready(mount: Mount) -> None:

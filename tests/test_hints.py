@@ -121,6 +121,22 @@ class TestOrder:
             while connection.recv(1 << 20):
                 pass
 
+    def test_the_next_worker_gets_what_was_sent_and_the_next_path(self, mountpoint: Path, listener: Listener) -> None:
+        """L3"""
+        went = threading.Event()
+
+        def paths() -> Iterator[str]:
+            yield "a"
+            assert went.wait(PATIENCE_S)
+            yield "b"
+
+        with order(paths(), mountpoint):
+            with listener.accept() as connection:
+                assert received(connection, 1) == [b"a"]
+            went.set()
+            with listener.accept() as connection:
+                assert received(connection, 2) == [b"a", b"b"]
+
     def test_no_more_paths_are_made_than_the_mount_takes(self, mountpoint: Path, listener: Listener) -> None:
         made = itertools.count()
         sender = HintSender((f"{number:0100}" for number in made), mountpoint)

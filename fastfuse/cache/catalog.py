@@ -146,6 +146,11 @@ def create(path: str) -> bool:
         if connection.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION_ID:
             return False
         _check_format(connection)
+        # Heals a sum that a repair of the database or another program left wrong; writes nothing if it is right.
+        connection.execute(
+            "INSERT OR REPLACE INTO room (rowid, bytes) SELECT 1, coalesce(sum(size), 0) FROM segments"
+            " EXCEPT SELECT rowid, bytes FROM room"
+        )
         return True
 
 

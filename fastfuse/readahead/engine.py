@@ -53,7 +53,7 @@ class ReadEngine:
         self._config = config
         self._listing = listing
         self.pool = PartPool(config)
-        # Others may tell it of faster ways.
+        # `DirectFiles` sets `begin` and `take`.
         self.fetches = Fetches(reader, self.pool, nursery, config)
         self.counts = self.fetches.counts
         # Least recently read first.

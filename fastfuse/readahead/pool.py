@@ -292,7 +292,7 @@ class PartPool:
 
     @property
     def spent_bytes(self) -> int:
-        """Those of them that were read."""
+        """The bytes of held parts that were read."""
         return self._spent.size_bytes
 
     def _touch(self, file: FileParts) -> None:

@@ -44,9 +44,11 @@ class Threads:
     drop: Callable[[int], bool] = lambda _inode: False
     # Keeps at most so many bytes of files that are begun: nobody may want the rest.
     bound_begun: Callable[[int], None] = lambda _size_bytes: None
-    # Leaves a file to the engine, and no more. Returns whether one is read by threads, or was and that is not told yet.
+    # Leaves a file to the engine.
     claim: Callable[[int], None] = lambda _inode: None
+    # Lets threads read it again.
     release: Callable[[int], None] = lambda _inode: None
+    # Returns whether threads read it, or have read it and not told yet.
     is_read: Callable[[int], bool] = lambda _inode: False
     # Returns how many files are kept or on their way, and the bytes of memory that they take.
     held: Callable[[], tuple[int, int]] = lambda: (0, 0)

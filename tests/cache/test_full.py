@@ -57,3 +57,17 @@ def test_a_listed_segment_stays_that_is_pinned_or_hit_and_one_that_is_gone_is_pa
     other.commit([], {}, {3: MIB}, 0)
     assert full._evict()
     assert sorted(full._index.segments())[:3] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("change", ["UPDATE room SET bytes = 1", "DELETE FROM room"])
+def test_the_bytes_of_all_segments_are_counted_again_when_a_tier_is_opened(
+    change: str, cache: OpenCache, tmp_path: Path
+) -> None:
+    with closing(sqlite3.connect(tmp_path / "index.db")) as connection, connection:
+        connection.execute(change)
+    prepare(cache.settings, os.geteuid())
+    index = Index(cache.writing)
+    assert index.room_bytes() == SEGMENTS * MIB
+    index.evict(1)
+    assert index.add(MIB, SEGMENTS * MIB) is not None
+    assert index.room_bytes() == SEGMENTS * MIB

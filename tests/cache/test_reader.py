@@ -181,6 +181,14 @@ async def test_a_kept_range_for_which_there_is_no_memory_is_fetched(
     assert store.fetched == 2 * [("big", 0, MIB)]
 
 
+async def test_another_version_is_another_object(tmp_path: Path) -> None:
+    store = CountingStore({"a": b"old" * 1000})
+    async with tier(store, settings_of(tmp_path / "cache")) as reader:
+        await reader.get(store.ref("a"), 0, 3000)
+        new = store.put("a", b"new" * 1000)
+        assert bytes(await reader.get(new, 0, 3000)) == b"new" * 1000
+
+
 async def test_another_second_is_another_object_and_a_fraction_of_one_is_not(tmp_path: Path) -> None:
     """HEAD tells whole seconds, and the listings of some services fractions of them."""
     store, second_ns = CountingStore({"a": b"a" * 1000}), 10**9

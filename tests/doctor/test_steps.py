@@ -19,7 +19,7 @@ from bench.s3server import (
 )
 from bench.s3server.faults import Action
 from fastfuse.advise.model import Network
-from fastfuse.doctor.rules import Level, clock, network
+from fastfuse.doctor.rules import Level, clock, network, region
 from tests.mounting import ENVIRONMENT, access, run_fastfuse
 from tests.s3.canned import Target, canned_server
 from tests.terminals import terminal
@@ -197,6 +197,10 @@ def test_no_line_is_wider_than_the_terminal(server: LoopbackServer, columns: int
 )
 def test_the_rule_of_the_clock(skew_s: float | None, level: Level) -> None:
     assert clock(skew_s).level is level
+
+
+def test_the_bucket_lies_in_the_region_that_is_used() -> None:
+    assert region("eu-west-1", "eu-west-1").level is Level.OK
 
 
 def test_the_rules_of_the_network() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import create_autospec
 
 import pytest
 import trio
@@ -30,16 +30,15 @@ REF = ObjectRef("bucket", "p/a b", 1 << 20, '"etag"')
 SMALL = ObjectRef("bucket", "p/small", 8, '"e"')
 
 
-class Threads(SimpleNamespace):
-    """Stands in for `direct_reads`: whatever is begun has ended as `outcome` says."""
-
-    READ, GOT_AHEAD, READ_AHEAD = range(3)
+class Threads:
+    """What stands in for `direct_reads` does: whatever is begun has ended as `outcome` says."""
 
     def __init__(self) -> None:
-        answers = {"may_get_part": True, "is_busy": False, "drop_ahead": False, "claim": False,
-                   "release": False, "is_read": False, "held_ahead": (0, 0), "served": (),
-                   "returned": (), "bound_begun_ahead": None, "end_stalled": None, "refused": errno.EAGAIN}  # fmt: skip
-        super().__init__(**{name: Mock(return_value=answer) for name, answer in answers.items()})
+        answers = {"may_get_part": True, "held_ahead": (0, 0), "served": (), "returned": (), "refused": errno.EAGAIN}
+        self.module = create_autospec(kernel_reads)
+        self.module.configure_mock(**{f"{name}.return_value": answer for name, answer in answers.items()})
+        for name in ("start", "is_armed", "arm", "disarm", "get_part", "parts"):
+            getattr(self.module, name).side_effect = getattr(self, name)
         self.begun: list[bytes] = []
         self.armed = dict[str, Any]()
         self.outcome = True, 206
@@ -47,7 +46,7 @@ class Threads(SimpleNamespace):
         self._ended: list[tuple[int, bool, int, float, bool]] = []
         self.fd = -1
 
-    def start(self, _device: int, returned_fd: int, *_: object, **__: object) -> None:
+    def start(self, _device: int, returned_fd: int, _threads: int) -> None:
         self.fd = returned_fd
 
     def is_armed(self) -> bool:
@@ -75,7 +74,7 @@ class Threads(SimpleNamespace):
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     threads = Threads()
-    monkeypatch.setattr(module, "direct_reads", threads)
+    monkeypatch.setattr(module, "direct_reads", threads.module)
     monkeypatch.setattr(module, "TASK_BYTES", 8)
     return threads
 

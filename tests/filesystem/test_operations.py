@@ -180,6 +180,20 @@ async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
     ]
 
 
+async def test_the_page_that_the_kernel_asks_for_after_its_readahead_is_no_second_failure(
+    mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    mounted.engine.error = UnavailableError("503.")
+    for offset, size_bytes in ((0, 10), (4, 1), (0, 10)):
+        assert await errno_of(mounted.reads.read(mounted.file, offset, size_bytes)) == errno.EIO
+    assert len(mounted.reads.last_errors) == 2
+    assert mounted.counters.get("fastfuse_errors", "EIO") == 3
+    await trio.sleep(31)
+    assert caplog.messages[1:] == [
+        "reads that failed with EIO (UnavailableError): 1 more in the last 30 s, of 1 object"
+    ]
+
+
 async def test_the_time_that_a_reader_waited_is_counted_even_if_the_read_fails(
     mounted: Mounted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

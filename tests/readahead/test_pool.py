@@ -54,6 +54,13 @@ def expected_and_landed(pool: PartPool, inode: int) -> Part:
     return part
 
 
+def test_files_that_will_be_opened_have_a_quarter_of_the_memory() -> None:
+    pool, _ = a_pool()
+    parts = [expected(pool, inode) for inode in range(10, 20)]
+    assert [part is not None for part in parts] == [True] * 4 + [False] * 6
+    assert expected_bytes(pool) == LIMIT // 4
+
+
 def test_what_somebody_waits_for_evicts_files_that_will_be_opened_before_files_that_are_read() -> None:
     pool, file = a_pool()
     read = [held(pool, file, index) for index in range(8)]
@@ -177,6 +184,10 @@ def test_so_many_files_that_will_be_opened_are_held_and_no_more_however_small() 
         if part is not None:
             pool.land(part, bytes(1))
     assert expected_bytes(pool) == pool.expected.max_parts == LIMIT // (64 * KIB)
+
+
+def test_of_the_largest_memory_no_more_than_16384_files_are_held_that_will_be_opened() -> None:
+    assert PartPool(ReadaheadConfig(memory_limit_bytes=8 << 30)).expected.max_parts == 16384
 
 
 def test_readahead_leaves_the_last_quarter_of_the_connections_to_demands() -> None:

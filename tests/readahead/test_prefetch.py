@@ -585,6 +585,17 @@ async def test_guesses_go_on_in_the_next_epoch_where_readers_come_before_the_thr
             assert len(threads.fetched) > 300 * epoch
 
 
+async def test_what_threads_keep_goes_with_its_order() -> None:
+    threads = KeepingThreads(dataset(400))
+    async with threads.running(CONFIG) as (engine, _):
+        order = engine.new_order()
+        await order.announce([1, 2, 3])
+        assert [*threads.kept] == [1, 2, 3]
+        order.withdraw()
+        assert threads.kept == {}
+        assert threads.wasted_bytes == 3 * 39 * KB
+
+
 async def test_who_announces_a_long_order_goes_on_as_soon_as_there_is_room(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,6 +262,7 @@ _INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.
 _STATUS_LINES = [
     Row("HTTP/0.9", _ended(lambda reply: b"<html>hello</html>"), EIO),
     _says("the settings of HTTP/2", _HTTP2),
+    Row("status line without an end", _flood(lambda reply: b"HTTP/1.1 200 ", _BLOCK), EIO, is_flood=True),
     Row("HTTP/1.0", _ended(lambda reply: reply.encode().replace(b"HTTP/1.1", b"HTTP/1.0", 1)), RIGHT),
     Row("status 206 for everything", _reply(lambda reply: reply.with_status("206 OK")), RIGHT, EIO, EIO),
     Row("status 200 for a range", _reply(lambda reply: reply.with_status("200 OK")), RIGHT),
@@ -277,6 +278,7 @@ _HEADERS = [
     Row(
         "headers for ever", _flood(lambda reply: reply.status_line + b"\r\n", b"A: b\r\n" * 10_000), EIO, is_flood=True
     ),
+    _line("a header of 1 MiB", b"X: " + _BLOCK * 16),
     _line("LF alone in a header", b"X-Amz-Meta: a\nContent-Length: 1"),
     _line("bytes beyond ASCII in a header", b"X-Amz-Meta: \xff\xfe\x80", RIGHT),
     _line("200 headers", b"\r\n".join(b"X-%d: y" % at for at in range(200)), RIGHT),
@@ -295,6 +297,7 @@ _HEADERS = [
 _VERSIONS = [
     Row("Content-Range is missing", _reply(lambda reply: reply.without("Content-Range")), EIO, RIGHT, RIGHT),
     _range("of another start", f"bytes 0-3999/{len(DATA)}", EIO),
+    _range("of another end", f"bytes 1000-4998/{len(DATA)}", EIO),
     _of_get("Content-Range with another total", _reply(lambda reply: _with_total(reply, str(len(DATA) + 1))), EIO),
     _of_get("Content-Range without a total", _reply(lambda reply: _with_total(reply, "*")), RIGHT),
     _header("another ETag", "ETag", '"another"', ESTALE, NOT_ASKED, RIGHT),
@@ -307,6 +310,7 @@ _VERSIONS = [
     Row("a sign-in page", _refuse("200 OK", b"<html>Sign in</html>", b"Content-Type: text/html"), EIO),
     Row("status 202 in place of 206", _reply(lambda reply: reply.with_status("202 Accepted")), EIO),
     Row("status 204 with a body", _reply(lambda reply: reply.with_status("204 No Content")), EIO),
+    Row("status 304 with a body", _reply(lambda reply: reply.with_status("304 Not Modified")), EIO),
     Row("once no HTTP", _once(_reply(lambda reply: b"\x00\x01garbage\r\n\r\n")), RIGHT),
     _of_get("once another total in Content-Range", _once(_reply(lambda reply: _with_total(reply, "7"))), RIGHT),
 ]
@@ -385,8 +389,10 @@ _BODIES = [
     Row("ended in the body", _ended(_cut(_middle)), EIO, head=RIGHT),
     Row("ended before the last byte", _ended(_cut(_before_last)), EIO),
     Row("reset before the reply", _then(_reply(lambda reply: b""), _reset), EIO),
+    Row("reset in the head", _then(_reply(_cut(_in_head)), _reset), EIO),
     Row("reset in the body", _then(_reply(_cut(_middle)), _reset), EIO, head=EIO | RIGHT),
     Row("silent before the reply", _reply(lambda reply: b""), EIO),
+    Row("silent in the head", _reply(_cut(_in_head)), EIO),
     Row("silent after the head", _reply(_cut(_after_head)), EIO, head=RIGHT),
     Row("silent in the body", _reply(_cut(_middle)), EIO, head=RIGHT),
     Row("dripping head", _drip(lambda reply: reply.status_line + b"\r\n", b"X-Amz-Meta: a\r\n"), EIO),

@@ -7,7 +7,9 @@ from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
+from math import inf
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ import trio.testing
 
 from bench.s3server import (
     ACCESS_DENIED,
+    SLOW_DOWN,
     Answer,
     Delay,
     FaultRule,
@@ -26,6 +29,7 @@ from bench.s3server import (
     ServerConfig,
     UploadedPart,
 )
+from bench.s3server.faults import Action
 from fastfuse.errors import DeadlineError, IntegrityError, ObjectChangedError, ObjectDeniedError, ReadError
 from fastfuse.metrics import CHECKS, Counters
 from fastfuse.objects import ObjectRef
@@ -33,8 +37,10 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.checksums import digest_of
 from fastfuse.s3.client import S3Client
+from fastfuse.s3.connection import Connection, Patience
 from fastfuse.s3.http1 import ReplyHead
 from fastfuse.s3.integrity import Integrity
+from fastfuse.s3.routes import NotConnectedError, Route
 
 DATA = random.Random(1).randbytes(3_000_000)
 ALGORITHMS = ["crc64nvme", "crc32c", "crc32", "sha1", "sha256"]
@@ -296,31 +302,49 @@ async def test_an_object_whose_head_is_refused_is_read_and_counted_once(status: 
         assert bench.requests("HeadObject") == (3 if is_of_part else 1)
 
 
-# A command would try four times only.
-PASSING = Reset(None)
+REFUSED_CONNECTION = "refused connection"
+PASSING = [SLOW_DOWN, Reset(None), REFUSED_CONNECTION]
 
 
+def hinder_heads(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench, trouble: Action | str, *, skip: int, times: int | None
+) -> None:
+    if not isinstance(trouble, str):
+        bench.server.faults.add(FaultRule(action=trouble, operation="HeadObject", skip=skip, times=times))
+        return
+    ask, asked = bench.client._routes.ask, count()
+
+    async def refuse(route: Route, request: bytes, patience: Patience, **others: Any) -> tuple[Connection, ReplyHead]:  # noqa: ANN401 - those of `Routes.ask`
+        if request.startswith(b"HEAD") and skip <= next(asked) < (inf if times is None else skip + times):
+            raise NotConnectedError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+        return await ask(route, request, patience, **others)
+
+    monkeypatch.setattr(bench.client._routes, "ask", refuse)
+
+
+@pytest.mark.parametrize("trouble", PASSING)
 @pytest.mark.parametrize("skip", [0, 1, 2], ids=["the object", "its first part", "another part"])
 async def test_an_object_whose_heads_fail_for_a_while_is_checked_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, skip: int
+    monkeypatch: pytest.MonkeyPatch, trouble: Action | str, skip: int
 ) -> None:
     monkeypatch.setattr("random.random", lambda: 0.0)  # pauses of 0
     async with benched(verify=True) as bench:
         ref = bench.put_parts("crc32c", EVEN)
-        bench.server.faults.add(FaultRule(action=PASSING, operation="HeadObject", skip=skip, times=6))
+        hinder_heads(monkeypatch, bench, trouble, skip=skip, times=6)  # a command has 4 attempts
         bench.flip(2_500_000)
         with pytest.raises(IntegrityError, match="bytes 2400000 to 2800000"):
             await bench.read(ref, 400_000)
         assert bench.counts() == {"begun": 1, "mismatch": 1}
 
 
+@pytest.mark.parametrize("trouble", PASSING)
 @pytest.mark.parametrize("skip", [0, 2], ids=["the object", "a part"])
 async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one_asks_again(
-    caplog: pytest.LogCaptureFixture, skip: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: Action | str, skip: int
 ) -> None:
     async with benched(verify=True, deadline_s=0.5) as bench:
         ref = bench.put_parts("crc32c", EVEN)
-        bench.server.faults.add(FaultRule(action=PASSING, operation="HeadObject", skip=skip))
+        hinder_heads(monkeypatch, bench, trouble, skip=skip, times=None)
         start = 400_000 if skip else 0
         if skip:
             await bench.client.get(ref, 0, start)
@@ -330,6 +354,7 @@ async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one
             assert caught.value.errno == errno.EIO
         assert len([message for message in caplog.messages if "(attempt 1 failed" in message]) == 1
         bench.server.faults.clear()
+        monkeypatch.undo()
         assert await bench.read(ref, 400_000) == DATA
         assert bench.counts() == {"begun": 1, "ok": 1}
 

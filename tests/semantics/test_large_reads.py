@@ -1,20 +1,29 @@
 """Clause D1 where threads write the replies: whatever comes together, each request gets its own answer."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import mmap
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
 
 from bench.s3server import FaultRule, Stall
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import fuse_connections
 from tests.readahead.readers import tensors
-from tests.semantics.places import block_bytes, gets, place
+from tests.semantics.places import block_bytes, direct_read, gets, place
 
 MIB = 1 << 20
+# linux/fs.h
+_FS_IOC_GETFLAGS = 0x80086601
 
 
 def read_at(descriptor: int, offset: int) -> bytes:
@@ -68,3 +77,41 @@ def test_a_mapped_checkpoint_is_fetched_once_although_the_order_of_its_keys_is_n
         assert read.stdout.strip() == hashlib.sha256(b"".join(data[slice(*place)] for place in ranges)).hexdigest()
         fetched_bytes = sum(record.range[1] - record.range[0] for record in gets(here) if record.range)
     assert fetched_bytes <= 1.05 * len(data)
+
+
+def test_requests_of_all_kinds_among_large_reads_get_their_own_answers() -> None:
+    """D1"""
+    data = {f"file{number}": block_bytes(number, 24 * MIB) for number in range(4)}
+    over = threading.Event()
+
+    def ask(calls: Callable[[Path], None], path: Path) -> int:
+        rounds = 0
+        while not over.is_set():
+            calls(path)
+            rounds += 1
+        return rounds
+
+    def look_at(path: Path) -> None:
+        assert os.getxattr(path, "user.s3.key") == path.name.encode()
+        assert os.statvfs(path).f_bfree == 0
+        with path.open("rb") as file, pytest.raises(OSError, match=os.strerror(errno.ENOTTY)):
+            fcntl.ioctl(file, _FS_IOC_GETFLAGS, bytearray(8))
+
+    def read_small(path: Path) -> None:
+        for offset in range(0, 24 * MIB, MIB):
+            assert direct_read(path, 4096, offset) == data[path.name][offset : offset + 4096]
+
+    def read_large(path: Path) -> None:
+        for _ in range(4):
+            for offset in range(0, 24 * MIB, MIB):
+                assert direct_read(path, MIB, offset) == data[path.name][offset : offset + MIB]
+
+    with ThreadPoolExecutor(8) as threads, place(data) as here:
+        others = [threads.submit(ask, calls, here.path / "file0") for calls in (look_at, read_small)]
+        readers = [threads.submit(read_large, here.path / name) for name in data]
+        try:
+            for reader in readers:
+                reader.result(PATIENCE_S)
+        finally:
+            over.set()
+        assert all(other.result(PATIENCE_S) for other in others)
