@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -375,7 +376,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackServer
     lists.put("manifest.json", manifest({"report": report}, "Parquet"))
     buckets = {"bucket": MemoryObjects({"data/a": b"a"}), "lists": lists}
     index = tmp_path_factory.mktemp("index") / "index"
-    with LoopbackServer(buckets, ServerConfig(writes="conditional")) as server:
+    with LoopbackServer(buckets, ServerConfig(writes="conditional", clock_s=time.time)) as server:
         where = ("--endpoint-url", server.endpoint_url, "--region", "us-east-1", "--force-path-style")
         assert run_fastfuse("index", "s3://bucket/data", "-o", str(index), *where).returncode == 0
         lists.put("index", index.read_bytes())

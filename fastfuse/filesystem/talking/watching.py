@@ -162,7 +162,7 @@ class WatchedReads:
         self.reads = reads
         self.gets = gets
         self._watchers: list[Trace | StreamView] = []
-        # Remembers the names that processes had as they read.
+        # The names that processes had as they read.
         self._name_before = lru_cache(_MOST_NAMES)(process_name)
 
     async def read(self, asked: Read, pid: int, read: Callable[[int, int, int], Awaitable[Buffer]]) -> Buffer:
