@@ -253,10 +253,11 @@ def checked_cache(
     """
     if cache is None:
         return None
-    for saved in [one.saved for one in origins]:
-        if isinstance(saved, Path) and saved.is_relative_to(cache.directory):
+    for origin in origins:
+        if isinstance(origin.saved, Path) and origin.saved.is_relative_to(cache.directory):
             raise ConfigurationError(
-                f"--index {str(saved)!r} lies in the directory of --cache", hint="name a file beside that directory"
+                f"--index {str(origin.saved)!r} lies in the directory of --cache",
+                hint="name a file beside that directory",
             )
     if connection.sse_c_key_file is not None:
         raise ConfigurationError(

@@ -95,7 +95,8 @@ class Refresher:
         self._source = source
         # A file of this mount is made anew. One of somebody else, and what hosts share, are read again; what they share
         # is made where there is none.
-        origin = replace(origin, max_age_s=0.0 if origin.is_own_file else origin.max_age_s and inf)
+        if origin.max_age_s is not None:
+            origin = replace(origin, max_age_s=0.0 if origin.is_own_file else inf)
         self._list = partial(_list, source, origin, session, counters)
         self._fork = fork
         # Notices that the kernel did not get yet. The listing process adds those of its changes.
