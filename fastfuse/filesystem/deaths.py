@@ -35,7 +35,7 @@ class Deaths:
         self._counters = counters
         self._in_hand = in_hand
         self._record = DeathRecord(read_deadline_s)
-        # How many processes of the control group were killed for want of memory, if that is known, and when it grew.
+        # The number of processes of the control group that memory has killed, if it is known, and when it grew.
         self._oom_kills = oom_kills()
         self._grew_s = -inf
         # The last worker that was killed by SIGKILL, and whether the log has named the cause in this series.

@@ -62,7 +62,7 @@ class AnnouncedOrder:
     def __init__(self, first_bytes: int) -> None:
         """Allow `first_bytes` ahead before readers have shown that they follow the order."""
         self._first_bytes = first_bytes
-        # By inode, in order of the places: the place in the order, and with what is ahead its size.
+        # The place in the order by inode, lowest first, and with what is ahead its size.
         self._queued: OrderedDict[int, int] = OrderedDict()
         self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._ahead_bytes = 0
@@ -197,7 +197,7 @@ class ListingOrder:
         self._row_count = row_count
         self._first_file_row = first_file_row
         self._max_runs = min(max(row_count // _MAX_AHEAD_FILES, _LEAST_RUNS), _MAX_RUNS)
-        # By position, least recently extended first.
+        # The runs by position, least recently extended first, and by begin.
         self._runs: dict[int, _Run] = {}
         self._begins: dict[int, _Run] = {}
         # Runs that may want more ahead, in their turn.
@@ -205,7 +205,7 @@ class ListingOrder:
         self._begun_files = 0
         # The rows ahead of runs that ended: they may still be begun, above all where there are few files.
         self._left: deque[range] = deque()
-        # How long the last run was that ended: the next may be as long, as with samples of six files each.
+        # The length of the run that ended last: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
     def begun(self, row: int) -> Sequence[int]:

@@ -76,7 +76,7 @@ class Announcer:
     def __init__(self, prefetcher: "Prefetcher", decisions: AnnouncedOrder) -> None:
         self.decisions = decisions
         self._prefetcher = prefetcher
-        # Where whoever has more to announce waits.
+        # Whoever has more to announce waits there.
         self._room = trio.lowlevel.ParkingLot()
 
     async def announce(self, inodes: Sequence[int]) -> None:

@@ -45,13 +45,13 @@ class RunSettings:
     records_etags: bool = False
     # Other runs of this job on this host use these channels, too, or have prepared them.
     is_shared: bool = False
-    # How long a stopping mount lets open files be read.
+    # A stopping mount lets open files be read for so long.
     grace_s: float = 30.0
     # Without a command the channels stay up until we are told to stop.
     command: tuple[str, ...] = ()
-    # How long the command may take to end after it is told to.
+    # The command may take so long to end after it is told to.
     stop_timeout_s: float = 120.0
-    # What the command inherits, before the job's own; left out of repr, for it may hold credentials.
+    # The command inherits these, before the job's own; left out of repr, for they may hold credentials.
     environment: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     # Phases go to the log, as records, and not to standard error, as lines.
     is_json: bool = False

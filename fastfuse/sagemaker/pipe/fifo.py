@@ -199,7 +199,7 @@ class Guard:
     def __init__(self) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ours.setblocking(False)
-        # By the name under which they are held, the earliest first: a channel's writing ends, the command's pidfd.
+        # A channel's writing ends, and the command's pidfd, by the name under which they are held, the earliest first.
         self.held: defaultdict[str, list[int]] = defaultdict(list)
 
     def fileno(self) -> int:

@@ -115,7 +115,7 @@ class Delivery:
 
     def __init__(self, settings: RunSettings, phases: Phases, take_signal: Callable[[float], bool]) -> None:
         self._settings = settings
-        # What fastfuse writes lies without a key of the customer's, checkpoints that come back, too.
+        # Outputs are written without a key of the customer's, and checkpoints that come back were.
         self._session = S3Session(replace(settings.connection, sse_c_key_file=None))
         self._phases = phases
         self._take_signal = take_signal
@@ -173,7 +173,7 @@ class Delivery:
         if job.output is not None:
             places.append(("OutputDataConfig", job.output.model(self._settings.cluster), job.output.kms_key_id))
         if places:
-            # What the processes need that send: the command may replace or remove any package.
+            # The processes that send have all that they need from here on: the command may remove any package.
             read_files(session)
             trio.run(load_writer, session)
             trio.run(session.load_renewal)

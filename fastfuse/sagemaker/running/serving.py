@@ -59,7 +59,7 @@ def _index(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
     if isinstance(source, LocalDirectory):
         snapshot_fd = index_files(source, task.place, origin)
     else:
-        # In a process of its own, whose garbage goes with it.
+        # A process of its own lists, and its garbage goes with it.
         snapshot_fd, report = run_lister(source, origin, S3Session(task.settings.connection), counters)
         _log.info("listed %s: %s", source, report)
         counters.count("fastfuse_index_requests", report.requests)
