@@ -22,7 +22,7 @@ KERNEL_PAGE_BYTES = getpagesize()
 KERNEL_REQUEST_BYTES = 128 * _KIB
 
 # A memory target also covers the processes themselves, and what the C library keeps of replies.
-_CLIENT_OVERHEAD_BYTES = 112 * _MIB
+_CLIENT_OVERHEAD_BYTES = 128 * _MIB
 # The window of a reader that is expected to read on; a reader at random pays for it once.
 _FIRST_WINDOW_DIVISOR = 8
 _MAX_FIRST_WINDOW_BYTES = 256 * _MIB
