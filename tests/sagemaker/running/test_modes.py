@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
@@ -113,16 +113,6 @@ def test_files_that_are_none_of_the_channels_are_told_and_left_alone(run: Run, t
         assert other.read_bytes() == b"x"
 
 
-def test_without_a_command_channels_stay_up_until_they_are_stopped(run: Run) -> None:
-    with run([channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]) as job:
-        job.wait_for_log("All channels are ready")
-        assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
-        assert (job.data / "test_0").read_bytes() == OBJECTS["test/x"]
-        assert job.stop() == 0
-        assert os.listdir(job.data) == ["train"]
-        assert os.listdir(job.data / "train") == []
-
-
 def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(run: Run) -> None:
     with run([channel("train", "File", "train/")], ends_with=0) as job:
         assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
@@ -187,15 +177,6 @@ with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
         assert rest_bytes == whole_bytes - 1
         assert "train_0' was opened more than once: each reader got only a part of the epoch" in job.log
         assert job.log.count("was opened more than once") == 1
-
-
-def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer, run: Run) -> None:
-    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
-    read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
-    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
-    with run(channels, command=read, ends_with=1) as job:
-        assert "error: channel test: " in job.log
-        assert job.output == ""
 
 
 @pytest.mark.parametrize(
