@@ -549,7 +549,6 @@ def test_a_part_that_was_replaced_at_its_place_cannot_remove_its_successor() -> 
 
 
 def kept_by_threads(small_files: SmallFiles) -> dict[int, int]:
-    """Have threads keep what is fetched; return it, by inode."""
     kept: dict[int, int] = {}
     small_files.threads = Threads(
         fetch=lambda inode, size_bytes: kept.setdefault(inode, size_bytes) > 0,
