@@ -40,6 +40,14 @@ async def test_bytes_that_are_there_are_read_without_giving_way_to_another_task(
             assert await engine.read(1, REF, 4 * KIB, 4 * KIB) == BYTES[4 * KIB : 8 * KIB]
 
 
+async def test_what_a_sequential_reader_wants_next_is_fetched_while_it_reads() -> None:
+    async with running() as (engine, _):
+        for offset in range(0, MIB, 16 * KIB):
+            assert await engine.read(1, REF, offset, 16 * KIB) == BYTES[offset : offset + 16 * KIB]
+            await settled()
+        assert (engine.counts.demanded_parts, engine.counts.waits, engine.counts.hits) == (1, 1, 63)
+
+
 async def test_parts_keep_arriving_ahead_while_the_reader_waits_for_the_first() -> None:
     ref = listed("small", 256 * KIB)
     config = ReadaheadConfig(
