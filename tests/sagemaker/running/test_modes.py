@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
@@ -177,6 +177,15 @@ with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
         assert rest_bytes == whole_bytes - 1
         assert "train_0' was opened more than once: each reader got only a part of the epoch" in job.log
         assert job.log.count("was opened more than once") == 1
+
+
+def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer, run: Run) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
+    read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
+    channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
+    with run(channels, command=read, ends_with=1) as job:
+        assert "error: channel test: " in job.log
+        assert job.output == ""
 
 
 @pytest.mark.parametrize(
