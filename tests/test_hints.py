@@ -80,7 +80,6 @@ def listener() -> Iterator[Listener]:
 
 
 def received(connection: socket.socket, count: int) -> list[bytes]:
-    """The next `count` paths."""
     data = b""
     while data.count(b"\0") < count:
         more = connection.recv(1)

@@ -61,15 +61,6 @@ def test_an_index_is_summed_up(
     assert max(len(line) for line in lines if line != warning and "wrote" not in line) <= columns
 
 
-def test_the_objects_of_a_list_of_keys_are_counted(server: LoopbackServer, tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("train/d/1\ntrain/d/2\n")
-    words = ["index", URI, "--keys-from", str(tmp_path / "keys"), "--summary", *access(server.endpoint_url)]
-    code, text = finished_on_terminal(*words)
-    assert code == 0, text
-    assert_sane(text, PLAIN)
-    assert any(re.fullmatch(r" objects +2 +", line) for line in lines_on_screen(text))
-
-
 def test_a_name_that_the_terminal_has_no_letters_for_is_escaped() -> None:
     settings = {"PYTHONIOENCODING": "ascii"}
     with LoopbackServer({"bucket": MemoryObjects({"train/ü/a": b"a"})}) as server:

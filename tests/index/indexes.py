@@ -70,7 +70,6 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def memory_file(data: bytes = b"") -> Iterator[int]:
-    """A file in memory that holds `data`."""
     fd = os.memfd_create("test")
     try:
         os.write(fd, data)

@@ -1,17 +1,19 @@
 """`fastfuse index`, and `mount --index`, as a user has them: real processes and real mounts."""
 
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects, ServerConfig
-from tests.mounting import access, mount_command, mounted, run_fastfuse
-from tests.servers import S3Server, moto_server
-
-__all__ = ["moto_server"]
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ServerConfig, Stall
+from fastfuse.filesystem.mounting.mountpoint import find_mount
+from tests.forked import Forked
+from tests.mounting import ENVIRONMENT, access, children_of, mount_command, mounted, run_fastfuse
+from tests.servers import S3Server
 
 OBJECTS = {"train/a": b"a", "train/b/c": b"cc", "train/bad//name": b"", "train/empty": b""}
 
@@ -129,3 +131,20 @@ def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: Loopb
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr
+
+
+def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_path: Path) -> None:
+    """`test_lister` and `test_fault_matrix` have services that break off or throttle."""
+    server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
+    command = mount_command("s3://bucket", tmp_path, server.endpoint_url)
+    with Forked(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > 0, 60)
+            [lister] = children_of(process.pid)
+            os.kill(lister, signal.SIGKILL)
+            _, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert stderr == "fastfuse: error: the lister was killed by signal 9\nhint: out of memory?\n"
+    assert find_mount(tmp_path) is None

@@ -82,21 +82,6 @@ async def test_what_may_be_read_or_may_pass_is_let_through(
     assert reader.asked == asked
 
 
-async def test_objects_that_are_all_denied_are_refused_with_key_and_remedy() -> None:
-    reader = Reader(DENIED, DENIED, DENIED)
-    with pytest.raises(AccessError, match="denies access to 'key'") as caught:
-        await check_readable(reader, map(ref, "abc"))
-    assert "s3:GetObject" in caught.value.hint
-    assert reader.asked == ["a", "b", "c"]
-
-
-async def test_objects_that_are_all_archived_are_refused() -> None:
-    reader = Reader(*[ObjectArchivedError("'a' is in an archive storage class.", hint="Restore it.")] * 2)
-    with pytest.raises(AccessError, match="is in an archive storage class") as caught:
-        await check_readable(reader, [ref(key, storage_class="GLACIER") for key in "ab"])
-    assert caught.value.hint == "Restore it."
-
-
 async def test_a_refusal_after_which_the_service_is_slow_is_none(autojump_clock: trio.testing.MockClock) -> None:
     class Slow(Reader):
         async def get(self, ref: ObjectRef, start: int, end: int) -> bytes:

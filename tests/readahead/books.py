@@ -14,7 +14,6 @@ def expected_bytes(of: ReadEngine | PartPool) -> int:
 
 
 def parts_waiting(of: ReadEngine | PartPool) -> int:
-    """Return the number of demanded parts that wait for memory or a connection."""
     return sum(len(file.waiting) for file in _pool(of)._queue)
 
 
@@ -23,7 +22,6 @@ def _pool(of: ReadEngine | PartPool) -> PartPool:
 
 
 def check_books(of: ReadEngine | PartPool) -> None:
-    """Assert that the books of a pool, or of an engine's pool, are right."""
     pool = _pool(of)
     shelved = _check_shelves(pool)
     assert pool.reserved_bytes + sum(part.size_bytes for part in shelved) <= pool._limit_bytes
@@ -39,7 +37,6 @@ def check_books(of: ReadEngine | PartPool) -> None:
 
 
 def _check_shelves(pool: PartPool) -> list[Part]:
-    """Return the parts on all shelves."""
     expected, spent, left = pool.expected, pool._spent, pool._left
     shelves = (pool._fresh, expected.known, expected.guessed, spent, left)
     for shelf in shelves:

@@ -168,17 +168,20 @@ def tensors(seed: int, size_bytes: int, largest_bytes: int) -> list[tuple[int, i
 
 @asynccontextmanager
 async def running(
-    config: ReadaheadConfig = SMALL, files: "Files | None" = None, *, delay_s: float = 0.0
+    config: ReadaheadConfig = SMALL, files: Files | Callable[[], Files] | None = None, *, delay_s: float = 0.0
 ) -> AsyncIterator[tuple[ReadEngine, ScriptedReader]]:
     """An engine over a reader; whatever the test did, at rest nothing is reserved and the books are right."""
     reader = ScriptedReader(delay_s)
     async with trio.open_nursery() as nursery:
-        engine = ReadEngine(reader, config, nursery, lambda: files or Files([]))
+        engine = ReadEngine(reader, config, nursery, files if callable(files) else lambda: files or Files([]))
         yield engine, reader
         reader.let_go()
         await settled()
-        check_books(engine)
         pool = engine.pool
+        while delay_s and pool.parts_in_flight:
+            await trio.sleep(delay_s)
+            await settled()
+        check_books(engine)
         assert (pool.reserved_bytes, pool.parts_in_flight, parts_waiting(engine)) == (0, 0, 0)
         assert reader.in_flight_bytes == 0
 

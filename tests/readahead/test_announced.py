@@ -68,14 +68,6 @@ def as_workers_open(inodes: list[int], *, files: int, workers: int) -> list[int]
     return opened
 
 
-def test_one_reader_in_the_announced_order_finds_every_file_fetched() -> None:
-    inodes = shuffled(20_000)
-    carried = Carried(inodes)
-    carried.open_all(inodes)
-    assert carried.early == 20_000
-    assert carried.dropped == []
-
-
 @pytest.mark.parametrize(("files", "workers"), [(1, 16), (32, 4), (128, 4), (256, 16), (32, 128)])
 def test_workers_that_follow_roughly_find_nearly_every_file_fetched(files: int, workers: int) -> None:
     inodes = shuffled(40_960)
@@ -140,16 +132,6 @@ def test_files_that_readers_leave_far_behind_are_dropped() -> None:
     assert len(carried.dropped) > 250
 
 
-def test_enough_is_announced_at_65536_files() -> None:
-    order = AnnouncedOrder(0)
-    order.announce(range(1, 65_536))
-    seen = [order.is_full]
-    order.announce([65_536])
-    seen.append(order.is_full)
-    order.begun(17)
-    assert [*seen, order.is_full] == [False, True, False]
-
-
 def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     order = AnnouncedOrder(1 << 30)
     spent = [order.is_spent]
@@ -161,12 +143,6 @@ def test_an_order_is_spent_when_everything_is_fetched_or_passed_over() -> None:
     spent.append(order.is_spent)
     order.begun(1)
     assert [*spent, order.is_spent] == [True, False, True, True]
-
-
-def test_what_is_announced_again_before_it_is_opened_is_not_fetched_again() -> None:
-    carried = Carried([1, 2])
-    carried.order.announce([2, 1])
-    assert carried.order.next() is None
 
 
 def test_a_file_that_is_skipped_costs_no_credit() -> None:

@@ -124,7 +124,6 @@ async def test_one_stalled_object_delays_no_other_file(autojump_clock: MockClock
             # 128 requests; without any readahead each part of 64 KiB would be 0.1 s: 3.4 s.
             assert trio.current_time() - began < 2.5
             reader.let_go()
-        await trio.sleep(1)
 
 
 async def random_reader(engine: ReadEngine, reader: ScriptedReader, inode: int, seed: int, limit_bytes: int) -> None:
@@ -174,16 +173,12 @@ def test_any_mixture_of_readers_gets_its_bytes_and_the_memory_never_passes_the_l
     )
 
     async def main() -> None:
-        async with running(config, delay_s=0.02) as (engine, reader):
-            async with trio.open_nursery() as tasks:
-                if begins:
-                    outcome = partial(random.Random(seed).choice, ["right", "right", "in vain", "refused", "raises"])
-                    engine.fetches.begin = BeginningReader(reader, tasks, outcome).begin
-                for number in range(readers):
-                    tasks.start_soon(
-                        random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes
-                    )
-            await trio.sleep(1)
+        async with running(config, delay_s=0.02) as (engine, reader), trio.open_nursery() as tasks:
+            if begins:
+                outcome = partial(random.Random(seed).choice, ["right", "right", "in vain", "refused", "raises"])
+                engine.fetches.begin = BeginningReader(reader, tasks, outcome).begin
+            for number in range(readers):
+                tasks.start_soon(random_reader, engine, reader, number % 4, seed + number, config.memory_limit_bytes)
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
 

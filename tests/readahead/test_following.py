@@ -1,6 +1,7 @@
 """Large files that are read one after the other: the next one is on its way before it is begun."""
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from fastfuse.errors import UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from tests.readahead.books import check_books
-from tests.readahead.readers import KIB, MIB, SMALL, Files, content, listed, running, settled
+from tests.readahead.readers import KIB, MIB, SMALL, Files, ScriptedReader, content, listed, running, settled
 from tests.readahead.simulation import SimulatedService, simulated
 
 # As in a job: whole files are expected from the first on.
@@ -30,7 +31,16 @@ _READ_S = 1e-3
 
 
 def shards(count: int) -> list[ObjectRef]:
-    return [listed(f"shard-{index:02}", SIZE_BYTES) for index in range(count)]
+    return [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(count)]
+
+
+@asynccontextmanager
+async def following(
+    count: int, config: ReadaheadConfig = CONFIG
+) -> AsyncIterator[tuple[list[ObjectRef], ReadEngine, ScriptedReader]]:
+    refs = shards(count)
+    async with running(config, Files(refs)) as (engine, reader):
+        yield refs, engine, reader
 
 
 async def read_until(
@@ -60,15 +70,14 @@ async def begin_and_leave(engine: ReadEngine, refs: list[ObjectRef], rows: Itera
 
 
 async def test_the_third_file_in_a_row_is_on_its_way_when_the_second_ends(autojump_clock: MockClock) -> None:
-    refs = shards(6)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with following(6) as (refs, engine, reader):
         await read_all(engine, refs, [2])
-        assert reader.ranges("shard-03") == []
+        assert reader.ranges("shard-003") == []
         await read_all(engine, refs, [3])
-        assert min(reader.ranges("shard-04"))[0] == 0
+        assert min(reader.ranges("shard-004"))[0] == 0
         await read_all(engine, refs, [4])
         # Every byte once.
-        assert sum(end - start for start, end in reader.ranges("shard-04")) == SIZE_BYTES
+        assert sum(end - start for start, end in reader.ranges("shard-004")) == SIZE_BYTES
         check_books(engine)
 
 
@@ -81,16 +90,15 @@ async def test_behind_the_first_file_of_all_the_second_is_on_its_way_if_no_other
         first = refs[directories]
         assert first is not None
         await read_until(engine, directories + 1, first)
-        assert min(reader.ranges("shard-01"))[0] == 0
+        assert min(reader.ranges("shard-001"))[0] == 0
 
 
 async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way(autojump_clock: MockClock) -> None:
-    refs = shards(8)
-    async with running(AMPLE, Files(refs)) as (engine, reader):
+    async with following(8, AMPLE) as (refs, engine, reader):
         await read_all(engine, refs, [0, 1], read_s=0)
         # Of 1,000 KiB ahead of the end of the second: two files at least, and some of the third.
-        assert [len(reader.ranges(f"shard-0{row}")) for row in (2, 3)] == [7, 7]
-        assert reader.ranges("shard-04")
+        assert [len(reader.ranges(f"shard-00{row}")) for row in (2, 3)] == [7, 7]
+        assert reader.ranges("shard-004")
         await read_all(engine, refs, range(2, 8))
         check_books(engine)
     assert sum(end - start for _, start, end in reader.gets) == 8 * SIZE_BYTES
@@ -98,8 +106,7 @@ async def test_who_needs_more_ahead_than_a_file_has_several_on_their_way(autojum
 
 @pytest.mark.parametrize("readers", [2, 8])
 async def test_no_reader_gives_up_what_another_has_ahead(autojump_clock: MockClock, readers: int) -> None:
-    refs = shards(8 * readers)
-    async with running(AMPLE, Files(refs)) as (engine, reader):
+    async with following(8 * readers, AMPLE) as (refs, engine, reader):
         async with trio.open_nursery() as nursery:
             for first in range(0, len(refs), 8):
                 nursery.start_soon(read_all, engine, refs, range(first, first + 8))
@@ -113,8 +120,7 @@ async def test_readers_that_end_files_together_find_the_next_ahead(autojump_cloc
 
     Of 16, those that end their first file first have files ahead released while the others begin their second.
     """
-    refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers)]
-    async with running(AMPLE, Files(refs)) as (engine, reader):
+    async with following(8 * readers, AMPLE) as (refs, engine, reader):
         for step in range(8):
             rows = range(step, len(refs), 8)
             for offset in range(0, SIZE_BYTES, 16 * KIB):
@@ -129,7 +135,7 @@ async def test_readers_that_end_files_together_find_the_next_ahead(autojump_cloc
 
 async def test_what_many_readers_leave_is_given_up_sooner_but_for_four_files(autojump_clock: MockClock) -> None:
     readers = 8
-    refs = [listed(f"shard-{index:03}", SIZE_BYTES) for index in range(8 * readers + 40)]
+    refs = shards(8 * readers + 40)
     config = replace(CONFIG, first_window_bytes=1800 * KIB, max_window_bytes=4 * MIB, memory_limit_bytes=32 * MIB)
     async with running(replace(config, max_parts_in_flight=256), Files(refs)) as (engine, _):
         for step in range(2):
@@ -144,13 +150,12 @@ async def test_what_many_readers_leave_is_given_up_sooner_but_for_four_files(aut
 
 
 async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autojump_clock: MockClock) -> None:
-    refs = shards(24)
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
-    async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
+    async with following(24, replace(config, expects_every_file=True)) as (refs, engine, reader):
         engine.begin()
         await settled()
         await read_all(engine, refs, range(12, 18))
-        assert reader.ranges("shard-18")
+        assert reader.ranges("shard-018")
 
 
 @pytest.mark.parametrize("bytes_per_s", [2e9, 2e7])
@@ -174,24 +179,21 @@ async def test_readers_of_short_shards_have_a_get_ahead(autojump_clock: MockCloc
 
 
 async def test_files_in_no_order_are_not_followed_by_others(autojump_clock: MockClock) -> None:
-    refs = shards(8)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with following(8) as (refs, engine, reader):
         await read_all(engine, refs, [6, 3, 0, 5, 2])
-    assert {key for key, _, _ in reader.gets} == {f"shard-{row:02}" for row in (6, 3, 0, 5, 2)}
+    assert {key for key, _, _ in reader.gets} == {f"shard-{row:03}" for row in (6, 3, 0, 5, 2)}
 
 
 async def test_who_stops_in_the_middle_of_a_file_has_fetched_nothing_of_the_next(autojump_clock: MockClock) -> None:
-    refs = shards(4)
-    async with running(CONFIG, Files(refs)) as (engine, reader):
+    async with following(4) as (refs, engine, reader):
         await read_all(engine, refs, [0])
         await read_until(engine, 2, refs[1], end=32 * KIB)
         await read_until(engine, 1, refs[0], end=32 * KIB)
-    assert reader.ranges("shard-02") == []
+    assert reader.ranges("shard-002") == []
 
 
 async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock: MockClock) -> None:
-    refs = shards(40)
-    async with running(CONFIG, Files(refs)) as (engine, _):
+    async with following(40) as (refs, engine, _):
         await read_all(engine, refs, [1, 2])
         assert engine.streams == 1
         await begin_and_leave(engine, refs, range(38, 8, -2))
@@ -202,10 +204,9 @@ async def test_what_is_not_begun_is_released_after_sixteen_others(autojump_clock
 
 
 async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(autojump_clock: MockClock) -> None:
-    refs = shards(4)
-    async with running(SMALL, Files(refs)) as (engine, reader):
+    async with following(4, SMALL) as (refs, engine, reader):
         await read_all(engine, refs, [0, 1])
-    assert reader.ranges("shard-02") == []
+    assert reader.ranges("shard-002") == []
 
 
 async def test_where_every_file_is_read_the_first_are_on_their_way_at_once(autojump_clock: MockClock) -> None:
@@ -214,11 +215,11 @@ async def test_where_every_file_is_read_the_first_are_on_their_way_at_once(autoj
     async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
         engine.begin()
         await settled()
-        assert [sum(end - start for start, end in reader.ranges(f"shard-0{row}")) for row in (0, 1)] == [
+        assert [sum(end - start for start, end in reader.ranges(f"shard-00{row}")) for row in (0, 1)] == [
             SIZE_BYTES,
             4 * 64 * KIB,
         ]
-        assert not reader.ranges("shard-02")
+        assert not reader.ranges("shard-002")
         for inode, ref in enumerate(refs, 1):
             if ref is not None:
                 await read_until(engine, inode, ref)
@@ -280,9 +281,8 @@ async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at(autojump_
 
 
 async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autojump_clock: MockClock) -> None:
-    refs = shards(3)
     config = replace(CONFIG, expects_every_file=True)
-    async with running(config, Files(refs)) as (engine, reader), trio.open_nursery() as readers:
+    async with following(3, config) as (refs, engine, reader), trio.open_nursery() as readers:
         reader.holds = lambda _key, _start, _end: True
         readers.start_soon(engine.read, 1, refs[0], 0, 4 * KIB)
         await settled()
@@ -294,8 +294,7 @@ async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autoj
 
 
 async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_clock: MockClock) -> None:
-    refs = shards(40)
-    async with running(replace(CONFIG, expects_every_file=True), Files(refs)) as (engine, _):
+    async with following(40, replace(CONFIG, expects_every_file=True)) as (refs, engine, _):
         engine.begin()
         assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
         await begin_and_leave(engine, refs, range(39, 9, -1))

@@ -173,15 +173,6 @@ def test_a_run_gives_way_once_others_have_opened_256_files() -> None:
     assert carried.order.give_way() == ()
 
 
-def test_a_refused_row_is_given_again() -> None:
-    order = ListingOrder(MANY)
-    for row in range(4):
-        order.begun(row)
-    assert [order.next(), order.next()] == [4, 4]
-    order.advance(0)
-    assert order.next() == 5
-
-
 def test_runs_take_turns() -> None:
     order = ListingOrder(MANY)
     for row in range(4):

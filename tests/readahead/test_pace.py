@@ -1,13 +1,15 @@
-"""The time of a GET, and what a reader needs ahead, in times that the test makes up."""
+"""The time of a GET, what a reader needs ahead, and when the rest of a file, in times that the test makes up."""
 
 import random
-from itertools import pairwise
+from itertools import accumulate, cycle, islice, pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfuse.readahead.pace import ReaderPace, ServicePace
+from fastfuse.readahead.own_pace import OwnPace
+from fastfuse.readahead.pace import ReaderPace, Rest, ServicePace, Waits
 from tests.readahead.readers import KIB, MIB
 
 PART = 8 * MIB
@@ -223,3 +225,137 @@ def test_the_price_of_a_fetch_is_that_of_the_best_size_that_was_measured() -> No
     assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(0.2)
     assert service.fetch_s(MIB, 8 * MIB, 4) == pytest.approx(0.02)
     assert (service.knows(8 * MIB), service.knows(16 * MIB)) == (True, False)
+
+
+# Each read: how long it waits, and how much less the rest takes once it was read.
+reads = st.lists(st.tuples(st.floats(0.001, 1.0), st.floats(0.0, 0.5)), min_size=1, max_size=60)
+
+
+def with_the_rule(waits_s: list[float], prices_s: list[float]) -> float:
+    rest, now_s = Rest(), 0.0
+    for wait_s, price_s in zip(waits_s, prices_s, strict=True):
+        rest.waits(now_s)
+        now_s += wait_s
+        rest.goes_on(now_s)
+        if rest.is_due(price_s):
+            return now_s + price_s
+    return now_s
+
+
+@given(first_price_s=st.floats(0.0, 20.0), reads=reads)
+def test_waits_and_fetch_take_twice_the_best_at_most(first_price_s: float, reads: list[tuple[float, float]]) -> None:
+    waits_s = [wait_s for wait_s, _ in reads]
+    prices_s = [*accumulate((fall_s for _, fall_s in reads), lambda price_s, fall_s: max(0.0, price_s - fall_s),
+                            initial=first_price_s)]  # fmt: skip
+    waited_s = [0.0, *accumulate(waits_s)]
+    # Waiting to the end, or fetching the rest before any of the reads.
+    best_s = min(waited_s[-1], *(before + price for before, price in zip(waited_s, prices_s, strict=True)))
+    assert with_the_rule(waits_s, prices_s[1:]) <= 2 * best_s + max(waits_s) + 1e-9
+
+
+def test_reads_that_wait_at_the_same_time_lose_that_time_once() -> None:
+    waits = Waits()
+    waits.waits(1.0)
+    waits.waits(2.0)
+    assert waits
+    waits.goes_on(3.0)
+    assert (bool(waits), waits.lost_s) == (True, 2.0)
+    waits.goes_on(5.0)
+    assert (bool(waits), waits.lost_s) == (False, 4.0)
+
+
+def test_after_the_rest_was_asked_for_the_count_begins_anew() -> None:
+    rest = Rest()
+    rest.waits(0.0)
+    rest.goes_on(2.0)
+    assert not rest.is_due(2.1)
+    assert rest.is_due(2.0)
+    assert not rest.is_due(0.1)
+
+
+def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
+    rest, now_s = Rest(), 0.0
+    due_s: list[float] = []
+    while len(due_s) < 4:
+        rest.waits(now_s)
+        now_s += 1.0
+        rest.goes_on(now_s)
+        if rest.is_due(2.0):
+            due_s.append(now_s)
+    assert due_s == [2.0, 6.0, 14.0, 30.0]
+
+
+def test_readers_that_always_overlap_lose_time_too() -> None:
+    rest = Rest()
+    rest.waits(0.0)
+    for now_s in (1.0, 2.0, 3.0):
+        rest.waits(now_s - 0.5)
+        rest.goes_on(now_s)
+    assert rest
+    assert rest.is_due(3.0)
+
+
+def own_pace(readers: int, *get_s: float, files_per_s: float = inf) -> OwnPace:
+    """What is known after so many readers have begun 300 files in turn, and waited for some."""
+    own = OwnPace()
+    for number, reader in enumerate(islice(cycle(range(readers)), 300)):
+        own.begun(reader, number / files_per_s)
+    for one_s in get_s:
+        own.waited(one_s)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("readers", "get_s", "is_faster"),
+    [(16, 0.020, False), (96, 0.020, True), (16, 0.001, True), (1, 0.0001, False), (5, 0.0001, True)],
+)
+def test_readers_are_faster_if_there_are_many_for_a_gets_time(readers: int, get_s: float, *, is_faster: bool) -> None:
+    assert own_pace(readers, get_s).is_faster is is_faster
+
+
+@pytest.mark.parametrize(
+    ("readers", "files_per_s", "is_faster"),
+    [(96, 4800, True), (96, 230, False), (300, 1000, False), (300, 50, False)],
+    ids=["workers that wait", "that compute for 0.4 s", "processes that read a file each", "by turns"],
+)
+def test_readers_are_faster_only_if_each_soon_reads_on(readers: int, files_per_s: float, *, is_faster: bool) -> None:
+    assert own_pace(readers, 0.02, files_per_s=files_per_s).is_faster is is_faster
+
+
+def test_nothing_is_decided_before_a_reader_has_waited() -> None:
+    assert not own_pace(1000).is_faster
+
+
+def test_gets_that_a_busy_machine_delays_change_nothing_and_a_slower_service_does() -> None:
+    own = own_pace(16, 0.001)
+    for _ in range(3):
+        own.waited(0.5)
+        own.waited(0.001)
+    assert own.is_faster
+    for _ in range(80):
+        own.waited(0.02)
+    assert not own.is_faster
+
+
+def test_readers_that_have_gone_do_not_count() -> None:
+    own = own_pace(16, 0.001)
+    for _ in range(320):
+        own.begun(7, 0.0)
+    assert not own.is_faster
+
+
+def test_nothing_is_fetched_ahead_while_all_that_is_read_is_kept() -> None:
+    own = own_pace(2, 0.02)
+    are_faster = []
+    for is_kept in [True] * 257 + [False]:
+        own.begun(1, 0.0, is_kept=is_kept)
+        are_faster.append(own.is_faster)
+    assert are_faster == [False] * 255 + [True] * 2 + [False]
+
+
+def test_samples_are_taken_less_and_less_often_and_none_of_few_readers() -> None:
+    own = own_pace(16)
+    samples = [number for number in range(1, 5000) if own.takes_sample()]
+    assert samples == [16, 48, 112, 240, 496, 1008, 2032, 3056, 4080]
+    own = own_pace(4)
+    assert not any(own.takes_sample() for _ in range(5000))

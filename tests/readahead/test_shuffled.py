@@ -152,10 +152,6 @@ def test_an_open_after_a_long_time_of_plenty_looks_at_no_more_rows_than_can_be_h
     assert looked_at == COUNT // 8
 
 
-def test_an_empty_table_has_nothing_to_fetch() -> None:
-    assert ShuffledEpoch(0, 8).next() is None
-
-
 @given(
     row_count=st.integers(1, 60), max_held_files=st.integers(1, 60), opens=st.lists(st.integers(0, 59), max_size=200)
 )

@@ -1,10 +1,12 @@
-"""The window's decisions, one situation each; `test_window_model` has the properties."""
+"""The window's decisions, one situation each, and its properties against a model that keeps all that was fetched."""
 
 import gc
 import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
@@ -12,29 +14,29 @@ from fastfuse.readahead.limits import Share
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB, MIB
-from tests.readahead.window_model import EndlessPool
+from tests.readahead.window_model import CONFIG, EndlessPool
 
-CONFIG = ReadaheadConfig()
 # Parts of a quarter of the run.
 FEW_AT_ONCE = replace(CONFIG, max_parts_in_flight=8)
 GIB = 1 << 30
 
 
-def reading(size_bytes: int, config: ReadaheadConfig = CONFIG) -> EndlessPool:
-    return EndlessPool(Window(size_bytes, config, ServicePace()), size_bytes, config)
+@pytest.fixture
+def pool() -> EndlessPool:
+    return EndlessPool(GIB)
 
 
 def test_a_reader_from_0_gets_the_first_mib_in_small_parts_side_by_side_and_one_more_ahead() -> None:
     quarters = [(quarter * 256 * KIB, (quarter + 1) * 256 * KIB) for quarter in range(4)]
     for first_bytes, demanded in ((128 * KIB, quarters[:1]), (MIB, quarters)):
-        pool = reading(GIB)
+        pool = EndlessPool(GIB)
         pool.read(0, first_bytes)
         assert pool.demanded == demanded
         assert pool.fetched[:5] == [*quarters, (MIB, 2 * MIB)]
 
 
 def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
-    pool = reading(4 * GIB)
+    pool = EndlessPool(4 * GIB)
     pool.read_through(0, 16 * MIB, MIB)
     assert pool.bytes_ahead == pytest.approx(32 * MIB, abs=8 * MIB)
     pool.read_through(16 * MIB, 2 * GIB, MIB)
@@ -42,26 +44,25 @@ def test_the_window_grows_with_the_run_up_to_its_cap() -> None:
 
 
 def test_the_window_of_whoever_is_expected_to_read_on_does_not_shrink_while_he_does() -> None:
-    pool = EndlessPool(Window(GIB, CONFIG, ServicePace(200 * MIB)), GIB, CONFIG)
+    pool = EndlessPool(GIB, service=ServicePace(200 * MIB))
     pool.read_through(0, 60 * MIB, MIB)
     assert pool.bytes_ahead >= 192 * MIB
 
 
 @pytest.mark.parametrize("size_bytes", [1, 39 * KIB, 128 * KIB, MIB, MIB + 400 * KIB, 5 * MIB])
 def test_a_small_file_is_one_get(size_bytes: int) -> None:
-    pool = reading(size_bytes)
+    pool = EndlessPool(size_bytes)
     pool.read(0, min(128 * KIB, size_bytes))
     assert pool.fetched == [(0, size_bytes)]
 
 
 def test_a_short_rest_at_the_end_belongs_to_the_last_part() -> None:
-    pool = reading(8 * MIB + 10)
+    pool = EndlessPool(8 * MIB + 10)
     pool.read_through(0, 8 * MIB + 10, MIB)
     assert pool.fetched[-1] == (7 * MIB, 8 * MIB + 10)
 
 
-def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_reader() -> None:
-    pool = reading(GIB)
+def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_reader(pool: EndlessPool) -> None:
     pool.read(100 * MIB, 101 * MIB)
     pool.read(101 * MIB, 102 * MIB)
     assert pool.ahead == []
@@ -71,7 +72,7 @@ def test_the_third_consecutive_read_in_the_middle_of_a_file_makes_a_sequential_r
 
 
 def test_a_reader_from_the_middle_comes_to_the_same_cuts_as_one_from_the_start() -> None:
-    pool = reading(GIB, FEW_AT_ONCE)
+    pool = EndlessPool(GIB, FEW_AT_ONCE)
     pool.read_through(100 * MIB + 12 * KIB, 300 * MIB, 128 * KIB)
     late = [span for span in pool.fetched if span[0] >= 144 * MIB]
     assert late
@@ -79,7 +80,7 @@ def test_a_reader_from_the_middle_comes_to_the_same_cuts_as_one_from_the_start()
 
 
 def test_random_reads_do_not_make_a_sequential_reader_forgotten() -> None:
-    pool = reading(64 * GIB)
+    pool = EndlessPool(64 * GIB)
     pool.read_through(0, 64 * MIB, MIB)
     for place in range(1, 60):
         pool.read(place * GIB, place * GIB + 4 * KIB)
@@ -89,21 +90,19 @@ def test_random_reads_do_not_make_a_sequential_reader_forgotten() -> None:
 
 
 def test_the_least_recent_of_sixteen_sequential_readers_makes_room_for_another() -> None:
-    pool = reading(64 * GIB)
+    pool = EndlessPool(64 * GIB)
     for reader in range(17):
         pool.read_through(reader * 3 * GIB, reader * 3 * GIB + 20 * MIB, MIB)
     assert [cursor.begin for cursor in pool.window.cursors] == [reader * 3 * GIB for reader in range(1, 17)]
 
 
-def test_a_reader_that_comes_to_where_another_began_does_not_swallow_it() -> None:
-    pool = reading(GIB)
+def test_a_reader_that_comes_to_where_another_began_does_not_swallow_it(pool: EndlessPool) -> None:
     pool.read_through(50 * MIB, 80 * MIB, MIB)
     pool.read_through(0, 50 * MIB, MIB)
     assert [(cursor.begin, cursor.position) for cursor in pool.window.cursors] == [(50 * MIB, 80 * MIB), (0, 50 * MIB)]
 
 
-def test_two_readers_in_step_share_one_cursor() -> None:
-    pool = reading(GIB)
+def test_two_readers_in_step_share_one_cursor(pool: EndlessPool) -> None:
     for step in range(10):
         for _ in range(2):
             pool.read(step * MIB, (step + 1) * MIB)
@@ -128,16 +127,14 @@ def test_a_hole_in_what_was_read_ahead_is_fetched_in_whole_parts_and_the_window_
     assert window.next_ahead(cursor) == (72 * MIB, 80 * MIB)
 
 
-def test_with_no_share_at_all_a_reader_still_gets_what_it_asks_for_in_one_get_each() -> None:
-    pool = reading(GIB)
+def test_with_no_share_at_all_a_reader_still_gets_what_it_asks_for_in_one_get_each(pool: EndlessPool) -> None:
     pool.window.resize(Share(0, 1))
     pool.read_through(0, 16 * MIB, MIB)
     assert pool.ahead == []
     assert pool.demanded == [(step * MIB, (step + 1) * MIB) for step in range(16)]
 
 
-def test_after_a_failure_readers_and_their_jumps_are_forgotten() -> None:
-    pool = reading(GIB)
+def test_after_a_failure_readers_and_their_jumps_are_forgotten(pool: EndlessPool) -> None:
     pool.read_through(0, 16 * MIB, MIB)
     pool.read(100 * MIB, 101 * MIB)
     pool.read(200 * MIB, 201 * MIB)
@@ -147,8 +144,7 @@ def test_after_a_failure_readers_and_their_jumps_are_forgotten() -> None:
     assert kinds == [False, False, True]
 
 
-def test_random_reads_after_the_header_get_no_more_than_the_headers_own_readahead() -> None:
-    pool = reading(GIB)
+def test_random_reads_after_the_header_get_no_more_than_the_headers_own_readahead(pool: EndlessPool) -> None:
     pool.read(0, 4 * KIB)
     for offset in (7, 5, 3):
         pool.read(offset * MIB, offset * MIB + 4 * KIB)
@@ -189,7 +185,7 @@ def test_parts_suit_the_share(share: Share, part_bytes: int) -> None:
     ("begin", "end", "request_bytes"), [(500 * MIB + 300 * KIB, 530 * MIB, 128 * KIB), (600 * MIB, 604 * MIB, MIB)]
 )
 def test_a_jump_into_what_was_read_or_is_ahead_goes_on_as_before(begin: int, end: int, request_bytes: int) -> None:
-    pool = reading(4 * GIB)
+    pool = EndlessPool(4 * GIB)
     pool.read_through(0, 512 * MIB, MIB)
     demanded = len(pool.demanded)
     pool.read_through(begin, end, request_bytes)
@@ -198,7 +194,7 @@ def test_a_jump_into_what_was_read_or_is_ahead_goes_on_as_before(begin: int, end
 
 
 def test_a_jump_far_back_is_a_new_reader() -> None:
-    pool = reading(4 * GIB)
+    pool = EndlessPool(4 * GIB)
     pool.read_through(0, 512 * MIB, MIB)
     pool.read_through(100 * MIB, 110 * MIB, MIB)
     assert pool.window.cursors[-1].credit_bytes == 0
@@ -206,7 +202,7 @@ def test_a_jump_far_back_is_a_new_reader() -> None:
 
 def test_a_look_at_the_footer_is_one_get_of_the_tail_and_starts_nothing() -> None:
     size = GIB + 1000
-    pool = reading(size)
+    pool = EndlessPool(size)
     pool.read(size - 8, size)
     for offset in (size - 60 * KIB, size - 50 * KIB, size - 128 * KIB):
         pool.read(offset, offset + 10 * KIB)
@@ -215,7 +211,7 @@ def test_a_look_at_the_footer_is_one_get_of_the_tail_and_starts_nothing() -> Non
 
 
 def test_a_footer_before_a_sequential_reader_changes_nothing_for_it() -> None:
-    plain, with_footer = reading(64 * MIB), reading(64 * MIB)
+    plain, with_footer = EndlessPool(64 * MIB), EndlessPool(64 * MIB)
     with_footer.read(64 * MIB - 22, 64 * MIB)
     for pool in (plain, with_footer):
         pool.read_through(0, 32 * MIB, MIB)
@@ -223,14 +219,13 @@ def test_a_footer_before_a_sequential_reader_changes_nothing_for_it() -> None:
 
 
 def test_the_tail_of_a_small_file_is_all_of_it() -> None:
-    pool = reading(90 * KIB)
+    pool = EndlessPool(90 * KIB)
     pool.read(90 * KIB - 22, 90 * KIB)
     pool.read(0, 90 * KIB)
     assert pool.fetched == [(0, 90 * KIB)]
 
 
-def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing() -> None:
-    pool = reading(GIB)
+def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing(pool: EndlessPool) -> None:
     # So long are runs here that none of the following is sequential.
     for run in range(40):
         pool.read((900 - 20 * run) * MIB, (900 - 20 * run) * MIB + 120 * KIB)
@@ -247,7 +242,7 @@ def test_pieces_of_a_stride_that_all_go_down_to_the_beginning_foretell_nothing()
 
 
 def test_two_readers_in_strides_who_take_turns_are_told_apart_once_they_run() -> None:
-    pool = reading(16 * GIB)
+    pool = EndlessPool(16 * GIB)
     for piece in range(4):
         pool.read(GIB + piece * 5 * MIB, GIB + piece * 5 * MIB + 64 * KIB)
     for piece in range(4):
@@ -259,9 +254,8 @@ def test_two_readers_in_strides_who_take_turns_are_told_apart_once_they_run() ->
     assert len(pool.demanded) == demanded
 
 
-def test_columns_of_row_groups_that_threads_read_by_turns_are_fetched_ahead() -> None:
+def test_columns_of_row_groups_that_threads_read_by_turns_are_fetched_ahead(pool: EndlessPool) -> None:
     """As DuckDB reads a column by two threads, and the kernel asks ahead: row groups of 8 MiB, more or less."""
-    pool = reading(GIB)
     sizes = random.Random(1)
     begins = [3 * MIB]
     for _ in range(59):
@@ -306,7 +300,7 @@ def random_runs(pool: EndlessPool, runs: int, requests: list[int]) -> list[int]:
 
 
 def test_random_reads_of_two_requests_are_one_get_each_once_some_were_alike() -> None:
-    pool = reading(100 * GIB)
+    pool = EndlessPool(100 * GIB)
     begins = random_runs(pool, 60, [128 * KIB, 128 * KIB])
     assert pool.demanded[24:] == [(begin, begin + 256 * KIB) for begin in begins[12:]]
     assert pool.ahead == []
@@ -314,7 +308,7 @@ def test_random_reads_of_two_requests_are_one_get_each_once_some_were_alike() ->
 
 def test_random_reads_as_the_kernel_sends_them_without_our_tuning_are_two_gets_side_by_side() -> None:
     """256 KiB are 65 pages, which it cuts in 32, 31 and 2, with 30 and 32 more as its own readahead."""
-    pool = reading(100 * GIB)
+    pool = EndlessPool(100 * GIB)
     begins = random_runs(pool, 60, [128 * KIB, 124 * KIB, 128 * KIB, 128 * KIB])
     begin = begins[-1]
     assert pool.demanded[-2:] == [(begin, begin + 256 * KIB), (begin + 256 * KIB, begin + 508 * KIB)]
@@ -323,7 +317,7 @@ def test_random_reads_as_the_kernel_sends_them_without_our_tuning_are_two_gets_s
 
 
 def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_readers_once_some_ended() -> None:
-    pool = reading(100 * GIB)
+    pool = EndlessPool(100 * GIB)
     places = random.Random(1)
     fetched = []
     for _ in range(30):
@@ -337,11 +331,10 @@ def test_threads_that_read_chunks_at_random_are_no_longer_taken_for_sequential_r
 
 def begun(service: ServicePace, mib_s: float, mib: int) -> EndlessPool:
     """The pool of a reader that has taken so many MiB of a large file, one in each `mib_s`."""
-    window = Window(4 * GIB, CONFIG, service)
-    pool = EndlessPool(window, 4 * GIB, CONFIG)
+    pool = EndlessPool(4 * GIB, service=service)
     for step in range(mib):
         cursor = pool.read(step * MIB, (step + 1) * MIB)
-        window.came(cursor, step * mib_s)
+        pool.window.came(cursor, step * mib_s)
     pool.read(mib * MIB, mib * MIB + 4096)
     return pool
 
@@ -389,7 +382,7 @@ def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
     service = ServicePace()
     for _ in range(50):
         service.landed(8 * MIB, 0.1, 1)
-    pool = EndlessPool(Window(4 * GIB, CONFIG, service), 4 * GIB, CONFIG)
+    pool = EndlessPool(4 * GIB, service=service)
     for step in range(1024):
         cursor = pool.read(step * MIB, (step + 1) * MIB)
         pool.window.came(cursor, step * 0.01)
@@ -397,8 +390,7 @@ def test_a_jump_back_of_a_slow_reader_gives_it_no_larger_window() -> None:
     assert pool.bytes_ahead <= 32 * MIB
 
 
-def test_a_look_at_the_footer_ends_no_run() -> None:
-    pool = reading(GIB)
+def test_a_look_at_the_footer_ends_no_run(pool: EndlessPool) -> None:
     for place in range(1, 9):
         pool.read(place**2 * 7 * MIB, place**2 * 7 * MIB + 128 * KIB)
         pool.read(place**2 * 7 * MIB + 128 * KIB, place**2 * 7 * MIB + 256 * KIB)
@@ -406,8 +398,7 @@ def test_a_look_at_the_footer_ends_no_run() -> None:
     assert pool.demanded[-1] == (64 * 7 * MIB + 128 * KIB, 64 * 7 * MIB + 256 * KIB)
 
 
-def test_a_reader_that_reads_on_elsewhere_has_left_what_was_read_ahead_of_it() -> None:
-    pool = reading(GIB)
+def test_a_reader_that_reads_on_elsewhere_has_left_what_was_read_ahead_of_it(pool: EndlessPool) -> None:
     pool.read_through(0, 8 * MIB, MIB)
     ahead_until = pool.window.cursors[0].ahead_until
     assert ahead_until > 8 * MIB
@@ -420,8 +411,7 @@ def test_a_reader_that_reads_on_elsewhere_has_left_what_was_read_ahead_of_it() -
     assert pool.window.next_ahead(cursor) is not None
 
 
-def test_readers_that_take_turns_have_left_nothing() -> None:
-    pool = reading(GIB)
+def test_readers_that_take_turns_have_left_nothing(pool: EndlessPool) -> None:
     for offset in range(0, 64 * MIB, MIB):
         for begin in (0, 256 * MIB, 512 * MIB):
             pool.read(begin + offset, begin + offset + MIB)
@@ -431,7 +421,7 @@ def test_readers_that_take_turns_have_left_nothing() -> None:
 
 def test_a_reader_that_goes_backwards_has_at_most_twice_what_it_read_ahead_and_waits_only_at_first() -> None:
     """A copy out of a map may read it backwards: each fault asks for the pages below the last."""
-    pool = reading(GIB)
+    pool = EndlessPool(GIB)
     for offset in range(600 * MIB, 500 * MIB, -128 * KIB):
         cursor = pool.read(offset - 128 * KIB, offset)
         assert cursor.begin - min(start for start, _ in pool.fetched) <= 2 * cursor.run_bytes
@@ -439,8 +429,7 @@ def test_a_reader_that_goes_backwards_has_at_most_twice_what_it_read_ahead_and_w
     assert len(pool.demanded) == 3
 
 
-def test_random_reads_that_are_copied_backwards_are_not_read_ahead_once_some_were_alike() -> None:
-    pool = reading(GIB)
+def test_random_reads_that_are_copied_backwards_are_not_read_ahead_once_some_were_alike(pool: EndlessPool) -> None:
     places = random.Random(1).sample(range(1, 100), 40)
     for place in places:
         for offset in range(place * 10 * MIB, place * 10 * MIB - MIB, -128 * KIB):
@@ -448,17 +437,15 @@ def test_random_reads_that_are_copied_backwards_are_not_read_ahead_once_some_wer
     assert sum(end - start for start, end in pool.fetched) <= 1.2 * len(places) * MIB
 
 
-def test_a_reader_that_comes_down_to_where_it_began_reads_nothing_ahead_from_there() -> None:
+def test_a_reader_that_comes_down_to_where_it_began_reads_nothing_ahead_from_there(pool: EndlessPool) -> None:
     """A library touches the first page of a tensor, and then copies all of it, backwards."""
-    pool = reading(GIB)
     pool.read(100 * MIB, 100 * MIB + 128 * KIB)
     for offset in range(110 * MIB, 100 * MIB, -128 * KIB):
         pool.read(offset - 128 * KIB, offset)
     assert max(end for _, end in pool.fetched) == 110 * MIB
 
 
-def test_a_reader_that_went_backwards_and_goes_on_forwards_is_sequential() -> None:
-    pool = reading(GIB)
+def test_a_reader_that_went_backwards_and_goes_on_forwards_is_sequential(pool: EndlessPool) -> None:
     for offset in range(110 * MIB, 109 * MIB, -128 * KIB):
         pool.read(offset - 128 * KIB, offset)
     pool.read_through(110 * MIB, 112 * MIB, 128 * KIB)
@@ -479,8 +466,7 @@ def test_a_fast_reader_from_the_middle_has_no_more_than_twice_as_much_ahead() ->
     assert cursor.ahead_until <= 130 * MIB + 8 * MIB
 
 
-def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_map() -> None:
-    pool = reading(GIB)
+def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_map(pool: EndlessPool) -> None:
     around = (100 * MIB - 512 * KIB, 100 * MIB + 512 * KIB)
     for place in range(1, 4):
         assert not pool.window.puts_off(*around)  # too little is known
@@ -501,7 +487,7 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
 
 @pytest.mark.parametrize("is_together", [True, False])
 def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_once(*, is_together: bool) -> None:
-    pool = reading(GIB)
+    pool = EndlessPool(GIB)
     for place in range(1, 4):
         for start in (place * 10 * MIB, (place * 10 + 1) * MIB):
             cursor = pool.read(start, start + MIB)
@@ -522,7 +508,7 @@ def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     monkeypatch: pytest.MonkeyPatch, page_bytes: int
 ) -> None:
     monkeypatch.setattr("fastfuse.readahead.cursor.KERNEL_PAGE_BYTES", page_bytes)
-    pool = reading(GIB)
+    pool = EndlessPool(GIB)
     for place in range(1, 4):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
     start, before = 100 * MIB + 5 * page_bytes, len(pool.fetched)
@@ -535,9 +521,104 @@ def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     assert not pool.window.puts_off(start + 300 * MIB, start + 301 * MIB)
 
 
-def test_a_fault_between_cached_pages_gets_its_request_and_no_more() -> None:
-    pool = reading(GIB)
+def test_a_fault_between_cached_pages_gets_its_request_and_no_more(pool: EndlessPool) -> None:
     for place in random.Random(1).sample(range(1, 100), 14):
         pool.read(place * 10 * MIB, place * 10 * MIB + MIB)
     pool.read(5 * MIB, 5 * MIB + 300 * KIB)
     assert pool.fetched[-1] == (5 * MIB, 5 * MIB + 300 * KIB)
+
+
+PAGE = 4 * KIB
+SMALL = ReadaheadConfig(
+    part_size_bytes=64 * KIB, first_part_bytes=16 * KIB, max_window_bytes=256 * KIB, memory_limit_bytes=MIB
+)
+SIZES = st.integers(1, 2 * MIB)
+REQUESTS = st.sampled_from([1, 100, PAGE, 8 * KIB, 32 * KIB, 128 * KIB])
+
+
+@given(size_bytes=SIZES, steps=st.lists(st.tuples(st.integers(0, 2 * MIB), REQUESTS, st.booleans()), max_size=60))
+@example(size_bytes=131_076, steps=[(1, 1, False), (3, 1, False), (0, 100, False), (1, 100, False)])
+def test_any_read_is_covered_by_parts_within_the_file_that_never_overlap(
+    size_bytes: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    pool = EndlessPool(size_bytes, SMALL)
+    end = 0
+    for place, length, continues in steps:
+        offset = end if continues and end < size_bytes else place % size_bytes
+        end = min(offset + length, size_bytes)
+        pool.read(offset, end)
+        assert all(pool.gap(byte) is None for byte in (offset, end - 1))
+
+
+@given(
+    size_bytes=st.integers(8 * MIB, 256 * MIB),
+    shares=st.lists(
+        st.tuples(st.integers(0, 512 * MIB), st.integers(1, 96), st.integers(1, 40)), min_size=1, max_size=20
+    ),
+)
+def test_a_share_that_changes_in_the_middle_of_a_run_is_kept_and_no_byte_is_fetched_twice(
+    size_bytes: int, shares: list[tuple[int, int, int]]
+) -> None:
+    pool = EndlessPool(size_bytes)
+    offset = 0
+    for window_bytes, parts_in_flight, reads in shares:
+        pool.window.resize(Share(window_bytes, parts_in_flight))
+        before = len(pool.ahead)
+        for _ in range(reads):
+            end = min(offset + MIB, size_bytes)
+            if offset < end:
+                pool.read(offset, end)
+                offset = end
+            assert all(until <= offset + window_bytes for _, until in pool.ahead[before:])
+    pool.window.resize(Share(CONFIG.max_window_bytes, 96))
+    pool.read_through(offset, size_bytes, MIB)
+    assert sum(end - start for start, end in pool.fetched) == size_bytes
+
+
+@given(
+    size_bytes=st.integers(MIB, 2 * MIB),
+    begin=st.integers(0, 127).map(lambda page: page * PAGE),
+    depth=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_requests_out_of_order_within_the_kernels_depth_stay_one_reader_and_cost_nothing_twice(
+    size_bytes: int, begin: int, depth: int, seed: int
+) -> None:
+    pool = EndlessPool(size_bytes, SMALL)
+    shuffled = random.Random(seed)
+    offsets = list(range(begin, size_bytes, 8 * KIB))
+    while offsets:
+        offset = offsets.pop(shuffled.randrange(min(depth, len(offsets))))
+        pool.read(offset, min(offset + 8 * KIB, size_bytes))
+    # Requests that come in falling order may be taken for a reader that goes backwards.
+    assert sum(end - max(start, begin) for start, end in pool.fetched if end > begin) == size_bytes - begin
+    (cursor,) = pool.window.cursors
+    assert (cursor.begin, cursor.position) == (begin, size_bytes)
+    assert cursor.sequential
+
+
+@given(places=st.lists(st.integers(1, 50), unique=True), length=st.sampled_from([1, PAGE, 3 * PAGE]))
+def test_reads_that_never_continue_fetch_their_pages_and_no_more(places: list[int], length: int) -> None:
+    pool = EndlessPool(20000 * PAGE, SMALL)
+    asked = set()
+    for place in places:
+        offset = place**2 * 7 * PAGE  # four squares are never at equal distances
+        pool.read(offset, offset + length)
+        asked |= set(range(offset // PAGE, (offset + length - 1) // PAGE + 1))
+    assert pool.ahead == []
+    assert sum(end - start for start, end in pool.fetched) == len(asked) * PAGE
+
+
+@given(readers=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_readers_at_different_places_that_take_turns_at_random_all_become_sequential(readers: int, seed: int) -> None:
+    size_bytes = readers * MIB
+    pool = EndlessPool(size_bytes, SMALL)
+    positions = [reader * MIB for reader in range(readers)]
+    turns = [reader for reader in range(readers) for _ in range(32)]
+    random.Random(seed).shuffle(turns)
+    for reader in turns:
+        pool.read(positions[reader], positions[reader] + 16 * KIB)
+        positions[reader] += 16 * KIB
+    assert all(cursor.sequential for cursor in pool.window.cursors)
+    # None of them waits for more than its first REQUESTS.
+    assert len(pool.demanded) <= 8 * readers

@@ -3,15 +3,20 @@
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.limits import PAGE_BYTES
+from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB
+
+CONFIG = ReadaheadConfig()
 
 
 class EndlessPool:
     """Carries out the window's commands as a stream does, and checks each one."""
 
-    def __init__(self, window: Window, size_bytes: int, config: ReadaheadConfig) -> None:
-        self.window = window
+    def __init__(
+        self, size_bytes: int, config: ReadaheadConfig = CONFIG, *, service: ServicePace | None = None
+    ) -> None:
+        self.window = Window(size_bytes, config, service or ServicePace())
         self.size_bytes = size_bytes
         self.config = config
         self.fetched: list[tuple[int, int]] = []

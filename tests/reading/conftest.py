@@ -32,7 +32,6 @@ class DataSet:
         return self.mount.path
 
     def pair(self, size_bytes: int) -> tuple[Path, Path]:
-        """The file of this size in the source and in the mount."""
         return self.source / f"{size_bytes}.bin", self.path / f"{size_bytes}.bin"
 
 

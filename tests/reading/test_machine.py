@@ -19,8 +19,6 @@ LENGTHS = st.integers(0, 10_000) | st.integers(0, 3 << 20) | st.sampled_from([40
 
 @dataclass(eq=False)
 class Pair:
-    """One file, opened twice."""
-
     plain: int
     mounted: int
     is_direct: bool

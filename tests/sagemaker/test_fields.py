@@ -19,7 +19,6 @@ from tests.sagemaker.jobs import job_of, request, source, with_field
 
 @cache
 def shapes() -> dict[str, Any]:
-    """Return the structures of SageMaker's API by name."""
     path = Path(botocore.__file__).parent / "data/sagemaker/2017-07-24/service-2.json.gz"
     found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))["shapes"]
     return found

@@ -168,8 +168,6 @@ def test_a_job_without_a_mode_is_refused_with_the_place_for_it(specification: ob
         ("s3://bucket", "is not a job description"),
         (None, "is not a job description"),
         (source(), "is one channel, where a job or a list of channels is wanted"),
-        ({}, "InputDataConfig: is missing"),
-        ([], "InputDataConfig: is empty"),
     ],
 )
 def test_what_is_no_job_is_refused(tree: object, message: str) -> None:

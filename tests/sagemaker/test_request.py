@@ -203,11 +203,6 @@ def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> N
     assert "secret" not in f"{error}{error.hint}"
 
 
-def test_one_channel_and_twenty_are_taken() -> None:
-    names = [f"c{number}" for number in range(20)]
-    assert [channel.name for channel in job_of(request(*map(source, names))).channels] == names
-
-
 @pytest.mark.parametrize(
     ("path", "suggestion"),
     [

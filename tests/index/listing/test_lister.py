@@ -1,5 +1,6 @@
-"""The lister over pages that a test writes and over the loopback server: the table of a serial listing or an error."""
+"""The lister over pages of a test, our server and others: the table of a serial listing or an error."""
 
+import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig, PageSource
 from fastfuse.s3.client import S3Client
 from tests.index.indexes import columns
+from tests.servers import S3Server
 from tests.store import MemoryStore
 from tests.tables import check_table, files_of
 
@@ -417,3 +419,45 @@ async def test_a_key_that_was_not_asked_for_ends_a_parallel_listing() -> None:
     with pytest.raises(FastfuseError, match="does not begin with it") as caught:
         await list_source(Lying([key.encode() for key in KEYS], 3), S3Uri("b", "data/"))
     assert isinstance(caught.value, ServiceError)
+
+
+FEW = 120
+SHAPES = {
+    "dirs": [f"class-{number // 20:04}/{number:06}.jpg" for number in range(FEW)],
+    "flat": [f"shard-{number:06}.tfrecord" for number in range(FEW)],
+    "hexa": [hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest() for number in range(FEW)],
+}
+
+
+@dataclass
+class SmallPages:
+    """Asks for pages of few keys, and counts those that begin at a key: only a parallel listing has them."""
+
+    client: S3Client
+    parallel: int = 0
+
+    async def list(self, bucket: str, **query: Any) -> bytes:  # noqa: ANN401 - as the caller gives
+        self.parallel += bool(query.get("start_after"))
+        return await self.client.list(bucket, **query | {"max_keys": min(10, query.get("max_keys", 10))})
+
+    async def aclose(self) -> None:
+        raise AssertionError("the lister does not own the source")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("server", ["moto_server", "rclone_server"])
+async def test_the_parallel_listing_of_a_server_that_is_not_ours_is_the_serial_one(
+    request: pytest.FixtureRequest, aws_environment: object, server: str, shape: str
+) -> None:
+    service: S3Server = request.getfixturevalue(server)
+    service.client.create_bucket(Bucket=shape)
+    for key in SHAPES[shape]:
+        service.client.put_object(Bucket=shape, Key=key, Body=b"x")
+    async with aclosing(S3Client(S3Session(service.config))) as client:
+        pages = SmallPages(client)
+        table = await listed_serially(pages, shape)
+        assert table.metadata.file_count == FEW
+        found = (await list_source(pages, S3Uri(shape, ""))).table
+        check_table(found)
+        assert [*found.refs()] == [*table.refs()]
+        assert pages.parallel

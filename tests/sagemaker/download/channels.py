@@ -60,7 +60,6 @@ class Source:
     objects: MemoryObjects
 
     def table(self) -> InodeTable:
-        """Return the index of all objects, as they are now."""
         return table_of(refs_of(self.objects))
 
     def run(

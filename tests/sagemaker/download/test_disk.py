@@ -1,20 +1,29 @@
-"""What a download notes on the disk, what it claims of it, and that no name leads elsewhere."""
+"""What a download claims of the disk and notes on it, that no name leads elsewhere, and its fetches side by side."""
 
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
+import trio.testing
 
 from bench.s3server import MemoryObjects
-from fastfuse.errors import ConfigurationError, DiskError
+from fastfuse.errors import ConfigurationError, DiskError, UnavailableError, first_of
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.objects import ObjectRef
+from fastfuse.index.made import MadeReader
+from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.s3.room import Room
 from fastfuse.sagemaker.download.disk import disk_claims, open_root, version_of
+from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from fastfuse.sagemaker.download.landing import Places, jobs
+from tests.descriptors import open_descriptors
+from tests.fakes import CountingReader, FailingReader, SlowReader
+from tests.index import indexes
 from tests.mounting import tmpfs
-from tests.sagemaker.download.channels import Source, files_below, table_of
+from tests.sagemaker.download.channels import MEMORY_BYTES, PART_BYTES, Source, files_below, settings_for, table_of
+from tests.store import MemoryStore
 
 MIB = 1 << 20
 OBJECTS = {"large": os.urandom(2 * MIB), "small": b"s"}
@@ -113,3 +122,109 @@ def test_a_link_that_takes_a_directorys_place_meanwhile_is_not_followed(tmp_path
     (channel / "b").symlink_to(outside)
     with pytest.raises(DiskError, match="something else is in its place"):
         next(walk)
+
+
+@dataclass
+class WeighingReader(CountingReader):
+    """Remembers how many bytes were on their way at most, and how many descriptors were open, too."""
+
+    bytes_in_flight: int = 0
+    most_bytes: int = 0
+    most_descriptors: int = 0
+
+    async def get(self, ref: ObjectRef, start: int, end: int) -> Buffer:
+        self.bytes_in_flight += end - start
+        self.most_bytes = max(self.most_bytes, self.bytes_in_flight)
+        self.most_descriptors = max(self.most_descriptors, len(os.listdir("/proc/self/fd")))
+        try:
+            return await super().get(ref, start, end)
+        finally:
+            self.bytes_in_flight -= end - start
+
+
+def ignore(_: DownloadReport) -> None:
+    pass
+
+
+def filled(objects: dict[str, bytes]) -> tuple[MemoryStore, list[ObjectRef]]:
+    store = MemoryStore()
+    return store, [store.put(key, data) for key, data in objects.items()]
+
+
+async def fetched(
+    directory: Path, objects: dict[str, bytes], delay_s: float, *, most: int = 64, **settings: int
+) -> WeighingReader:
+    """Download the objects, each GET of which takes so long, and return the reader."""
+    store, refs = filled(objects)
+    reader = WeighingReader(SlowReader(store, delay_s))
+    changed = replace(settings_for(directory), **settings)  # type: ignore[arg-type]
+    await download(table_of(refs), reader, changed, ignore, most_gets=most)
+    assert files_below(directory) == objects
+    return reader
+
+
+MANY = {f"{number:03}": b"%d" % number for number in range(300)}
+
+
+async def test_bytes_on_their_way_fit_the_memory_target(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    reader = await fetched(tmp_path, {f"{number:02}": os.urandom(4 * PART_BYTES) for number in range(20)}, 1.0)
+    assert PART_BYTES <= reader.most_bytes <= MEMORY_BYTES
+
+
+async def test_no_more_gets_are_on_their_way_than_there_are_connections_and_fewer_where_they_take_long(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    assert 4 < (await fetched(tmp_path / "fast", MANY, 1.0, most=16)).most_in_flight <= 16
+    assert (await fetched(tmp_path / "slow", dict([*MANY.items()][:30]), 30.0)).most_in_flight == 4
+
+
+async def test_descriptors_are_few_for_many_directories(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    before = len(open_descriptors())
+    reader = await fetched(tmp_path, {f"{number:04}/file": b"%d" % number for number in range(600)}, 0.01)
+    # Jobs ahead, and fetches under way: a directory and a file each.
+    assert reader.most_descriptors - before < 128 + 2 * 128 + 20
+    assert len(open_descriptors()) == before
+
+
+async def test_a_memory_target_below_a_part_makes_smaller_parts(tmp_path: Path) -> None:
+    large = {"large": os.urandom(3 * MEMORY_BYTES)}
+    reader = await fetched(tmp_path, large, 0.0, most=4, part_size_bytes=8 * MEMORY_BYTES)
+    assert max(end - start for _, start, end in reader.calls) == MEMORY_BYTES // 2
+
+
+async def test_the_first_error_ends_everything(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    store, refs = filled(MANY)
+    error = UnavailableError("'050' failed")
+    reader = CountingReader(FailingReader(SlowReader(store, 1.0), lambda: error, 1, lambda ref, *_: ref.key == "050"))
+    with pytest.raises(ExceptionGroup) as told:
+        await download(table_of(refs), reader, settings_for(tmp_path), ignore, most_gets=64)
+    assert first_of(told.value) is error
+    assert len(reader.calls) < 300
+    whole = {name: data for name, data in files_below(tmp_path).items() if not name.startswith(".")}
+    assert whole.items() <= MANY.items()
+
+
+async def test_made_files_are_made_again_each_time(tmp_path: Path) -> None:
+    table = indexes.table_of([], made={b"order.txt": b"1\n2\n"})
+    reader = MadeReader(MemoryStore(), lambda: table)
+    for _ in range(2):
+        report = await download(table, reader, settings_for(tmp_path), ignore, most_gets=4)
+        assert (report.kept_files, report.fetched_bytes) == (0, 4)
+    assert files_below(tmp_path) == {"order.txt": b"1\n2\n"}
+
+
+async def test_writes_that_are_not_through_hold_gets_back() -> None:
+    room = Room(most_gets=4, most_fetches=6, memory_bytes=100)
+
+    async def is_let_in() -> bool:
+        with trio.move_on_after(0):
+            await room.enter(1)
+            return True
+        return False
+
+    for _ in range(6):
+        await room.enter(1)
+        room.landed(trio.current_time())
+    assert not await is_let_in()
+    room.leave(1)
+    assert await is_let_in()

@@ -25,7 +25,6 @@ def write_files(directory: Path, files: dict[str, bytes] = FILES) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_mounted(tmp_path: Path) -> Iterator[None]:
-    """Every mount below the test's directory is gone when the test is over."""
     yield
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
     left = [line.split()[4] for line in lines if line.split()[4].startswith(f"{tmp_path}/")]

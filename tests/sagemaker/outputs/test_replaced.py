@@ -6,10 +6,7 @@ from pathlib import Path
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.outputs.test_uploads import in_archive, job_of
 from tests.sagemaker.running.jobs import running
-from tests.semantics.leftovers import nothing_is_left
 from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
-
-__all__ = ["nothing_is_left"]
 
 # Once the file @GONE is there, no process of the run finds another module, or opens a file of a package.
 CHANGE = """
@@ -62,9 +59,7 @@ def test_outputs_are_sent_and_keys_renewed_without_the_files_of_packages(moto_se
     # Isolated, for the path of the tests leads to no module of the standard library.
     places["@CONFIG"].write_text(f"[default]\ncredential_process = {sys.executable} -I {tmp_path}/keys.py\n")
     config = {"S3Uri": f"s3://{server.bucket}/{prefix}checkpoints"}
-    description = job_of(
-        server.bucket, CheckpointConfig=config, OutputDataConfig={"S3OutputPath": f"s3://{server.bucket}/{prefix}"}
-    )
+    description = job_of(CheckpointConfig=config, OutputDataConfig={"S3OutputPath": f"s3://{server.bucket}/{prefix}"})
     [train] = description["InputDataConfig"]
     description["InputDataConfig"].append({**train, "ChannelName": "stream", "InputMode": "Pipe"})
 

@@ -5,9 +5,9 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -36,42 +36,25 @@ from fastfuse.sagemaker.running.delivery import Sender
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.jobs import request as request_of
-from tests.sagemaker.jobs import source
 from tests.sagemaker.outputs.test_record import record_of
-from tests.sagemaker.running.jobs import BUCKET, running
+from tests.sagemaker.running.jobs import BUCKET, channel, running
 from tests.servers import ACCESS_KEY, SECRET_KEY, S3Server
 
 
-class Sync:
-    """A process that looks often, and what it has told."""
+@dataclass(frozen=True)
+class Synced:
+    """A directory whose files go to a server that is not ours."""
 
-    def __init__(
-        self,
-        server: S3Server,
-        directory: Path,
-        prefix: str,
-        base: Path,
-        *,
-        are_checkpoints: bool,
-        begin: dict[str, Any],
-    ) -> None:
-        self.server = server
-        self.directory = directory
-        self.prefix = prefix
-        synced = SyncedDirectory(
-            name="checkpoints",
-            local_path=str(directory),
-            place=S3Uri(server.bucket, prefix),
-            are_checkpoints=are_checkpoints,
-        )
-        connection = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", force_path_style=True)
-        self.phases = Phases(is_json=False)
-        self.phases.enter(Phase.TRAINING, "")
-        work = partial(
-            sync_directories, (synced,), (), JobPaths(base), S3Session(connection), 8 << 20, look_every_s=0.05, **begin
-        )
-        self.process = Sender(work, {synced.name: ""})
-        self._reap(lambda: self.process.is_ready)
+    server: S3Server
+    path: Path
+
+    @property
+    def prefix(self) -> str:
+        """No key of another test begins with it."""
+        return f"sync-{self.path.parent.name}/"
+
+    def store(self, key: str, data: bytes) -> None:
+        self.server.put(self.prefix + key, data)
 
     def objects(self) -> dict[str, bytes]:
         client, bucket = self.server.client, self.server.bucket
@@ -79,14 +62,71 @@ class Sync:
         keys = [entry["Key"] for entry in listed]
         return {key.removeprefix(self.prefix): client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
+    def write(self, name: str, data: bytes, *, mtime_s: int | None = None) -> None:
+        """Write into another file, which then takes the place, as careful frameworks do."""
+        path = self.path / name
+        path.parent.mkdir(exist_ok=True)
+        hidden = path.with_name("writing")
+        hidden.write_bytes(data)
+        hidden.rename(path)
+        if mtime_s is not None:
+            os.utime(path, (mtime_s, mtime_s))
+
+    @contextmanager
+    def syncing(
+        self,
+        base: Path | None = None,
+        *,
+        are_checkpoints: bool = True,
+        **begin: Any,  # noqa: ANN401 - as they are
+    ) -> Iterator["Sync"]:
+        """Look often in a process of its own until the end of the block; `begin` as of `sync_directories`."""
+        sync = Sync(self, base or self.path.parent, are_checkpoints=are_checkpoints, begin=begin)
+        try:
+            yield sync
+        finally:
+            if sync.process.exit_code is None:
+                sync.process.kill()
+                os.waitpid(sync.process.pid, 0)
+
+    def sent_files(self, *, began_ns: int | None = None) -> int:
+        """Let a process send what there is to send, and end; return how many files that were."""
+        with self.syncing(began_ns=began_ns) as sync:
+            return sync.finish()
+
+
+class Sync:
+    """A process that looks often, and what it has told."""
+
+    def __init__(self, of: Synced, base: Path, *, are_checkpoints: bool, begin: dict[str, Any]) -> None:
+        self.objects = of.objects
+        synced = SyncedDirectory(
+            name="checkpoints",
+            local_path=str(of.path),
+            place=S3Uri(of.server.bucket, of.prefix),
+            are_checkpoints=are_checkpoints,
+        )
+        session = S3Session(replace(of.server.config, force_path_style=True))
+        self.phases = Phases(is_json=False)
+        self.phases.enter(Phase.TRAINING, "")
+        work = partial(sync_directories, (synced,), (), JobPaths(base), session, 8 << 20, look_every_s=0.05, **begin)
+        self.process = Sender(work, {synced.name: ""})
+        self._reap(lambda: self.process.is_ready)
+
     def wait_for(self, **objects: bytes) -> None:
         wait_until(lambda: self.objects() == objects, lambda: str({n: len(d) for n, d in self.objects().items()}))
 
-    def finish(self) -> None:
+    def end(self) -> None:
         self.process.stop()
         self._reap(lambda: False)
 
-    def _reap(self, condition: Any) -> None:  # noqa: ANN401 - a function
+    def finish(self) -> int:
+        """End without a failure; return how many files were sent in all."""
+        self.end()
+        assert self.process.failures() == []
+        return int(self.process.artifacts["checkpoints"]["Files"])
+
+    def _reap(self, condition: Callable[[], bool]) -> None:
         def is_over() -> bool:
             self.process.listen(self.phases)
             if self.process.exit_code is None:
@@ -96,28 +136,6 @@ class Sync:
             return self.process.exit_code is not None or condition()
 
         wait_until(is_over, str)
-
-
-@contextmanager
-def syncing(
-    server: S3Server,
-    directory: Path,
-    base: Path | None = None,
-    *,
-    are_checkpoints: bool = True,
-    began_ns: int | None = None,
-    is_alone: bool = True,
-) -> Iterator[Sync]:
-    # No key of another test begins with it.
-    prefix = f"sync-{directory.parent.name}/"
-    begin: dict[str, Any] = {"began_ns": began_ns, "is_alone": is_alone}
-    sync = Sync(server, directory, prefix, base or directory.parent, are_checkpoints=are_checkpoints, begin=begin)
-    try:
-        yield sync
-    finally:
-        if sync.process.exit_code is None:
-            sync.process.kill()
-            os.waitpid(sync.process.pid, 0)
 
 
 def settings_of_a_job(base: Path) -> Any:  # noqa: ANN401 - what `Delivery` takes of a `RunSettings`
@@ -132,15 +150,14 @@ def settings_of_a_job(base: Path) -> Any:  # noqa: ANN401 - what `Delivery` take
     )
 
 
-@contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    handler = logging.FileHandler(path)
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Path]:
+    """The log of this process and of those that it forks."""
+    handler = logging.FileHandler(tmp_path / "log")
     logging.getLogger("fastfuse").addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger("fastfuse").removeHandler(handler)
-        handler.close()
+    yield tmp_path / "log"
+    logging.getLogger("fastfuse").removeHandler(handler)
+    handler.close()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,10 +177,9 @@ def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "checkpoints"
-    made.mkdir()
-    return made
+def here(moto_server: S3Server, tmp_path: Path) -> Synced:
+    (tmp_path / "checkpoints").mkdir()
+    return Synced(moto_server, tmp_path / "checkpoints")
 
 
 async def put_and_replace(writer: ObjectWriter, body: bytes, **options: Any) -> str:  # noqa: ANN401 - of `put`
@@ -176,189 +192,166 @@ async def put_and_replace(writer: ObjectWriter, body: bytes, **options: Any) -> 
 put_object = ObjectWriter.put
 
 
-def put(path: Path, data: bytes) -> None:
-    """Write into another file, which then takes the place, as careful frameworks do."""
-    path.parent.mkdir(exist_ok=True)
-    hidden = path.with_name("writing")
-    hidden.write_bytes(data)
-    hidden.rename(path)
-
-
-def test_new_and_replaced_files_go_to_s3_while_the_job_runs(moto_server: S3Server, directory: Path) -> None:
-    with syncing(moto_server, directory) as sync:
-        put(directory / "a", b"first")
+def test_new_and_replaced_files_go_to_s3_while_the_job_runs(here: Synced) -> None:
+    with here.syncing() as sync:
+        here.write("a", b"first")
         sync.wait_for(a=b"first")
-        status = (directory / "a").stat()
-        put(directory / "a", b"other")
+        status = (here.path / "a").stat()
+        here.write("a", b"other")
         # The file has the same size and time: it is known by its inode.
-        os.utime(directory / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
+        os.utime(here.path / "a", ns=(status.st_atime_ns, status.st_mtime_ns))
         sync.wait_for(a=b"other")
         # A file that is removed here stays there.
-        (directory / "a").unlink()
-        put(directory / "b" / "c", b"")
+        (here.path / "a").unlink()
+        here.write("b/c", b"")
         sync.wait_for(**{"a": b"other", "b/c": b""})
-        sync.finish()
-        assert sync.process.failures() == []
-        assert sync.process.artifacts["checkpoints"]["Files"] == 2
+        assert sync.finish() == 2
 
 
-def test_what_is_no_file_is_left_out_with_one_warning(moto_server: S3Server, directory: Path, tmp_path: Path) -> None:
-    os.mkfifo(directory / "pipe")
-    with logging_to(tmp_path / "log"), syncing(moto_server, directory) as sync:
-        put(directory / "a", b"first")
+def test_what_is_no_file_is_left_out_with_one_warning(here: Synced, log: Path) -> None:
+    os.mkfifo(here.path / "pipe")
+    with here.syncing() as sync:
+        here.write("a", b"first")
         sync.wait_for(a=b"first")
-        sync.finish()
-    assert (tmp_path / "log").read_text().count(
-        "/pipe' is neither a file, a directory nor a link, and is left out"
-    ) == 1
+        sync.end()
+    assert log.read_text().count("/pipe' is neither a file, a directory nor a link, and is left out") == 1
 
 
-def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(moto_server: S3Server, directory: Path) -> None:
-    with syncing(moto_server, directory) as sync:
-        with (directory / "open").open("wb") as file:
+def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(here: Synced) -> None:
+    with here.syncing() as sync:
+        with (here.path / "open").open("wb") as file:
             file.write(b"half")
             file.flush()
             # Several looks pass until this one is there.
             for number in range(3):
-                put(directory / "whole", b"%d" % number)
+                here.write("whole", b"%d" % number)
                 sync.wait_for(whole=b"%d" % number)
             file.write(b" and half")
         sync.wait_for(whole=b"2", open=b"half and half")
 
 
-def test_a_log_is_sent_as_it_grows(moto_server: S3Server, directory: Path) -> None:
-    with syncing(moto_server, directory, are_checkpoints=False) as sync, (directory / "events").open("wb") as file:
+def test_a_log_is_sent_as_it_grows(here: Synced) -> None:
+    with here.syncing(are_checkpoints=False) as sync, (here.path / "events").open("wb") as file:
         for text in (b"one", b"onetwo"):
             file.write(text[-3:])
             file.flush()
             sync.wait_for(events=text)
 
 
-def test_files_that_s3_cannot_have_keep_no_other_from_it(moto_server: S3Server, directory: Path) -> None:
+def test_files_that_s3_cannot_have_keep_no_other_from_it(here: Synced) -> None:
     long = "/".join(["n" * 200] * 6)
-    (directory / long).parent.mkdir(parents=True)
-    (directory / long).touch()
-    (directory / os.fsdecode(b"b\xff")).touch()
-    with syncing(moto_server, directory) as sync:
-        put(directory / "z", b"last")
+    (here.path / long).parent.mkdir(parents=True)
+    (here.path / long).touch()
+    (here.path / os.fsdecode(b"b\xff")).touch()
+    with here.syncing() as sync:
+        here.write("z", b"last")
         sync.wait_for(z=b"last")
-        sync.finish()
+        sync.end()
         (failure,) = sync.process.failures()
     assert f"1 of 3 files are there, not 'b\\udcff', '{long}': the name " in str(failure)
 
 
-def test_at_the_end_everything_is_sent_at_once(moto_server: S3Server, directory: Path) -> None:
-    with syncing(moto_server, directory) as sync:
-        large = os.urandom(17 << 20)
-        with (directory / "open").open("wb") as file:
-            file.write(large)
-            file.flush()
-            (directory / "link").symlink_to("open")
-            sync.finish()
-        assert sync.objects() == {"open": large}
-        assert sync.process.failures() == []
+def test_at_the_end_everything_is_sent_at_once(here: Synced) -> None:
+    large = os.urandom(17 << 20)
+    with here.syncing() as sync, (here.path / "open").open("wb") as file:
+        file.write(large)
+        file.flush()
+        (here.path / "link").symlink_to("open")
+        sync.finish()
+        assert here.objects() == {"open": large}
 
 
 @pytest.mark.parametrize("base", [".", "ml"], ids=["below the base", "apart from the job"])
-def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(
-    moto_server: S3Server, directory: Path, base: str
-) -> None:
+def test_what_s3_has_is_brought_back_and_sent_again_if_it_changes(here: Synced, base: str) -> None:
     for key in ("epoch-1/model", "state"):
-        moto_server.put(f"sync-{directory.parent.name}/{key}", b"older")
-    with syncing(moto_server, directory, directory.parent / base) as sync:
-        assert (directory / "epoch-1" / "model").read_bytes() == b"older"
-        assert sorted(path.name for path in directory.iterdir()) == ["epoch-1", "state"]
-        put(directory / "state", b"newer")
-        sync.finish()
-        assert sync.objects() == {"epoch-1/model": b"older", "state": b"newer"}
-        assert sync.process.artifacts["checkpoints"]["Files"] == 1
+        here.store(key, b"older")
+    with here.syncing(here.path.parent / base) as sync:
+        assert (here.path / "epoch-1" / "model").read_bytes() == b"older"
+        assert sorted(path.name for path in here.path.iterdir()) == ["epoch-1", "state"]
+        here.write("state", b"newer")
+        assert sync.finish() == 1
+    assert here.objects() == {"epoch-1/model": b"older", "state": b"newer"}
 
 
 @pytest.mark.parametrize("has_files", [True, False])
-def test_no_listing_stays_in_memory(moto_server: S3Server, directory: Path, has_files: bool) -> None:
-    moto_server.client.put_object(Bucket=moto_server.bucket, Key=f"sync-{directory.parent.name}/a", Body=b"a")
+def test_no_listing_stays_in_memory(here: Synced, has_files: bool) -> None:
+    here.store("a", b"a")
     if has_files:
-        (directory / "b").write_bytes(b"b")
-    with syncing(moto_server, directory) as sync:
+        here.write("b", b"b")
+    with here.syncing() as sync:
         for file in Path(f"/proc/{sync.process.pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 assert not os.readlink(file).startswith("/memfd:fastfuse-index")
-        assert (directory / "a").exists() != has_files
+        assert (here.path / "a").exists() != has_files
 
 
 def test_hosts_write_below_one_prefix_and_get_all_of_it(moto_server: S3Server, tmp_path: Path) -> None:
-    places = [tmp_path / name for name in ("algo-1", "algo-2", "again")]
-    for place in places:
-        place.mkdir()
-    with syncing(moto_server, places[0]) as first, syncing(moto_server, places[1]):
-        put(places[0] / "rank-0", b"zero")
-        put(places[1] / "rank-1", b"one")
+    hosts = [Synced(moto_server, tmp_path / name) for name in ("algo-1", "algo-2", "again")]
+    for host in hosts:
+        host.path.mkdir()
+    with hosts[0].syncing() as first, hosts[1].syncing():
+        hosts[0].write("rank-0", b"zero")
+        hosts[1].write("rank-1", b"one")
         first.wait_for(**{"rank-0": b"zero", "rank-1": b"one"})
-    with syncing(moto_server, places[2]):
-        assert sorted(path.name for path in places[2].iterdir()) == ["rank-0", "rank-1"]
+    with hosts[2].syncing():
+        assert sorted(path.name for path in hosts[2].path.iterdir()) == ["rank-0", "rank-1"]
 
 
 def test_a_checkpoint_that_another_host_replaces_at_once_is_no_failure(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+    here: Synced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ObjectWriter, "put", put_and_replace)
-    with syncing(moto_server, directory, is_alone=False) as sync:
-        put(directory / "last", b"ours")
+    with here.syncing(is_alone=False) as sync:
+        here.write("last", b"ours")
         sync.finish()
-        assert sync.process.failures() == []
-        assert sync.objects() == {"last": b"another host's"}
+    assert here.objects() == {"last": b"another host's"}
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_checkpoints_come_back_while_other_hosts_change_them(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
+    here: Synced, monkeypatch: pytest.MonkeyPatch, *, is_deleted: bool
 ) -> None:
-    prefix = f"sync-{directory.parent.name}/"
     for key in ("last", "rank-0"):
-        moto_server.put(prefix + key, b"older")
+        here.store(key, b"older")
     listers = iter((run_lister, run_lister))
 
     def list_and_change(*arguments: Any) -> tuple[int, Any]:  # noqa: ANN401 - of `run_lister`
         listed = next(listers)(*arguments)
         if is_deleted:
-            moto_server.client.delete_object(Bucket=moto_server.bucket, Key=prefix + "last")
+            here.server.delete(here.prefix + "last")
         else:
-            moto_server.put(prefix + "last", b"newer")
+            here.store("last", b"newer")
         return listed
 
     monkeypatch.setattr(module, "run_lister", list_and_change)
-    with syncing(moto_server, directory) as sync:
-        found = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with here.syncing() as sync:
+        found = {path.name: path.read_bytes() for path in here.path.iterdir()}
         assert found == {"rank-0": b"older"} | ({} if is_deleted else {"last": b"newer"})
-        sync.finish()
-        assert sync.process.artifacts["checkpoints"]["Files"] == 0
+        assert sync.finish() == 0
 
 
-def test_checkpoints_that_change_in_every_try_end_the_job(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prefix, versions = f"sync-{directory.parent.name}/", count()
+def test_checkpoints_that_change_in_every_try_end_the_job(here: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = count()
 
     def list_and_change(*arguments: Any) -> tuple[int, Any]:  # noqa: ANN401 - of `run_lister`
         listed = run_lister(*arguments)
-        moto_server.put(prefix + "last", b"%d" % next(versions))
+        here.store("last", b"%d" % next(versions))
         return listed
 
-    moto_server.put(prefix + "last", b"first")
+    here.store("last", b"first")
     monkeypatch.setattr(module, "run_lister", list_and_change)
-    with syncing(moto_server, directory) as sync:
+    with here.syncing() as sync:
         assert isinstance(sync.process.failure, SourceError)
-        assert sync.objects() == {"last": b"%d" % (module._RESTORE_TRIES - 1)}
+        assert here.objects() == {"last": b"%d" % (module._RESTORE_TRIES - 1)}
 
 
 def test_files_that_are_there_are_kept_and_nothing_is_brought_back(
-    moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str]
+    here: Synced, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
-    (directory / "model").write_bytes(b"newer")
-    with syncing(moto_server, directory) as sync:
-        sync.wait_for(model=b"newer")
-        sync.finish()
+    here.store("model", b"older")
+    here.write("model", b"newer")
+    assert here.sent_files() == 1
+    assert here.objects() == {"model": b"newer"}
     assert "has files: they are kept, and nothing comes from s3://" in capfd.readouterr().err
 
 
@@ -387,13 +380,14 @@ def server(request: pytest.FixtureRequest, moto_server: S3Server, rclone_server:
     return servers[request.param]
 
 
+TRAINED_ON = channel("train", "File", "train/")
+
+
 def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(server: S3Server, tmp_path: Path) -> None:
     server.put("train/x", b"data")
-    train = source("train", InputMode="File")
-    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{server.bucket}/train/"}}
     config = {"S3Uri": f"s3://{server.bucket}/{tmp_path.name}"}
     out = {"S3OutputPath": f"s3://{server.bucket}/models", "CompressionType": "NONE"}
-    description = request_of(train, CheckpointConfig=config, OutputDataConfig=out)
+    description = request_of(TRAINED_ON, CheckpointConfig=config, OutputDataConfig=out)
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     text = TRAIN.replace("BASE", str(here)).replace("STOP_AT", "2")
     with running(server.endpoint_url, description, base=here, command=text) as job:
@@ -413,11 +407,9 @@ def test_an_interrupted_job_goes_on_elsewhere_and_ends_with_the_same_model(serve
 WAIT = "import signal; print('made', flush=True); signal.pause()"
 
 
-def checkpointed(uri: str, bucket: str = BUCKET) -> dict[str, Any]:
-    """Return a job with checkpoints and no other output."""
-    train = source("train", InputMode="File")
-    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/train/"}}
-    description = request_of(train, CheckpointConfig={"S3Uri": uri})
+def checkpointed(place: str) -> dict[str, Any]:
+    """Return a job with checkpoints at this place of the bucket, and no other output."""
+    description = request_of(TRAINED_ON, CheckpointConfig={"S3Uri": f"s3://{BUCKET}/{place}"})
     del description["OutputDataConfig"]
     return description
 
@@ -426,8 +418,7 @@ def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> Non
     with LoopbackServer({BUCKET: MemoryObjects({"train/x": b""})}, ServerConfig(writes="unconditional")) as server:
         server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
         text = f"open('{tmp_path}/checkpoints/model', 'w').close(); {WAIT}"
-        description = checkpointed(f"s3://{BUCKET}/checkpoints")
-        with running(server.endpoint_url, description, base=tmp_path, command=text) as job:
+        with running(server.endpoint_url, checkpointed("checkpoints"), base=tmp_path, command=text) as job:
             job.wait_for_output("made")
             assert job.stop() == 6, job.log
             place = f"{tmp_path}/checkpoints"
@@ -436,7 +427,7 @@ def test_checkpoints_that_are_refused_are_told_in_the_end(tmp_path: Path) -> Non
 
 
 async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_something(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    here: Synced, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     now_s = 100.0
@@ -456,10 +447,9 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
         return Writer()
 
     synced = SyncedDirectory(
-        name="checkpoints", local_path=str(directory), place=S3Uri(BUCKET, "c/"), are_checkpoints=True
+        name="checkpoints", local_path=str(here.path), place=S3Uri(BUCKET, "c/"), are_checkpoints=True
     )
-    session = S3Session(ConnectionConfig())
-    looked = module._Directory(synced, JobPaths(directory.parent), session, lambda *_, **__: None)
+    looked = module._Directory(synced, JobPaths(here.path.parent), S3Session(ConnectionConfig()), lambda *_, **__: None)
 
     async def lines(looks: int) -> list[str]:
         caplog.clear()
@@ -468,19 +458,19 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
         return caplog.messages.copy()
 
     failed = "checkpoints: 0 of 1 files are there, not 'a': denied; it is tried again"
-    put(directory / "a", b"first")
+    here.write("a", b"first")
     assert await lines(5) == [failed]
     # One that has changed since the last look is not tried, which ends no failure.
-    put(directory / "a", b"second")
+    here.write("a", b"second")
     assert await lines(4) == []
     now_s += 3601
     assert await lines(2) == [failed]
     failure = None
     assert await lines(3) == ["checkpoints: files are sent again"]
     failure = AccessError("denied")
-    put(directory / "a", b"third")
+    here.write("a", b"third")
     assert await lines(4) == [failed]
-    (directory / "a").unlink()
+    (here.path / "a").unlink()
     assert await lines(1) == ["checkpoints: files are sent again"]
 
 
@@ -498,8 +488,7 @@ signal.sigwait([signal.SIGTERM])
 open(place + "second", "w").write("2")
 """
     mask = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-    description = checkpointed(f"s3://{server.bucket}/{prefix}", server.bucket)
-    with running(server.endpoint_url, description, base=tmp_path, command=mask + text) as job:
+    with running(server.endpoint_url, checkpointed(prefix), base=tmp_path, command=mask + text) as job:
         job.wait_for_output("made")
         # The last child before the command.
         os.kill(job.children()[-2], signal.SIGKILL)
@@ -553,7 +542,7 @@ async def test_all_places_are_checked_at_once(
 
 def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_path: Path) -> None:
     moto_server.put("train/x", b"data")
-    description = checkpointed(f"s3://{moto_server.bucket}/killed-{tmp_path.name}", moto_server.bucket)
+    description = checkpointed(f"killed-{tmp_path.name}")
     with running(moto_server.endpoint_url, description, base=tmp_path, command=WAIT) as job:
         job.wait_for_output("made")
         job.kill()
@@ -562,56 +551,43 @@ def test_a_killed_run_says_where_the_checkpoints_lie(moto_server: S3Server, tmp_
 
 @pytest.mark.parametrize("is_equal", [False, True])
 def test_what_is_kept_does_not_replace_what_s3_has_stored_since(
-    moto_server: S3Server, directory: Path, capfd: pytest.CaptureFixture[str], *, is_equal: bool
+    here: Synced, capfd: pytest.CaptureFixture[str], log: Path, *, is_equal: bool
 ) -> None:
-    here, newer = b"here", b"newer"
-    prefix = f"sync-{directory.parent.name}/"
-    (directory / "model").write_bytes(here)
-    os.utime(directory / "model", (0, 0))
+    here.write("model", b"here", mtime_s=0)
     if is_equal:
-        with syncing(moto_server, directory) as sync:
-            sync.finish()
+        here.sent_files()
     else:
-        moto_server.put(prefix + "model", newer)
-    moto_server.put(prefix + "other", b"other")
-    (directory / "new").write_bytes(b"new")
-    with logging_to(directory.parent / "log"), syncing(moto_server, directory) as sync:
-        sync.finish()
-        assert sync.objects() == {"model": here if is_equal else newer, "other": b"other", "new": b"new"}
-        assert sync.process.artifacts["checkpoints"]["Files"] == 1
-    log = capfd.readouterr().err + (directory.parent / "log").read_text()
-    assert (f"model' does not replace '{prefix}model' in S3, which was stored after the file was" in log) != is_equal
-    assert f"nothing comes from s3://{moto_server.bucket}/{prefix}, where other files are: 1" in log
+        here.store("model", b"newer")
+    here.store("other", b"other")
+    here.write("new", b"new")
+    assert here.sent_files() == 1
+    assert here.objects() == {"model": b"here" if is_equal else b"newer", "other": b"other", "new": b"new"}
+    said = capfd.readouterr().err + log.read_text()
+    told = f"model' does not replace '{here.prefix}model' in S3, which was stored after the file was"
+    assert (told in said) != is_equal
+    assert f"nothing comes from s3://{BUCKET}/{here.prefix}, where other files are: 1" in said
 
 
-def test_what_is_kept_is_sent_also_where_s3_may_not_be_listed(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_sent_also_where_s3_may_not_be_listed(here: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object) -> None:
         raise AccessError("no list", hint="")
 
     monkeypatch.setattr(module, "run_lister", denied)
-    (directory / "model").write_bytes(b"kept")
-    with syncing(moto_server, directory) as sync:
-        sync.finish()
-        assert sync.process.failures() == []
-        assert sync.objects() == {"model": b"kept"}
+    here.write("model", b"kept")
+    here.sent_files()
+    assert here.objects() == {"model": b"kept"}
 
 
-def test_what_was_renamed_or_copied_since_the_job_began_is_newer_whatever_its_time_says(
-    moto_server: S3Server, directory: Path
-) -> None:
+def test_what_was_renamed_or_copied_since_the_job_began_is_newer_whatever_its_time_says(here: Synced) -> None:
     began_ns = time.time_ns()
-    moto_server.put(f"sync-{directory.parent.name}/model", b"older")
-    (directory / "model").write_bytes(b"newer")
-    os.utime(directory / "model", (0, 0))
-    with syncing(moto_server, directory, began_ns=began_ns - 10**9) as sync:
-        sync.finish()
-        assert sync.objects() == {"model": b"newer"}
+    here.store("model", b"older")
+    here.write("model", b"newer", mtime_s=0)
+    here.sent_files(began_ns=began_ns - 10**9)
+    assert here.objects() == {"model": b"newer"}
 
 
 def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+    here: Synced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures, state = iter([MemoryError()]), ObjectWriter.state
 
@@ -621,77 +597,61 @@ def test_what_is_kept_does_not_replace_a_newer_object_after_an_error_either(
         return await state(writer)
 
     monkeypatch.setattr(ObjectWriter, "state", fail_once)
-    (directory / "model").write_bytes(b"older")
-    os.utime(directory / "model", (0, 0))
-    moto_server.put(f"sync-{directory.parent.name}/model", b"newer")
-    with syncing(moto_server, directory) as sync:
-        put(directory / "z", b"sent after the failure")
+    here.write("model", b"older", mtime_s=0)
+    here.store("model", b"newer")
+    with here.syncing() as sync:
+        here.write("z", b"sent after the failure")
         sync.wait_for(model=b"newer", z=b"sent after the failure")
         sync.finish()
-        assert sync.process.failures() == []
-        assert sync.objects()["model"] == b"newer"
+    assert here.objects()["model"] == b"newer"
 
 
 @pytest.mark.parametrize("is_again", [False, True])
-def test_what_was_brought_back_is_not_sent_again_after_a_restart(
-    moto_server: S3Server, directory: Path, *, is_again: bool
-) -> None:
+def test_what_was_brought_back_is_not_sent_again_after_a_restart(here: Synced, *, is_again: bool) -> None:
     """Of the job, or of the process that sends."""
-    moto_server.put(f"sync-{directory.parent.name}/state", b"older")
-    with syncing(moto_server, directory) as sync:
-        sync.finish()
-        assert sync.process.artifacts["checkpoints"]["Files"] == 0
+    here.store("state", b"older")
+    assert here.sent_files() == 0
     began_ns = time.time_ns()
-    put(directory / "new", b"new")
-    with syncing(moto_server, directory, began_ns=began_ns if is_again else None) as sync:
-        sync.finish()
-        assert sync.process.artifacts["checkpoints"]["Files"] == 1
+    here.write("new", b"new")
+    assert here.sent_files(began_ns=began_ns if is_again else None) == 1
 
 
 @pytest.mark.parametrize("is_again", [False, True])
 @pytest.mark.parametrize("has_stamps", [False, True])
 def test_one_file_that_was_brought_back_and_renamed_to_another_is_sent(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch, *, is_again: bool, has_stamps: bool
+    here: Synced, monkeypatch: pytest.MonkeyPatch, *, is_again: bool, has_stamps: bool
 ) -> None:
     """Both are as large, and S3 has stored them within a second."""
     for key in ("last", "best"):
-        moto_server.put(f"sync-{directory.parent.name}/{key}", key.encode())
-    with syncing(moto_server, directory) as sync:
-        sync.finish()
-    (directory / "best").rename(directory / "last")
+        here.store(key, key.encode())
+    here.sent_files()
+    (here.path / "best").rename(here.path / "last")
     if not has_stamps:
         monkeypatch.setattr(module, "read_stamp", lambda _: (b"", b""))
-    with syncing(moto_server, directory, began_ns=time.time_ns() if is_again else None) as sync:
-        sync.finish()
-        assert sync.objects() == {"best": b"best", "last": b"best"}
+    here.sent_files(began_ns=time.time_ns() if is_again else None)
+    assert here.objects() == {"best": b"best", "last": b"best"}
 
 
-def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_since(
-    moto_server: S3Server, directory: Path
-) -> None:
+def test_what_was_brought_back_does_not_replace_what_another_host_has_stored_since(here: Synced, log: Path) -> None:
     """The process that sends was killed, and another one goes on."""
-    key = f"sync-{directory.parent.name}/state"
-    moto_server.put(key, b"older")
-    with syncing(moto_server, directory) as sync:
-        sync.finish()
-    os.utime(directory / "state", (0, 0))  # S3 had stored it long ago
-    moto_server.put(key, b"newer")
-    with logging_to(directory.parent / "log"), syncing(moto_server, directory, began_ns=time.time_ns()) as sync:
-        sync.finish()
-        assert sync.objects() == {"state": b"newer"}
-    log = (directory.parent / "log").read_text()
-    assert log.endswith("stored after the file was written: another host may have gone on from there\n")
+    here.store("state", b"older")
+    here.sent_files()
+    os.utime(here.path / "state", (0, 0))  # S3 had stored it long ago
+    here.store("state", b"newer")
+    here.sent_files(began_ns=time.time_ns())
+    assert here.objects() == {"state": b"newer"}
+    assert log.read_text().endswith("after the file was written: another host may have gone on from there\n")
 
 
-def test_checkpoints_come_back_without_the_key_for_sse_c(moto_server: S3Server, directory: Path) -> None:
+def test_checkpoints_come_back_without_the_key_for_sse_c(here: Synced) -> None:
     """No key is sent over plain HTTP: a request with it would be refused."""
-    key = directory.with_name("key")
+    key = here.path.with_name("key")
     key.write_bytes(bytes(32))
-    settings, phases = settings_of_a_job(directory.parent), Phases(is_json=False)
-    settings.connection = replace(moto_server.config, sse_c_key_file=str(key))
-    settings.job.synced = (replace(settings.job.synced[0], local_path=str(directory)),)
+    settings, phases = settings_of_a_job(here.path.parent), Phases(is_json=False)
+    settings.connection = replace(here.server.config, sse_c_key_file=str(key))
+    settings.job.synced = (replace(settings.job.synced[0], local_path=str(here.path)),)
     phases.enter(Phase.TRAINING, "")
-    moto_server.put("c/state", b"kept")
+    here.server.put("c/state", b"kept")
     delivered = delivery.Delivery(settings, phases, lambda _: True)
     delivered.begin()
     process = delivered._syncer
@@ -706,7 +666,7 @@ def test_checkpoints_come_back_without_the_key_for_sse_c(moto_server: S3Server, 
     finally:
         process.kill()
         process.ended(wait_child(process.pid), phases)
-    assert (directory / "state").read_bytes() == b"kept"
+    assert (here.path / "state").read_bytes() == b"kept"
 
 
 def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
@@ -727,8 +687,7 @@ def test_a_process_of_a_job_that_did_not_start_is_ended_and_not_replaced(
         return False
 
     monkeypatch.setattr(delivery, "Sender", Sending)
-    settings = settings_of_a_job(tmp_path)
-    delivered = delivery.Delivery(settings, Phases(is_json=False), take_signal)
+    delivered = delivery.Delivery(settings_of_a_job(tmp_path), Phases(is_json=False), take_signal)
     delivered.begin()
     delivered.listen()
     delivered.give_up()
@@ -756,32 +715,24 @@ def test_a_process_that_a_hanging_disk_holds_does_not_keep_the_run_from_its_end(
     assert [str(failure) for failure in failures] == ["the model is not in S3: the upload was told to stop"]
 
 
-def test_what_was_sent_before_is_known_again(moto_server: S3Server, directory: Path) -> None:
-    (directory / "model").write_bytes(b"kept")
-    os.utime(directory / "model", (10, 10))
-    with logging_to(directory.parent / "log"):
-        for files in (1, 0):
-            with syncing(moto_server, directory) as sync:
-                sync.finish()
-                assert sync.process.artifacts["checkpoints"]["Files"] == files
-        assert (directory.parent / "log").read_text() == ""
-        os.utime(directory / "model", (20, 20))
-        with syncing(moto_server, directory) as sync:
-            sync.finish()
-        assert "/model' does not replace " in (directory.parent / "log").read_text()
+def test_what_was_sent_before_is_known_again(here: Synced, log: Path) -> None:
+    here.write("model", b"kept", mtime_s=10)
+    assert [here.sent_files() for _ in range(2)] == [1, 0]
+    assert log.read_text() == ""
+    os.utime(here.path / "model", (20, 20))
+    here.sent_files()
+    assert "/model' does not replace " in log.read_text()
 
 
 def test_what_is_kept_replaces_no_newer_object_that_cannot_be_looked_at_either(
-    moto_server: S3Server, directory: Path, monkeypatch: pytest.MonkeyPatch
+    here: Synced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(_: ObjectWriter) -> None:
         raise RefusedError("no metadata", hint="")
 
     monkeypatch.setattr(ObjectWriter, "state", refuse)
-    (directory / "model").write_bytes(b"kept")
+    here.write("model", b"kept")
     for files in (1, 0):
-        with syncing(moto_server, directory) as sync:
-            os.utime(directory / "model", (0, 0))
-            sync.finish()
-            assert sync.process.failures() == []
-            assert sync.process.artifacts["checkpoints"]["Files"] == files
+        with here.syncing() as sync:
+            os.utime(here.path / "model", (0, 0))
+            assert sync.finish() == files

@@ -50,10 +50,10 @@ from fastfuse.sagemaker.outputs.sending import writer_to
 from fastfuse.sagemaker.running import delivery
 from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_until
-from tests.sagemaker.jobs import request, source
+from tests.sagemaker.jobs import request
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.outputs.test_syncing import put_and_replace
-from tests.sagemaker.running.jobs import BUCKET, Job, running, script
+from tests.sagemaker.running.jobs import BUCKET, Job, channel, running
 from tests.servers import S3Server
 
 MAKE = """
@@ -68,10 +68,9 @@ WEIGHTS = bytes(range(256)) * 5000
 MADE_AND_WAITING = MAKE + "print('made', flush=True); signal.pause()"
 
 
-def job_of(bucket: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    train = source("train", InputMode="FastFile")
-    train["DataSource"] = {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": f"s3://{bucket}/train/"}}
-    return request(train, **{"OutputDataConfig": {"S3OutputPath": f"s3://{bucket}/models"}, **fields})
+def job_of(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    output = {"S3OutputPath": f"s3://{BUCKET}/models"}
+    return request(channel("train", "FastFile", "train/"), **{"OutputDataConfig": output, **fields})
 
 
 def in_archive(data: bytes) -> dict[str, bytes | None]:
@@ -124,7 +123,7 @@ class Stored:
     def __init__(self, server: S3Server, name: str) -> None:
         self._server = server
         self._prefix = f"models/{name}/output/"
-        self.description = job_of(server.bucket, TrainingJobName=name)
+        self.description = job_of(TrainingJobName=name)
         server.client.put_object(Bucket=server.bucket, Key="train/x", Body=b"data")
 
     def running(self, command: str, *options: str, code: int = 0) -> AbstractContextManager[Job]:
@@ -188,7 +187,7 @@ def test_files_that_the_service_refuses_keep_no_other_from_s3(server: LoopbackSe
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject", key="*/model/c*"))
     config = {"S3OutputPath": f"s3://{BUCKET}/models/", "CompressionType": "NONE"}
     text = MAKE + "os.symlink('weights', model + '/a-link')\nfor name in 'abcdefg': open(model + '/' + name, 'w')"
-    with running(server.endpoint_url, job_of(BUCKET, OutputDataConfig=config), command=script(text)) as job:
+    with running(server.endpoint_url, job_of(OutputDataConfig=config), command=text) as job:
         assert job.wait() == 6, job.log
         told = "/model: 7 of 10 files were sent, not 'a-link', 'c', 'code/infer.py': The service denies "
         assert told in job.log, job.log
@@ -356,7 +355,7 @@ def test_the_model_of_a_failed_run_is_sent_though_nobody_says_whether_there_is_a
 ) -> None:
     # The answer to a HEAD has no body, and so no code.
     server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="HeadObject", key="models/*/model.tar.gz"))
-    with running(server.endpoint_url, job_of(BUCKET), command=MAKE + "raise SystemExit(3)", ends_with=3) as job:
+    with running(server.endpoint_url, job_of(), command=MAKE + "raise SystemExit(3)", ends_with=3) as job:
         key = record_of(job)["Artifacts"]["model"]["S3Uri"].removeprefix(f"s3://{BUCKET}/")
         assert "/model.tar.gz may be of a run that ended better, and stays" in job.log
     assert server.buckets[BUCKET].view().lookup(key.encode()) is not None
@@ -374,7 +373,7 @@ def test_a_bucket_that_is_not_there_ends_the_job_before_the_command(moto_server:
 
 def test_a_place_that_may_not_be_written_to_ends_the_job_before_the_command(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, key="models/*"))
-    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=3) as job:
+    with running(server.endpoint_url, job_of(), command="print('started')", ends_with=3) as job:
         assert job.output == ""
         key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
         assert f"fastfuse: error: OutputDataConfig: The service denies access to '{key}'" in job.log
@@ -385,7 +384,7 @@ def test_a_key_of_kms_that_cannot_be_used_ends_the_job_before_the_command(server
     """The key of the bucket, or of the job."""
     code = "KMS.NotFoundException"
     server.faults.add(FaultRule(action=Answer(400, code, ""), key="models/*"))
-    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=2) as job:
+    with running(server.endpoint_url, job_of(), command="print('started')", ends_with=2) as job:
         assert job.output == ""
         key = f"s3://{BUCKET}/models/a-job/output/model.tar.gz"
         assert f"error: OutputDataConfig: The service cannot write '{key}' with its key of KMS (400 {code})" in job.log
@@ -397,17 +396,17 @@ def test_a_key_of_kms_that_cannot_be_used_ends_the_job_before_the_command(server
 def test_a_service_that_knows_no_key_of_kms_ends_the_job_before_the_command(server: LoopbackServer) -> None:
     """The server has no uploads in parts, which a job without a key is only told."""
     config = {"S3OutputPath": f"s3://{BUCKET}/models", "KmsKeyId": "alias/k"}
-    description = job_of(BUCKET, OutputDataConfig=config)
+    description = job_of(OutputDataConfig=config)
     with running(server.endpoint_url, description, command="print('started')", ends_with=1) as job:
         assert job.output == ""
         assert "error: OutputDataConfig (KmsKeyId alias/k): The S3 service failed to write " in job.log
-    with running(server.endpoint_url, job_of(BUCKET), command="print('started')", ends_with=0) as job:
+    with running(server.endpoint_url, job_of(), command="print('started')", ends_with=0) as job:
         assert "of OutputDataConfig can be written to is not known: The S3 service failed to write " in job.log
 
 
 def test_no_place_is_checked_where_no_command_makes_anything(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=ACCESS_DENIED, key="models/*"))
-    with running(server.endpoint_url, job_of(BUCKET)) as job:
+    with running(server.endpoint_url, job_of()) as job:
         job.wait_for_log("All channels are ready")
         assert server.faults.hits(rule) == 0
         assert job.stop() == 0, job.log
@@ -415,7 +414,7 @@ def test_no_place_is_checked_where_no_command_makes_anything(server: LoopbackSer
 
 def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=MAKE, ends_with=6) as job:
+    with running(server.endpoint_url, job_of(), command=MAKE, ends_with=6) as job:
         message = f"the model is not in S3 at s3://{BUCKET}/models/a-job/output/model.tar.gz, and still lies in "
         assert f"fastfuse: error: {message}{job.base}/model: " in job.log
         assert "the output is not in S3 at " in job.log
@@ -429,7 +428,7 @@ def test_a_terminal_that_hangs_up_costs_neither_the_model_nor_the_mounts_their_e
     """A bar is drawn, which is erased before the next line."""
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
     ours, theirs = pty.openpty()
-    with running(server.endpoint_url, job_of(BUCKET), command=MAKE, terminal=theirs) as job:
+    with running(server.endpoint_url, job_of(), command=MAKE, terminal=theirs) as job:
         os.close(theirs)
         shown = b""
         while b"model \xe2\x94" not in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown):
@@ -445,7 +444,7 @@ def test_a_terminal_that_hangs_up_costs_neither_the_model_nor_the_mounts_their_e
 
 def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=MAKE) as job:
+    with running(server.endpoint_url, job_of(), command=MAKE) as job:
         wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
         os.kill(job.children()[-1], signal.SIGKILL)
         server.faults.clear()
@@ -455,7 +454,7 @@ def test_a_killed_upload_is_an_error(server: LoopbackServer) -> None:
 
 def test_a_run_that_is_killed_while_it_uploads_says_where_the_model_lies(server: LoopbackServer) -> None:
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    with running(server.endpoint_url, job_of(BUCKET), command=MAKE) as job:
+    with running(server.endpoint_url, job_of(), command=MAKE) as job:
         wait_until(lambda: server.faults.hits(rule) == 1, lambda: job.log)
         job.kill()
         assert f"may not be in S3, and lies in {job.base}/model and {job.base}/output/data" in job.log
@@ -464,7 +463,7 @@ def test_a_run_that_is_killed_while_it_uploads_says_where_the_model_lies(server:
 
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_run_at_its_own_limit_uploads_or_says_where_the_model_lies(server: LoopbackServer, is_over: bool) -> None:
-    with running(server.endpoint_url, job_of(BUCKET), command=MADE_AND_WAITING) as job:
+    with running(server.endpoint_url, job_of(), command=MADE_AND_WAITING) as job:
         job.wait_for_output("made")
         _, mount, command = job.children()
         limit, hard = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
@@ -486,7 +485,7 @@ def test_a_run_at_its_own_limit_uploads_or_says_where_the_model_lies(server: Loo
 def test_a_second_signal_ends_what_is_sent_beside_the_model_and_after_it(server: LoopbackServer) -> None:
     """Of a service that does not answer, each would be waited for, and the record for minutes."""
     server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
-    description = job_of(BUCKET) | {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/saved/"}}
+    description = job_of() | {"CheckpointConfig": {"S3Uri": f"s3://{BUCKET}/saved/"}}
     save = "import os; open(os.environ['SM_MODEL_DIR'] + '/../checkpoints/1', 'w').write('1')\n"
     with running(server.endpoint_url, description, command=save + MAKE) as job:
         job.wait_for_log("Uploading model and output")

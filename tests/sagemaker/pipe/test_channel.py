@@ -16,7 +16,7 @@ from bench.s3server import FaultRule, Flip, LoopbackServer, MemoryObjects, Stall
 from fastfuse.index.sources.shuffle import shuffled
 from tests.filesystem.waiting import wait_until
 from tests.sagemaker.pipe.readers import Reader, digest
-from tests.sagemaker.pipe.test_encodings import MAGIC, records_of
+from tests.sagemaker.pipe.test_content import MAGIC, records_of
 from tests.sagemaker.running.jobs import Job, Run, channel, running
 
 MIB = 1 << 20

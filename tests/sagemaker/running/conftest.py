@@ -20,5 +20,4 @@ def server(request: pytest.FixtureRequest) -> Iterator[LoopbackServer]:
 
 @pytest.fixture
 def run(server: LoopbackServer) -> Run:
-    """Start a job that reads from the server."""
     return partial(running, server.endpoint_url)

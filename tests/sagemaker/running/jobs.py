@@ -81,7 +81,6 @@ class Job:
         return self.base / "input" / "data"
 
     def children(self) -> list[int]:
-        """The children of the run, by age."""
         return children_of(self.process.pid)
 
     def metrics(self) -> str:

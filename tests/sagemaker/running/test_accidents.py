@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, Stall
-from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts, find_mount
 from tests.filesystem.waiting import wait_for_end
 from tests.mounting import tmpfs
 from tests.sagemaker.running.jobs import CHECKSUMS, Job, Run, channel, checksums
@@ -158,23 +158,6 @@ def test_the_next_run_clears_up_after_one_that_was_killed(run: Run, mode: str, n
     assert not [path for path in (tmp_path / "input/data").iterdir() if path.is_fifo()]
 
 
-@pytest.mark.parametrize("mode", ["FastFile", "Pipe"])
-def test_a_script_that_is_told_to_end_may_read_to_the_end_of_its_epoch(run: Run, mode: str) -> None:
-    finishing = """
-import signal, sys
-told = []
-signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-def meanwhile():
-    print("reading", flush=True)
-    while not told:
-        signal.sigtimedwait([], 0.01)
-"""
-    with run([channel("data", mode, "data/")], command=finishing + READ_TWICE + "sys.exit(9)\n") as job:
-        job.wait_for_output("reading")
-        assert job.stop() == 9, job.log
-        assert job.output.split()[-2:] == [str(SIZE_BYTES)] * 2
-
-
 @pytest.mark.parametrize(("mode", "place"), [("File", "data"), ("FastFile", "data"), ("Pipe", "")])
 def test_a_link_in_the_place_of_a_channel_is_not_followed(run: Run, tmp_path: Path, mode: str, place: str) -> None:
     base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
@@ -226,3 +209,33 @@ job_processes.ChannelProcess.send = lambda *_: None
 """
     with run([channel("data", "Pipe", "data/")], "--grace-s", "0", change=change, command="''", ends_with=0) as job:
         assert "channel data: its process was killed and does not end: a disk that hangs may hold it" in job.log
+
+
+# Reads all channels at once, then waits.
+READ_ALL = """
+import json, os, signal
+from concurrent.futures import ThreadPoolExecutor
+def read(name):
+    with open(os.environ["SM_CHANNEL_" + name.upper()] + "/x", "rb") as file:
+        return len(file.read(1 << 20))
+names = json.loads(os.environ["SM_CHANNELS"])
+with ThreadPoolExecutor(len(names)) as pool:
+    print("read", sum(pool.map(read, names)), flush=True)
+signal.pause()
+"""
+
+
+def test_twenty_channels_are_one_tree_that_ends_as_one(run: Run) -> None:
+    """As many as a job may have."""
+    names = {f"channel{number}" for number in range(20)}
+    with run([channel(name, "FastFile", "data/") for name in names], command=READ_ALL) as job:
+        job.wait_for_output(f"read {20 * MIB}")
+        assert {path.name for path in fastfuse_mounts() if path.is_relative_to(job.data)} == names
+        processes = descendants(job.process.pid)
+        # The command, the guardian, and of each channel a supervisor and a worker.
+        assert len(processes) == 2 + 2 * 20
+        ends = [os.pidfd_open(pid) for pid in processes]
+        assert job.stop() == 128 + signal.SIGTERM
+        for end in ends:
+            wait_for_end(end)
+        assert not [path for path in fastfuse_mounts() if path.is_relative_to(job.data)]

@@ -113,16 +113,6 @@ def test_files_that_are_none_of_the_channels_are_told_and_left_alone(run: Run, t
         assert other.read_bytes() == b"x"
 
 
-def test_without_a_command_channels_stay_up_until_they_are_stopped(run: Run) -> None:
-    with run([channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]) as job:
-        job.wait_for_log("All channels are ready")
-        assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]
-        assert (job.data / "test_0").read_bytes() == OBJECTS["test/x"]
-        assert job.stop() == 0
-        assert os.listdir(job.data) == ["train"]
-        assert os.listdir(job.data / "train") == []
-
-
 def test_without_a_command_a_run_ends_when_nothing_is_left_to_serve(run: Run) -> None:
     with run([channel("train", "File", "train/")], ends_with=0) as job:
         assert (job.data / "train/b/c").read_bytes() == OBJECTS["train/b/c"]

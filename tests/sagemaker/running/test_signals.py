@@ -26,7 +26,6 @@ from tests.sagemaker.running.jobs import BUCKET, Job, Run, channel, running
 from tests.semantics.leftovers import descendants
 from tests.semantics.places import block_bytes
 
-MODES = ("FastFile", "File", "Pipe")
 OBJECTS = {"data/x": block_bytes(1, 40 << 20)}
 CHANNELS = [channel("mounted", "FastFile", "data/"), channel("piped", "Pipe", "data/")]
 
@@ -104,7 +103,7 @@ numbers = {signal.SIGTERM, signal.SIGINT}
 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 print("ready", flush=True)
 signal.sigwait(numbers)
-for path in ("MOUNTED/x", "PIPED_0", "LOCAL/x", "MOUNTED/x"):
+for path in ("MOUNTED/x", "PIPED_0", "LOCAL/x", "PIPED_1"):
     name, rest = path[:-2], path[-2:]
     with open(os.environ["SM_CHANNEL_" + name] + rest, "rb") as file:
         print(len(file.read()), flush=True)
