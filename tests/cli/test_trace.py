@@ -63,9 +63,11 @@ def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """A trace, once its connection is with the worker."""
     command = [sys.executable, "-m", "fastfuse", "trace", str(mount.path), *options]
     with Forked[str](command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: is_watched(mount))
-        yield process
-        process.kill()
+        try:
+            wait_until(lambda: is_watched(mount))
+            yield process
+        finally:
+            process.kill()
 
 
 def is_watched(mount: Mount) -> bool:
