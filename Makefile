@@ -77,7 +77,7 @@ report-test: $(VENV)/.dev | system-chromium ## Open the page of `fastfuse report
 	$(BIN)/pytest -m chromium tests/report
 
 alerts: $(VENV)/.dev | system-alerts ## Have a real Prometheus check the alert rules and the dashboard's queries (takes Debian's prometheus).
-	$(BIN)/pytest tests/deploy/test_alerts.py tests/deploy/test_dashboard.py
+	$(BIN)/pytest tests/deploy/test_queries.py
 
 FUZZ_SECONDS ?= 600
 

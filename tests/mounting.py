@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,12 @@ def mount_command(uri: str, path: Path | None, endpoint_url: str, *options: str)
     ]
 
 
+def changed(command: Sequence[str], change: str) -> list[str]:
+    """Return a mount's command that runs the lines of `change` before the command line."""
+    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli.main import main\nsys.exit(main())"
+    return [sys.executable, "-c", program, *command[command.index("mount") :]]
+
+
 def run_fastfuse(*arguments: str, environment: Mapping[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
     return run_forked([sys.executable, "-m", "fastfuse", *arguments], environment)
@@ -142,12 +149,14 @@ def mounted(
     environment: Mapping[str, str] = ENVIRONMENT,
     run_by: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
+    change: str = "",
 ) -> Iterator[Mount]:
     """Mount `uri` at `path` (a new directory unless given) until the end of the block.
 
     Fails unless it gets ready and, if the block has not waited for its end, exits with 0.
 
-    `run_by` is a command that runs the mount's. With --fuse-socket the path is the helper's, and is not named.
+    The lines of `change` are run before the mount's command, and `run_by` is a command that runs it, in an interpreter
+    of its own. With --fuse-socket the path is the helper's, and is not named.
     """
     with tempfile.TemporaryDirectory(prefix="fastfuse-test-") as directory:
         place = path or Path(directory, "mount")
@@ -159,8 +168,9 @@ def mounted(
             if run_by:
                 os.chmod(directory, 0o711)
                 os.chmod(Path(directory, "notify"), 0o777)
+            command = mount_command(uri, None if "--fuse-socket" in options else place, endpoint_url, *options)
             process = Forked[bytes](
-                [*run_by, *mount_command(uri, None if "--fuse-socket" in options else place, endpoint_url, *options)],
+                [*run_by, *(changed(command, change) if change else command)],
                 env={**environment, "NOTIFY_SOCKET": str(Path(directory, "notify"))}, stdout=log, stderr=log,
                 pass_fds=pass_fds,
             )  # fmt: skip

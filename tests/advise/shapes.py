@@ -11,18 +11,13 @@ def shape_of_sizes(sizes: Sequence[int]) -> Shape:
     """Return the shape of objects of these sizes, by plain sums."""
     small = [size for size in sizes if size <= PART_BYTES]
     return Shape(
-        objects=len(sizes),
-        directories=1,
-        total_bytes=sum(sizes),
+        objects=len(sizes), directories=1, total_bytes=sum(sizes), largest_bytes=max(sizes, default=0),
         median_bytes=sorted(sizes)[len(sizes) // 2] if sizes else 0,
-        largest_bytes=max(sizes, default=0),
-        small_objects=len(small),
-        small_bytes=sum(small),
+        small_objects=len(small), small_bytes=sum(small), archived_objects=0,
         gets=sum(-(-size // PART_BYTES) for size in sizes),
         mounted_gets=sum(map(_mounted_gets, sizes)),
         random_gets=sum(-(-size // RANDOM_BYTES) for size in sizes),
-        archived_objects=0,
-    )
+    )  # fmt: skip
 
 
 def many(count: int, size_bytes: int) -> Shape:

@@ -2,24 +2,17 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects, SyntheticObjects
+from bench.s3server import LoopbackServer, SyntheticObjects
 from tests.mounting import access, mounted, run_fastfuse
 from tests.terminals import finished_on_terminal, lines_on_screen
 
 OBJECTS = {f"train/small/{at}": b"x" * 1000 for at in range(100)} | {"train/large": bytes(3 << 20)}
 URI = "s3://bucket/train"
-
-
-@pytest.fixture
-def server() -> Iterator[LoopbackServer]:
-    with LoopbackServer({"bucket": MemoryObjects(OBJECTS)}) as server:
-        yield server
 
 
 def operations(server: LoopbackServer) -> list[str]:
@@ -47,6 +40,7 @@ def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns:
 
 
 def test_json_has_shape_network_job_and_every_estimate(server: LoopbackServer) -> None:
+    server.clear_requests()
     report = found(server, URI, "--epochs", "3", "--host-memory", "16GiB")
     assert report["shape"]["objects"] == 101
     assert report["job"]["epochs"] == 3
@@ -102,6 +96,7 @@ def test_the_gets_of_fast_file_are_about_those_of_a_mount_that_reads_cold_files(
 
 
 def test_a_summary_ends_with_the_short_form(server: LoopbackServer) -> None:
+    server.clear_requests()
     done = run_fastfuse("index", URI, "--summary", "--json", *access(server.endpoint_url))
     assert json.loads(done.stdout)["advice"].startswith("FastFile: Training begins")
     assert operations(server).count("GetObject") == 0

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,21 @@ class Daemon:
 
     def start(self, mount: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Ends when the parent has exited and nobody holds its stdout and stderr any more."""
-        return self.start_without_log(mount, "--log-file", str(self.log_file), *words)
+        return run_forked(self.command(mount, "--log-file", str(self.log_file), *words), os.environ)
 
-    def start_without_log(self, mount: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_forked(self.command(mount, *words), os.environ)
+    @contextmanager
+    def waited_for(self, mount: str, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+        """A parent that waits for a mount, whose first line is its pid, and that pid; `command` runs the parent."""
+        words = [*command, *self.command(f"logger.info('%d', os.getpid())\n{mount}", "--log-file", str(self.log_file))]
+        with Forked[str](words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as parent:
+            try:
+                assert parent.stderr is not None
+                lines = iter(parent.stderr.readline, "")
+                child = int(next(line for line in lines if "INFO" in line).split()[-1])
+                yield parent, child
+            finally:
+                parent.kill()
+        wait_for_exit(child)
 
     def release(self) -> None:
         """Let go of the FIFO's only other end; whoever reads it, now or later, reads to the end."""
@@ -157,7 +169,7 @@ raise AccessError("credentials expired")
 
 
 def test_a_daemon_that_nobody_will_hear_says_so_while_it_is_heard(daemon: Daemon) -> None:
-    started = daemon.start_without_log("ready(-1); logger.info('unheard'); return 0")
+    started = run_forked(daemon.command("ready(-1); logger.info('unheard'); return 0"), os.environ)
     assert started.returncode == 0
     [line] = started.stderr.splitlines()
     assert "WARNING fastfuse.cli.main: there is no syslog here" in line
@@ -192,11 +204,19 @@ def test_an_exit_code_is_heard_of_although_the_end_of_children_is_ignored_where_
     assert started.returncode == 3
 
 
-def test_a_bug_before_readiness_is_shown_with_its_traceback(daemon: Daemon) -> None:
-    failed = daemon.start("raise KeyError('unforeseen')")
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("KeyError('unforeseen')", "'unforeseen'"),
+        ("BrokenPipeError(32, 'Broken pipe')", "a pipe of the mount broke: [Errno 32] Broken pipe"),
+    ],
+)
+def test_a_bug_before_readiness_is_shown_with_its_traceback(daemon: Daemon, error: str, told: str) -> None:
+    failed = daemon.start(f"raise {error}")
     assert failed.returncode == 1
-    assert "this is a bug in fastfuse: 'unforeseen'" in failed.stderr
+    assert f"this is a bug in fastfuse: {told}" in failed.stderr
     assert "Traceback" in failed.stderr
+    assert "Traceback" in daemon.log_file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -215,62 +235,30 @@ def test_a_child_that_ends_before_readiness_without_a_word_is_reported(daemon: D
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
-    command = daemon.command("logger.info('%d', os.getpid()); await_release(); return 0")
-    with Forked[str]([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
-        try:
-            assert parent.stderr is not None
-            child = int(parent.stderr.readline().split()[-1])
-            parent.send_signal(number)
-            assert parent.wait(WAIT_S) == 130
-        finally:
-            parent.kill()
-    wait_for_exit(child)
+    with daemon.waited_for("await_release(); return 0") as (parent, _):
+        parent.send_signal(number)
+        assert parent.wait(WAIT_S) == 130
 
 
 def test_a_hangup_that_the_caller_ignores_ends_neither_the_wait_nor_the_child(daemon: Daemon) -> None:
-    command = daemon.command("logger.info('%d', os.getpid()); await_release(); ready(-1); return 0")
-    words = [*command, "--log-file", str(daemon.log_file)]
-    with subprocess.Popen(["nohup", *words], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as parent:
-        try:
-            assert parent.stderr is not None
-            lines = iter(parent.stderr.readline, "")
-            child = int(next(line for line in lines if "INFO" in line).split()[-1])
-            parent.send_signal(signal.SIGHUP)
-            daemon.release()
-            assert parent.wait(WAIT_S) == 0
-        finally:
-            parent.kill()
-    wait_for_exit(child)
+    with daemon.waited_for("await_release(); ready(-1); return 0", "nohup") as (parent, _):
+        parent.send_signal(signal.SIGHUP)
+        daemon.release()
+        assert parent.wait(WAIT_S) == 0
 
 
 @pytest.mark.parametrize("reader", ["parent", "stderr"])
 def test_a_mount_serves_though_what_waits_for_it_is_gone(daemon: Daemon, reader: str) -> None:
-    command = daemon.command("""
-logger.info("%d", os.getpid())
-await_release()
-logger.info("listed")
-ready(-1)
-logger.info("served")
-return 0
-""")
-    with Forked[str]([*command, "--log-file", str(daemon.log_file)], stderr=subprocess.PIPE, text=True) as parent:
+    mount = "await_release(); logger.info('listed'); ready(-1); logger.info('served'); return 0"
+    with daemon.waited_for(mount) as (parent, _):
         assert parent.stderr is not None
-        child = int(parent.stderr.readline().split()[-1])
         if reader == "parent":
             parent.kill()
             parent.wait(WAIT_S)
         parent.stderr.close()
         daemon.release()
         assert parent.wait(WAIT_S) == (0 if reader == "stderr" else -signal.SIGKILL)
-    wait_for_exit(child)
     assert [line.split()[3] for line in daemon.log_file.read_text().splitlines()[1:]] == ["listed", "served"]
-
-
-def test_a_broken_pipe_of_the_mount_is_shown_as_the_bug_that_it_is(daemon: Daemon) -> None:
-    failed = daemon.start("raise BrokenPipeError(32, 'Broken pipe')")
-    assert failed.returncode == 1
-    assert "this is a bug in fastfuse: a pipe of the mount broke: [Errno 32] Broken pipe" in failed.stderr
-    assert "Traceback" in daemon.log_file.read_text()
 
 
 def test_a_mistaken_command_line_is_refused_before_anything_is_forked(daemon: Daemon) -> None:

@@ -53,6 +53,14 @@ def status_of(mount: Mount) -> dict[str, Any]:
     return one
 
 
+@pytest.fixture
+def answer(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a mount that is well answers to the command, to be changed."""
+    found = status_of(idle)
+    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    return found
+
+
 def test_a_mount_that_is_well(mount: Mount) -> None:
     assert (mount.path / "a").read_bytes() == b"a" * 1000
     done = run_fastfuse("status", str(mount.path))
@@ -93,13 +101,12 @@ def test_a_mount_is_named_by_the_place_where_it_is_now(server: LoopbackServer, t
     [{"errors": 1}, {"mounted_at": "now"}, {"mounted_at": -1e300, "errors": [[1e300, ""]]}, {"rates": {"seconds": ""}}],
 )
 def test_of_an_answer_that_is_no_status_only_that_is_told(
-    wrong: dict[str, object], idle: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wrong: dict[str, object], idle: Mount, answer: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = status_of(idle) | {"state": ["\x1b[2J"]}
-    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    answer["state"] = ["\x1b[2J"]
     assert status_command.status(idle.path, as_json=False) == 1
     assert "\n  state     ['\\x1b[2J'], mounted for " in capsys.readouterr().out
-    found |= wrong
+    answer |= wrong
     assert status_command.status(idle.path, as_json=False) == 1
     told = "  state     no answer\n  hint      ask with the fastfuse that mounted it, or mount again\n"
     assert capsys.readouterr().out == f"{idle.path}  s3://bucket/data\n{told}"
@@ -158,11 +165,9 @@ def test_an_answer_that_lacks_a_value_or_has_another_type_is_told(idle: Mount, m
 
 
 def test_nothing_that_a_mount_answers_commands_the_terminal(
-    idle: Mount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    idle: Mount, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = status_of(idle)
-    found["summary"]["verdict"]["text"] = "\x1b[2J"
-    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
+    answer["summary"]["verdict"]["text"] = "\x1b[2J"
     monkeypatch.setattr(control, "ask", lambda *_, **__: {"level": "\x1b[2J"})
     assert status_command.summary(idle.path, as_json=False) == mounted_command.log_level(idle.path) == 0
     assert capsys.readouterr().out.count("\\x1b[2J") == 2
@@ -208,24 +213,6 @@ def test_trouble_is_told_while_it_lasts_and_errors_after_it(mount: Mount, server
     )
     assert "\x1b" not in done.stdout
     server.faults.remove(denied)
-
-
-def test_a_mount_whose_reads_are_all_denied_is_in_trouble(mount: Mount, server: LoopbackServer) -> None:
-    denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="data/a"))
-
-    def is_in_trouble() -> bool:
-        with pytest.raises(PermissionError):
-            (mount.path / "a").read_bytes()
-        return bool(status_of(mount)["state"] == "in trouble")
-
-    wait_until(is_in_trouble)
-    done = run_fastfuse("status", str(mount.path))
-    assert done.returncode == 1
-    assert re.search(r"\n  trouble   for \d+ s: [1-9]\d* × EACCES; reads fail\n", done.stdout)
-    server.faults.remove(denied)
-    assert (mount.path / "a").read_bytes()
-    wait_until(lambda: status_of(mount)["state"] == "ok")
-    wait_until(lambda: re.search(r"reads succeed again after \d+ s: [1-9]\d* × EACCES", mount.log) is not None)
 
 
 def test_counters_outlive_a_worker_and_its_trouble_is_told_to_end(mount: Mount, server: LoopbackServer) -> None:
@@ -369,31 +356,39 @@ def test_a_mount_of_another_user_alerts_nobody_and_ones_own_that_does_not_answer
         assert status_of_all(capsys) == (1, hangs)
 
 
-def test_failures_of_the_local_tier_are_told(idle: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = status_of(idle)
-    found["cache"] = {"directory": "/nvme/\x1b"}
-    said: list[str] = []
-    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
-    monkeypatch.setattr(status_command, "say", said.append)
-    for disk, told in ((0, "1 failure"), (2, "3 failures")):
-        found["counters"] |= {"fastfuse_cache_size_bytes": 1 << 30}
-        found["counters"] |= {'fastfuse_cache_failures{kind="disk"}': disk, 'fastfuse_cache_failures{kind="index"}': 1}
-        assert status_command.status(idle.path, as_json=False) == 0
-        assert f"\n  cache     0 B of 1 GiB in /nvme/\\x1b, 0 B served, {told}\n" in said.pop()
+TIER: dict[str, object] = {"cache": {"directory": "/nvme/\x1b"}}
+REFUSED: dict[str, object] = {"since": 0.0, "failures": {"Connection refused": 13}, "requests": 0}
 
 
-def test_a_trouble_in_which_no_request_waits_is_told_with_what_it_means_for_readers(
-    idle: Mount, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("more", "counters", "exit_code", "told"),
+    [
+        (
+            TIER,
+            {'cache_failures{kind="disk"}': 0},
+            0,
+            "\n  cache     0 B of 1 GiB in /nvme/\\x1b, 0 B served, 1 failure\n",
+        ),
+        (TIER, {'cache_failures{kind="disk"}': 2}, 0, " 0 B served, 3 failures\n"),
+        # No request waits.
+        ({"trouble": REFUSED}, {"reads_failing": 0}, 1, ": 13 × Connection refused; nothing was answered since\n"),
+        ({"trouble": REFUSED}, {"reads_failing": 1}, 1, ": 13 × Connection refused; reads fail\n"),
+    ],
+)
+def test_failures_of_the_tier_and_of_the_service_are_told(
+    idle: Mount,
+    answer: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    more: dict[str, object],
+    counters: dict[str, int],
+    exit_code: int,
+    told: str,
 ) -> None:
-    found = status_of(idle)
-    found |= {"state": "in trouble", "trouble": {"since": 0.0, "failures": {"Connection refused": 13}, "requests": 0}}
-    said: list[str] = []
-    monkeypatch.setattr(status_command, "ask_status", lambda _: found)
-    monkeypatch.setattr(status_command, "say", said.append)
-    for is_failing, told in ((0, "nothing was answered since"), (1, "reads fail")):
-        found["counters"]["fastfuse_reads_failing"] = is_failing
-        assert status_command.status(idle.path, as_json=False) == 1
-        assert f": 13 × Connection refused; {told}\n" in said.pop()
+    answer |= more | {"state": "in trouble" if "trouble" in more else "ok"}
+    answer["counters"] |= {"fastfuse_cache_size_bytes": 1 << 30, 'fastfuse_cache_failures{kind="index"}': 1}
+    answer["counters"] |= {f"fastfuse_{name}": number for name, number in counters.items()}
+    assert status_command.status(idle.path, as_json=False) == exit_code
+    assert told in capsys.readouterr().out
 
 
 def test_a_mount_that_goes_while_all_are_looked_at_is_left_out(

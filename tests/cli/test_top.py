@@ -4,13 +4,9 @@ import fcntl
 import io
 import os
 import re
-import shutil
 import signal
 import struct
-import subprocess
-import sys
 import termios
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -21,11 +17,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import FaultRule, Stall
 from fastfuse.cli.top_command import Look, Screen, the_only_mount
 from fastfuse.errors import ConfigurationError
 from tests.filesystem.waiting import wait_until
-from tests.mounting import ENVIRONMENT, Mount, mounted, run_fastfuse
+from tests.mounting import Mount, run_fastfuse
+from tests.semantics.places import place
 from tests.terminals import terminal
 
 NOW = 1000.0
@@ -149,11 +146,8 @@ def test_a_terminal_without_utf_8_gets_ascii() -> None:
 
 @pytest.fixture(scope="module")
 def mount() -> Iterator[Mount]:
-    with (
-        LoopbackServer({"bucket": MemoryObjects({"data/shard.tar": b"x" * 1_000_000})}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-    ):
-        yield mount
+    with place({"shard.tar": b"x" * 1_000_000}) as here:
+        yield here.mount
 
 
 @contextmanager
@@ -215,16 +209,12 @@ def test_signals_leave_the_terminal_in_order(mount: Mount, number: signal.Signal
 
 @fuse
 def test_a_read_that_began_before_anybody_looked_is_shown() -> None:
-    with (
-        LoopbackServer({"bucket": MemoryObjects({"data/shard.tar": b"x" * 1_000_000})}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
-        reading = threads.submit((mount.path / "shard.tar").read_bytes)
-        wait_until(lambda: server.faults.hits(rule) > 0)
-        shown = run_fastfuse("top", str(mount.path)).stdout
-        server.faults.clear()
+    with place({"shard.tar": b"x" * 1_000_000}) as here, ThreadPoolExecutor(1) as threads:
+        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+        reading = threads.submit((here.path / "shard.tar").read_bytes)
+        wait_until(lambda: here.server.faults.hits(rule) > 0)
+        shown = run_fastfuse("top", str(here.path)).stdout
+        here.server.faults.clear()
         assert re.search(r"\d\.\d s .* shard\.tar *$", shown, re.MULTILINE), shown
         assert len(reading.result(60)) == 1_000_000
 
@@ -245,48 +235,15 @@ def test_it_is_printed_once_where_it_cannot_be_redrawn(mount: Mount) -> None:
 
 @fuse
 def test_it_outlives_a_worker_and_ends_with_the_mount() -> None:
-    with (
-        LoopbackServer({"bucket": MemoryObjects({"data/a": b"x" * 1000})}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-        terminal("top", str(mount.path), "--interval", "0.1") as screen,
-    ):
+    with place({"a": b"x" * 1000}) as here, terminal("top", str(here.path), "--interval", "0.1") as screen:
         screen.read_until("no reads in this interval")
-        os.kill(mount.worker(), signal.SIGKILL)
+        os.kill(here.mount.worker(), signal.SIGKILL)
         screen.read_until("the worker tells nothing yet")
         told = len(screen.output)
         while "no reads in this interval" not in screen.output[told:]:
             assert screen._read()
-        assert mount.stop() == 0
+        assert here.mount.stop() == 0
         assert screen.finished() == 0
-
-
-@fuse
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
-@pytest.mark.parametrize("columns", [80, 200])
-def test_a_window_of_tmux(mount: Mount, columns: int) -> None:
-    tmux = ["tmux", "-L", f"fastfuse-{uuid.uuid4()}", "-f", "/dev/null"]
-    environment = {**ENVIRONMENT, "LC_ALL": "C.UTF-8", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-m", "fastfuse", "top", str(mount.path), "--interval", "0.1"]
-
-    def shown() -> str:
-        return subprocess.run([*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True).stdout
-
-    def is_whole() -> bool:
-        text = shown().rstrip()
-        heads = [line.split(" ")[0] for line in text.splitlines()]
-        return (
-            heads[:5] == [str(mount.path), "read", "stalled", "fetched", "memory"]
-            and " shard.tar" in text
-            and text.endswith("p pause  q quit")
-        )
-
-    size = ["-x", str(columns), "-y", "24"]
-    subprocess.run([*tmux, "new-session", "-d", *size, *command], env=environment, check=True)
-    try:
-        with read_again_and_again(mount.path / "shard.tar"):
-            wait_until(is_whole, shown)
-    finally:
-        subprocess.run([*tmux, "kill-server"], check=False)
 
 
 @pytest.mark.parametrize(

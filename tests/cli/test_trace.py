@@ -1,5 +1,6 @@
 """``fastfuse trace`` of real mounts."""
 
+import errno
 import json
 import os
 import signal
@@ -12,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import LoopbackServer
+from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer
 from fastfuse.cli.status_command import is_chosen, line_of
+from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
 from tests.mounting import ENVIRONMENT, Mount, mounted
+from tests.semantics.places import direct_read, errno_of
 from tests.terminals import terminal
 
 READ = {"at": 0.25, "pid": 4711, "process": "py\x1bthon", "path": "shards/a\n.tar"}
@@ -60,17 +63,16 @@ def traced(mount: Mount, *options: str) -> Iterator["subprocess.Popen[str]"]:
     """A trace, once its connection is with the worker."""
     command = [sys.executable, "-m", "fastfuse", "trace", str(mount.path), *options]
     with Forked[str](command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        wait_until(lambda: is_watched(mount))
-        yield process
-        process.kill()
+        try:
+            wait_until(lambda: is_watched(mount))
+            yield process
+        finally:
+            process.kill()
 
 
 def is_watched(mount: Mount) -> bool:
     """Return whether the worker holds a connection of the control socket: its peer is no child of the mount."""
-    try:
-        names = [os.readlink(entry) for entry in Path(f"/proc/{mount.worker()}/fd").iterdir()]
-    except OSError:  # one was closed meanwhile
-        return False
+    names = open_descriptors(mount.worker()).values()
     inodes = {name[8:-1] for name in names if name.startswith("socket:")}
     lines = (line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:])
     return any(words[6] in inodes and "@fastfuse-" in words[-1] and words[5] == "03" for words in lines)
@@ -88,6 +90,11 @@ def test_reads_of_a_mount_are_shown_until_it_ends(server: LoopbackServer) -> Non
         assert read["process"] == Path("/proc/self/comm").read_text().rstrip("\n")
         assert read["size"] >= 1000
         assert read["us"] > 0
+        denied = server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
+        assert errno_of(direct_read, mount.path / "d", 4096) == errno.EACCES
+        server.faults.remove(denied)
+        read = json.loads(trace.stdout.readline())
+        assert (read["path"], read["offset"], read["errno"]) == ("d", 0, "EACCES")
         os.kill(mount.worker(), signal.SIGKILL)
         # The worker that follows is asked for the trace, too.
         assert json.loads(trace.stdout.readline()) == {"replaced": True}

@@ -15,20 +15,10 @@ from fastfuse.doctor.rules import Facts, Level, findings
 from tests.mounting import ENVIRONMENT, run_fastfuse
 
 WELL = Facts(
-    kernel=(6, 9),
-    libfuse="3.14.0",
-    device_obstacle=None,
-    rights_obstacle=None,
-    has_sys_admin=True,
-    fusermount="/usr/bin/fusermount3",
-    may_allow_other=True,
-    may_raise_readahead=True,
-    request_timeout_s=inf,
-    open_files=1280,
-    memory_limit_bytes=None,
-    cpu_limit=None,
-    updatedb_reads_mounts=False,
-)
+    kernel=(6, 9), libfuse="3.14.0", device_obstacle=None, rights_obstacle=None, has_sys_admin=True,
+    fusermount="/usr/bin/fusermount3", may_allow_other=True, may_raise_readahead=True, request_timeout_s=inf,
+    open_files=1280, memory_limit_bytes=None, cpu_limit=None, updatedb_reads_mounts=False,
+)  # fmt: skip
 
 
 def test_a_machine_that_has_everything_is_well() -> None:

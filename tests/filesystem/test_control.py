@@ -28,14 +28,9 @@ from fastfuse.filesystem.talking.control import (
     send_answer,
 )
 
+pytestmark = pytest.mark.usefixtures("no_sigio")
+
 DEVICE = f"test:{os.getpid()}"
-
-
-@pytest.fixture(autouse=True)
-def _connections_are_no_signals_here() -> Iterator[None]:
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGIO, before)
 
 
 @pytest.fixture
@@ -66,11 +61,6 @@ def answering(told: bytes) -> contextlib.AbstractContextManager[None]:
             connection.sendall(told)
 
     return serving(answer)
-
-
-def test_a_mount_that_nobody_serves_does_not_answer(mountpoint: Path) -> None:
-    with pytest.raises(MountError, match="the mount at /mnt does not answer"):
-        request_refresh(mountpoint)
 
 
 def test_a_mount_that_hangs_refreshes_nothing_and_has_no_room_for_more_questions_in_the_end(mountpoint: Path) -> None:
@@ -180,18 +170,6 @@ def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
         assert connection.recv(10) == b""
 
 
-def test_requests_are_taken_together_and_each_once() -> None:
-    with control_socket() as control, client() as first, client() as second:
-        assert list(control.requests()) == []
-        first.sendall(b'{"fastfuse": 1, "request": "refresh"}\n')
-        second.sendall(b'{"fastfuse": 1, "request": "status"}\n')
-        found = list(control.requests())
-        assert [asked["request"] for asked, _ in found] == ["refresh", "status"]
-        assert list(control.requests()) == []
-        for _, asking in found:
-            asking.close()
-
-
 def test_of_a_request_only_what_means_something_is_passed_on() -> None:
     """What a worker cannot take apart would end it."""
     members = f'"every_s": 0.5, "level": "{"x" * 65}", "sample": [1], "more": {"[" * 900 + "]" * 900}'
@@ -206,15 +184,9 @@ def test_of_a_request_only_what_means_something_is_passed_on() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"",
-        b"refresh\n",
-        b'{"fastfuse": 2, "request": "status"}\n',
-        b'{"fastfuse": 1, "request": "status"}',
-        b'{"fastfuse": 1, "request": "stop"}\n',
+        *(b"", b"refresh\n", b"[" * 4096, b"[]\n", b"\xff\n", b'{"fastfuse": 1, "request": "status"}'),
+        *(b'{"fastfuse": 2, "request": "status"}\n', b'{"fastfuse": 1, "request": "stop"}\n'),
         b'{"fastfuse": 1, "request": ["status"]}\n',
-        b"[" * 4096,
-        b"[]\n",
-        b"\xff\n",
     ],
 )
 def test_what_is_no_request_is_refused(line: bytes) -> None:
@@ -227,9 +199,7 @@ def test_what_is_no_request_is_refused(line: bytes) -> None:
             heard(connection.recv(4096))
 
 
-def test_a_client_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_a_client_that_says_nothing_is_hung_up_on(clock: list[float]) -> None:
     with control_socket() as control, client() as connection:
         assert list(control.requests()) == []
         clock[0] += 10
@@ -269,9 +239,9 @@ def test_somebody_elses_request_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
             connection.recv(1)
 
 
-def test_strangers_who_connect_without_end_keep_the_mount_from_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+def test_strangers_who_connect_without_end_keep_the_mount_from_nothing(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
     monkeypatch.setattr(sockets, "_PEER", _Stranger("3i"))
     monkeypatch.setattr(control, "_BACKLOG", 2)
     with control_socket() as taking, client(), client(), client() as last:

@@ -113,16 +113,16 @@ def place(threads: Threads) -> Place:
     return Place(files, left, checked)
 
 
-async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(threads: Threads, place: Place) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(place.files._hear, nursery)
-        assert await place.get() == b"x" * 16
-        assert threads.begun == [b"a%20b"]
-        for bucket, key, etag in (("other", "p/a", '"e"'), ("bucket", "q/a", '"e"'), ("bucket", "p/a", "e"),
-                                  ("bucket", "p/a", '"e\r\n"')):  # fmt: skip
-            assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
-        assert len(threads.begun) == 1
-        nursery.cancel_scope.cancel()
+async def test_a_part_is_got_below_the_prefix_and_nothing_else_is(
+    threads: Threads, place: Place, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(place.files._hear, nursery)
+    assert await place.get() == b"x" * 16
+    assert threads.begun == [b"a%20b"]
+    others = ("other", "p/a", '"e"'), ("bucket", "q/a", '"e"'), ("bucket", "p/a", "e"), ("bucket", "p/a", '"e\r\n"')
+    for bucket, key, etag in others:
+        assert await place.get(ObjectRef(bucket, key, 1 << 20, etag)) is None
+    assert len(threads.begun) == 1
 
 
 async def test_threads_are_armed_again_after_trouble_while_the_resolver_fails(
@@ -156,41 +156,37 @@ async def test_threads_are_armed_again_after_trouble_while_the_resolver_fails(
 
 
 async def test_the_log_says_that_the_system_has_no_room_for_threads(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture, nursery: trio.Nursery
 ) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(place.files._look)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
+    nursery.start_soon(place.files._look)
+    await trio.testing.wait_all_tasks_blocked()
     reason = "Resource temporarily unavailable; see ulimit -u and the cgroup's pids.max"
     assert caplog.messages == [f"small files are read more slowly: {reason}"]
 
 
 async def test_after_failures_in_a_row_the_client_gets_parts_for_a_while_that_grows(
-    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch
+    threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
 ) -> None:
     now_s = 100.0
     monkeypatch.setattr(module, "monotonic", lambda: now_s)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(place.files._hear, nursery)
-        threads.outcome = False, 200
-        for _ in range(2):
+    nursery.start_soon(place.files._hear, nursery)
+    threads.outcome = False, 200
+    for _ in range(2):
+        assert await place.get() is None
+    threads.outcome = True, 206
+    assert await place.get() is not None  # not in a row
+    threads.outcome = False, 200
+    for rest_s in (5, 10):
+        for _ in range(5):
             assert await place.get() is None
-        threads.outcome = True, 206
-        assert await place.get() is not None  # not in a row
-        threads.outcome = False, 200
-        for rest_s in (5, 10):
-            for _ in range(5):
-                assert await place.get() is None
-            begun = len(threads.begun)
-            now_s += rest_s - 1
-            await place.get()
-            assert len(threads.begun) == begun
-            now_s += 1
-        assert place.left == [(200, "bucket", REF.key)] * 8
-        threads.outcome = True, 206
-        assert await place.get() is not None
-        nursery.cancel_scope.cancel()
+        begun = len(threads.begun)
+        now_s += rest_s - 1
+        await place.get()
+        assert len(threads.begun) == begun
+        now_s += 1
+    assert place.left == [(200, "bucket", REF.key)] * 8
+    threads.outcome = True, 206
+    assert await place.get() is not None
 
 
 async def test_failures_together_make_one_rest(threads: Threads, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

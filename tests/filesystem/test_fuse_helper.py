@@ -5,7 +5,6 @@ mount namespace of its own. Only the helper's and the readers' share the place.
 """
 
 import ctypes
-import http.client
 import json
 import os
 import re
@@ -28,24 +27,24 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting import mount_places, mountpoint
 from fastfuse.filesystem.mounting.fuse_helper import MAX_PACKET_BYTES, Helper, listen_at
 from fastfuse.filesystem.mounting.mount_places import GivenPlace, HelperPlace
-from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
-from tests.filesystem.test_supervisor import with_change
+from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead
+from tests.filesystem.test_mountpoint import fuse_mount
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.forked import Forked
 from tests.mounting import (
     ENVIRONMENT,
     Mount,
     abort_connection,
-    fuse_connections,
     mount_command,
     mounted,
     run_fastfuse,
 )
+from tests.semantics.test_metrics import Scrape, health
 
 pytestmark = pytest.mark.fuse
 
 USER = 61234
-_MS_REMOUNT = 32  # <sys/mount.h>
+_MS_RDONLY, _MS_REMOUNT = 1, 32  # <sys/mount.h>
 _DATA = os.urandom(3 << 20)
 OBJECTS = {"data/a": b"first", "data/large": _DATA}
 # What Kubernetes gives a container with `drop: [ALL]`, `runAsUser` and `allowPrivilegeEscalation: false`.
@@ -348,44 +347,37 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
             assert json.loads(connection.recv(MAX_PACKET_BYTES))["request"] == "mount"
             assert process.stderr is not None
             [port] = re.findall(r"127\.0\.0\.1:(\d+)/metrics", process.stderr.readline())
-            asking = http.client.HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_S)
-            asking.request("GET", "/healthz")
-            reply = asking.getresponse()
-            assert (reply.status, reply.read()) == (503, b"listing\n")
-            asking.request("GET", "/metrics")
-            assert b'fastfuse_draining{bucket="bucket",mount="/data"} 0.0\n' in asking.getresponse().read()
-            asking.close()
+            assert health(int(port)) == (503, "listing\n")
+            scrape = Scrape(int(port))
+            assert (scrape.mounts, scrape["draining",]) == ({("/data", "bucket")}, 0)
             connection.send(b'{"error": {"kinds": ["MountError"], "message": "no", "hint": ""}}')
             assert process.wait(PATIENCE_S) == 5
 
 
 @contextmanager
-def _given(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+def _given(place: Path) -> Iterator[tuple[int, Path]]:
     """A mount as a stranger makes it: (descriptor, mountpoint)."""
-    fd = os.open("/dev/fuse", os.O_RDWR)
-    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other".encode()
-    try:
-        mounted = ctypes.CDLL(None, use_errno=True).mount(b"s3", os.fsencode(tmp_path), b"fuse.fastfuse", 1, options)
-        assert mounted == 0, os.strerror(ctypes.get_errno())
-        yield fd, tmp_path
-    finally:
-        os.close(fd)
-        if find_mount(tmp_path) is not None:
-            unmount(tmp_path, lazy=True)
+    with fuse_mount(place, options=",allow_other", flags=_MS_RDONLY) as connection:
+        yield connection.fileno(), place
+
+
+@contextmanager
+def _served_by(fd: int, server: LoopbackServer, place: Path, change: str = "") -> Iterator[Mount]:
+    options, url = ("--fuse-fd", str(fd)), server.endpoint_url
+    with mounted("s3://bucket/data", url, *options, path=place, pass_fds=[fd], change=change) as mount:
+        yield mount
 
 
 def test_a_descriptor_is_served_and_left_to_who_mounted(server: LoopbackServer, tmp_path: Path) -> None:
-    with _given(tmp_path) as (fd, place):
-        options = ("--fuse-fd", str(fd))
-        with mounted("s3://bucket/data", server.endpoint_url, *options, path=place, pass_fds=[fd]) as mount:
-            assert (place / "large").read_bytes() == _DATA
-            os.kill(mount.worker(), signal.SIGKILL)
-            assert (place / "a").read_bytes() == b"first"
-            assert ctypes.CDLL(None).mount(None, os.fsencode(place), None, _MS_REMOUNT, None) == 0  # writable
-            assert [os.access(place / "a", mode) for mode in (os.R_OK, os.W_OK)] == [True, False]
-            assert run_fastfuse("status", str(place)).returncode == 0
-            assert mount.stop() == 0
-            assert find_mount(place) is not None
+    with _given(tmp_path) as (fd, place), _served_by(fd, server, place) as mount:
+        assert (place / "large").read_bytes() == _DATA
+        os.kill(mount.worker(), signal.SIGKILL)
+        assert (place / "a").read_bytes() == b"first"
+        assert ctypes.CDLL(None).mount(None, os.fsencode(place), None, _MS_REMOUNT, None) == 0  # writable
+        assert [os.access(place / "a", mode) for mode in (os.R_OK, os.W_OK)] == [True, False]
+        assert run_fastfuse("status", str(place)).returncode == 0
+        assert mount.stop() == 0
+        assert find_mount(place) is not None
 
 
 _UNTOLD = """
@@ -400,33 +392,28 @@ _TELLS_CONNECTION = pytest.mark.skipif(
 
 
 @_TELLS_CONNECTION
-@pytest.mark.parametrize("has_fusectl", [False, True])
 def test_readers_get_an_error_once_nobody_serves_a_descriptor_that_its_owner_still_holds(
-    server: LoopbackServer, tmp_path: Path, has_fusectl: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, has_fusectl: bool
 ) -> None:
-    with fuse_connections() as connections:
-        monkeypatch.setattr(mountpoint, "_CONNECTIONS", connections if has_fusectl else connections / "nothing")
-        with _given(tmp_path) as (fd, place):
-            given = GivenPlace(os.dup(fd), place)
-            device = given.mount("s3://bucket").device
-            os.read(fd, 1 << 20)  # INIT
-            given.unmount(device, lazy=True)
-            assert is_dead(place)
-            entry = find_mount(place)
-            assert entry is not None
-            assert entry.device == device
+    with _given(tmp_path) as (fd, place):
+        given = GivenPlace(os.dup(fd), place)
+        device = given.mount("s3://bucket").device
+        os.read(fd, 1 << 20)  # INIT
+        given.unmount(device, lazy=True)
+        assert is_dead(place)
+        entry = find_mount(place)
+        assert entry is not None
+        assert entry.device == device
 
 
 @pytest.mark.parametrize("is_covered", [False, True])
 def test_where_the_kernel_does_not_tell_whose_a_descriptor_is_its_readahead_does(
-    server: LoopbackServer, tmp_path: Path, is_covered: bool, monkeypatch: pytest.MonkeyPatch
+    server: LoopbackServer, tmp_path: Path, is_covered: bool
 ) -> None:
-    with_change(monkeypatch, _UNTOLD)
     with ExitStack() as stack:
         fd, place = stack.enter_context(_given(tmp_path))
         above = stack.enter_context(_given(tmp_path))[0] if is_covered else -1
-        options = ("--fuse-fd", str(fd))
-        with mounted("s3://bucket/data", server.endpoint_url, *options, path=place, pass_fds=[fd]) as mount:
+        with _served_by(fd, server, place, _UNTOLD) as mount:
             assert mount.stop() == 0
             assert _has_ended(fd) != is_covered
             assert (f"programs that still read from {place} may hang" in mount.log) == is_covered
@@ -434,27 +421,20 @@ def test_where_the_kernel_does_not_tell_whose_a_descriptor_is_its_readahead_does
 
 
 @pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=_TELLS_CONNECTION)])
-@pytest.mark.parametrize("has_fusectl", [False, True])
 def test_another_mount_at_the_place_of_a_descriptor_is_not_aborted(
-    tmp_path: Path,
-    has_fusectl: bool,
-    is_told: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, has_fusectl: bool, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with fuse_connections() as connections:
-        monkeypatch.setattr(mountpoint, "_CONNECTIONS", connections if has_fusectl else connections / "nothing")
-        if not is_told:
-            monkeypatch.setattr(mount_places, "_device_of", lambda _: "")
-        with _given(tmp_path) as (fd, place), _given(tmp_path) as (above, _):
-            given = GivenPlace(os.dup(fd), place)
-            device = given.mount("s3://bucket").device
-            for end in (fd, above):
-                os.read(end, 1 << 20)  # INIT
-            given.unmount(device, lazy=True)
-            assert not _has_ended(above)
-            assert _has_ended(fd) == (is_told and has_fusectl)
-            assert f"programs that still read from {place} may hang" in caplog.text or _has_ended(fd)
+    if not is_told:
+        monkeypatch.setattr(mount_places, "_device_of", lambda _: "")
+    with _given(tmp_path) as (fd, place), _given(tmp_path) as (above, _):
+        given = GivenPlace(os.dup(fd), place)
+        device = given.mount("s3://bucket").device
+        for end in (fd, above):
+            os.read(end, 1 << 20)  # INIT
+        given.unmount(device, lazy=True)
+        assert not _has_ended(above)
+        assert _has_ended(fd) == (is_told and has_fusectl)
+        assert f"programs that still read from {place} may hang" in caplog.text or _has_ended(fd)
 
 
 def _has_ended(fd: int) -> bool:
@@ -465,21 +445,17 @@ def _has_ended(fd: int) -> bool:
 
 @pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=_TELLS_CONNECTION)])
 def test_a_descriptor_of_a_mount_that_is_not_seen_is_served_too(
-    server: LoopbackServer, tmp_path: Path, is_told: bool, monkeypatch: pytest.MonkeyPatch
+    server: LoopbackServer, tmp_path: Path, is_told: bool
 ) -> None:
-    if not is_told:
-        with_change(monkeypatch, _UNTOLD)
     place, elsewhere = tmp_path / "place", tmp_path / "elsewhere"
     place.mkdir()
     elsewhere.mkdir()
-    with _given(place) as (fd, _):
-        options = ("--fuse-fd", str(fd))
-        with mounted("s3://bucket/data", server.endpoint_url, *options, path=elsewhere, pass_fds=[fd]) as mount:
-            assert (place / "large").read_bytes() == _DATA
-            assert (f"no FUSE mount is seen at {elsewhere} from here" in mount.log) != is_told
-            assert run_fastfuse("status", str(place)).returncode == (not is_told)
-            assert mount.stop() == 0
-            assert "was moved" not in mount.log
+    with _given(place) as (fd, _), _served_by(fd, server, elsewhere, "" if is_told else _UNTOLD) as mount:
+        assert (place / "large").read_bytes() == _DATA
+        assert (f"no FUSE mount is seen at {elsewhere} from here" in mount.log) != is_told
+        assert run_fastfuse("status", str(place)).returncode == (not is_told)
+        assert mount.stop() == 0
+        assert "was moved" not in mount.log
 
 
 def test_what_is_no_descriptor_of_a_mount_is_refused(tmp_path: Path) -> None:

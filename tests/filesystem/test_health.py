@@ -1,6 +1,7 @@
 """When a worker hangs, when another one follows a dead one, and when reads count as failing."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -45,23 +46,26 @@ def test_the_next_worker_has_its_own_time() -> None:
     assert answers == [number >= HANGS_AFTER_S for number in range(8)]
 
 
-def note(deaths: DeathRecord, now_s: float, how: str = "x", **about: Any) -> float:  # noqa: ANN401
+def note(deaths: DeathRecord, now_s: float, **about: Any) -> float:  # noqa: ANN401
     usual = {"answered": 7, "was_killed": True, "is_waited_for": True}
-    return deaths.note(how, now_s=now_s, **usual | about)
+    return deaths.note("it was killed by signal 11", now_s=now_s, **usual | about)
 
 
-def pauses(answered: Iterable[int], deaths: DeathRecord) -> list[float]:
-    """Return the pauses after kills, a second apart, until each of which so many requests were answered."""
-    return [note(deaths, float(second), answered=count) for second, count in enumerate(answered)]
-
-
-@pytest.mark.parametrize("answered", [[7] * 10, range(10)], ids=["nothing is answered", "a little is answered"])
-def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(answered: Iterable[int]) -> None:
-    assert pauses(answered, DeathRecord()) == [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-
-
-def test_a_pause_leaves_a_read_most_of_its_deadline() -> None:
-    assert pauses(range(6), DeathRecord(read_deadline_s=1.0)) == [0, 0.05, 0.1, 0.2, 0.25, 0.25]
+@pytest.mark.parametrize(
+    ("answered", "read_deadline_s", "pauses"),
+    [
+        (lambda second: 7, 60.0, [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        (lambda second: second, 60.0, [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]),
+        # A pause leaves a read most of its deadline.
+        (lambda second: second, 1.0, [0, 0.05, 0.1, 0.2, 0.25, 0.25]),
+    ],
+    ids=["nothing is answered", "a little is answered", "short deadline"],
+)
+def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(
+    answered: Callable[[int], int], read_deadline_s: float, pauses: list[float]
+) -> None:
+    deaths = DeathRecord(read_deadline_s=read_deadline_s)
+    assert [note(deaths, second, answered=answered(second)) for second in range(len(pauses))] == pauses
 
 
 @pytest.mark.parametrize("was_killed", [False, True])
@@ -73,52 +77,33 @@ def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
         assert note(deaths, minute * 61.0, answered=minute, was_killed=was_killed) == 0
 
 
-def test_five_crashes_in_a_minute_without_an_answer_are_the_end() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "about", "count"),
+    [
+        # Five crashes in a minute without an answer are the end; one answer in between is enough to go on.
+        ([0, 1, 2, 3, 59], {"was_killed": False, "is_waited_for": False}, 5),
+        *((range(5), {"was_killed": False, "answered": lambda at, n=n: at >= n}, 0) for n in (1, 2, 3, 4)),
+        # Kills from outside are, only once nothing was answered for a minute, and are not counted with crashes.
+        (range(0, 82, 2), {"answered": lambda at: 7 + (at >= 20)}, 31),
+        (range(20), {"was_killed": lambda at: at % 5 != 0}, 0),
+        # Five deaths far apart are, if somebody waits all the time.
+        *((range(0, 5 * apart_s, apart_s), {"was_killed": True}, 5) for apart_s in (16, 61)),
+        *((range(0, 5 * apart_s, apart_s), {"was_killed": False}, 5) for apart_s in (16, 61)),
+        # Kills of an idle mount's worker are not, and are not held against who asks then.
+        *(([*range(0, 600, by), *range(600, 650, by)], {"is_waited_for": lambda at: at >= 600}, 0) for by in (2, 16)),
+    ],
+)
+def test_so_many_deaths_without_serving_are_the_end(seconds: Sequence[int], about: dict[str, Any], count: int) -> None:
     deaths = DeathRecord()
-    for second in range(4):
-        note(deaths, second, was_killed=False, is_waited_for=False)
-    with pytest.raises(ServiceError, match="died 5 times without serving anything; last, it was killed"):
-        note(deaths, 59, "it was killed by signal 11", was_killed=False, is_waited_for=False)
 
+    def die(at: int) -> None:
+        note(deaths, at, **{name: said(at) if callable(said) else said for name, said in about.items()})
 
-def test_kills_from_outside_are_the_end_only_once_nothing_was_answered_for_a_minute() -> None:
-    deaths = DeathRecord()
-    for second in range(0, 80, 2):
-        note(deaths, second, answered=7 + (second >= 20))
-    with pytest.raises(ServiceError, match="died 31 times without serving anything; last, x"):
-        note(deaths, 80, answered=8)
-
-
-@pytest.mark.parametrize("was_killed", [False, True])
-@pytest.mark.parametrize("apart_s", [16, 61])
-def test_five_deaths_far_apart_are_the_end_if_somebody_waits_all_the_time(apart_s: int, was_killed: bool) -> None:
-    deaths = DeathRecord()
-    for count in range(4):
-        note(deaths, apart_s * count, was_killed=was_killed)
-    with pytest.raises(ServiceError, match="died 5 times without serving anything; last, x"):
-        note(deaths, apart_s * 4, was_killed=was_killed)
-
-
-def test_kills_from_outside_are_not_counted_with_crashes() -> None:
-    deaths = DeathRecord()
-    for second in range(20):
-        note(deaths, second, was_killed=second % 5 != 0)
-
-
-@pytest.mark.parametrize("apart_s", [2, 16])
-def test_kills_of_an_idle_mounts_worker_are_no_end_and_not_held_against_who_asks_then(apart_s: int) -> None:
-    deaths = DeathRecord()
-    for second in range(0, 600, apart_s):
-        note(deaths, second, is_waited_for=False)
-    for second in range(600, 650, apart_s):
-        note(deaths, second)
-
-
-@pytest.mark.parametrize("answered_at", [1, 2, 3, 4])
-def test_one_answer_in_between_is_enough_to_go_on(answered_at: int) -> None:
-    deaths = DeathRecord()
-    for second in range(5):
-        note(deaths, second, answered=int(second >= answered_at), was_killed=False)
+    for at in seconds[:-1]:
+        die(at)
+    message = f"died {count} times without serving anything; last, it was killed by signal 11"
+    with pytest.raises(ServiceError, match=message) if count else nullcontext():
+        die(seconds[-1])
 
 
 def fails(ends: Iterable[str], *, trouble_since_s: int | None = None) -> str:

@@ -22,7 +22,6 @@ from tests.filesystem.waiting import PATIENCE_S
 from tests.index.indexes import table_of
 
 DEVICE = f"test-hints:{os.getpid()}"
-OURS = frozenset({os.geteuid()})
 
 
 class Order:
@@ -51,7 +50,7 @@ class Order:
 class Worker:
     """A taker of hints and what reaches its engine."""
 
-    def __init__(self, table: InodeTable, trusted_uids: frozenset[int] | None) -> None:
+    def __init__(self, table: InodeTable, *, takes_all: bool) -> None:
         self.table = table
         self.counters = Counters()
         self.orders: list[Order] = []
@@ -59,7 +58,7 @@ class Worker:
         self.listener = listen_for_hints(DEVICE)
         self.taker = HintTaker(
             lambda: self.table, cast(Any, self.order), self.counters,
-            trusted_uids=trusted_uids or OURS, takes_all=trusted_uids is None,
+            trusted_uids=frozenset({os.geteuid()}), takes_all=takes_all,
         )  # fmt: skip
 
     def order(self) -> Order:
@@ -87,11 +86,8 @@ class Worker:
 
 
 @asynccontextmanager
-async def working(
-    *keys: str,
-    trusted_uids: frozenset[int] | None = OURS,
-) -> AsyncIterator[Worker]:
-    worker = Worker(table_of(keys), trusted_uids)
+async def working(*keys: str, takes_all: bool = False) -> AsyncIterator[Worker]:
+    worker = Worker(table_of(keys), takes_all=takes_all)
     with worker.listener, trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(worker.taker.run, worker.listener)
@@ -226,13 +222,6 @@ async def test_an_engine_that_fails_ends_the_order_and_not_the_worker(caplog: py
     assert record.message.startswith("an announced order failed for an unforeseen reason")
 
 
-async def test_a_stranger_is_told_so_and_nothing_is_taken_of_it() -> None:
-    async with working("a", trusted_uids=frozenset({54321})) as worker, await worker.connect() as client:
-        assert await client.receive_some(10) == REFUSED
-        assert await client.receive_some(1) == b""
-        assert worker.orders == []
-
-
 async def test_one_connection_too_many_waits_until_another_ends() -> None:
     async with working("a") as worker:
         clients = [await worker.served() for _ in range(hints._MAX_CONNECTIONS)]
@@ -257,14 +246,14 @@ def uids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def test_the_order_of_a_user_stands_whatever_others_announce(uids: list[int]) -> None:
     uids += [54321, 12345, 54321]
-    async with working("a", trusted_uids=None) as worker:
+    async with working("a", takes_all=True) as worker:
         first, other, second, ours = [await hand_over(worker, b"a\0") for _ in range(4)]
         assert [order.withdrawn.is_set() for order in (first, other, second, ours)] == [True, False, False, False]
 
 
 async def test_of_many_strangers_only_some_have_an_order_that_stands(uids: list[int]) -> None:
     uids += range(10_000, 10_000 + hints._MAX_CONNECTIONS)
-    async with working("a", trusted_uids=None) as worker:
+    async with working("a", takes_all=True) as worker:
         for _ in range(hints._MAX_CONNECTIONS):
             await hand_over(worker, b"a\0")
         uids.append(9999)
@@ -276,7 +265,7 @@ async def test_of_many_strangers_only_some_have_an_order_that_stands(uids: list[
 
 async def test_a_stranger_has_few_places(uids: list[int]) -> None:
     uids += [12345] * (hints._MAX_OF_STRANGER + 1)
-    async with working("a", trusted_uids=None) as worker:
+    async with working("a", takes_all=True) as worker:
         clients = [await worker.served() for _ in range(hints._MAX_OF_STRANGER)]
         async with await worker.connect() as late:
             assert await late.receive_some(1) == REFUSED
@@ -289,7 +278,7 @@ async def test_a_stranger_has_few_places(uids: list[int]) -> None:
 
 
 async def test_strangers_leave_places_to_the_user_who_mounted(uids: list[int]) -> None:
-    async with working("a", trusted_uids=None) as worker:
+    async with working("a", takes_all=True) as worker:
         clients = []
         for uid in range(12345, 12349):
             for _ in range(hints._MAX_OF_STRANGER):

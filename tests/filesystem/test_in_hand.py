@@ -1,5 +1,6 @@
 import struct
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,77 +21,50 @@ class Workers:
         self.hand = ReadsInHand()
         self.requests = bytearray(replies.REQUESTS_BYTES)
 
-    def begin(self, *reads: Read, is_answered: bool = False) -> None:
-        for read in reads:
-            at = _READS + _KEPT.size * (10 * read.inode + read.offset // 10)
-            *_, crashes, _ = _KEPT.unpack_from(self.requests, at)
-            _KEPT.pack_into(self.requests, at, at * (not is_answered), *read, crashes * (not is_answered), 1)
+    def begin(self, read: Read, *, is_answered: bool = False) -> None:
+        at = _READS + _KEPT.size * (10 * read.inode + read.offset // 10)
+        *_, crashes, _ = _KEPT.unpack_from(self.requests, at)
+        _KEPT.pack_into(self.requests, at, at * (not is_answered), *read, crashes * (not is_answered), 1)
 
     def die(self, *, was_killed: bool = False) -> Read | None:
         return self.hand.worker_died(self.requests, was_killed=was_killed)
 
-    @property
-    def suspects(self) -> set[Read]:
-        return set(self.hand.suspects.values())
+
+A, B, C = (Read(inode, 0, 10) for inode in (2, 3, 9))
+BY_LETTER = {"a": A, "b": B, "c": C}
 
 
-def test_two_crashes_with_the_same_read_in_hand_poison_it() -> None:
-    workers, culprit, other = Workers(), Read(2, 0, 10), Read(3, 0, 10)
-    workers.begin(culprit, other)
-    assert workers.die() is None
-    assert workers.suspects == {culprit, other}
-    workers.begin(culprit)
-    assert workers.die() == culprit
-    assert workers.hand.is_poisoned(culprit)
-    assert workers.hand.is_poisoned(Read(2, 9, 4096))
-    assert not workers.hand.is_poisoned(Read(2, 10, 4096))
-    assert not workers.hand.is_poisoned(other)
-    assert workers.suspects == {other}
-    assert workers.hand.most_deaths == 1
+@pytest.mark.parametrize(
+    "lives",
+    [
+        # Two crashes with the same read in hand poison it.
+        [("ab", "", "ab", 1), ("a", "a", "b", 1)],
+        # Of several suspects in hand none is poisoned before one is alone.
+        [("ac", "", "ac", 1), ("ac", "", "ac", 2), ("a", "a", "c", 2)],
+        # A suspect that was answered is none any more.
+        [("a", "", "a", 1), ("Aa", "", "a", 1)],
+        # A worker that begins nothing is held against no read.
+        [("a", "", "a", 1), *3 * [("", "", "a", 1)]],
+        # Nor are kills from outside, and suspects stay what they are.
+        [("a", "", "a", 1), *10 * [("ab!", "", "a", 1)], ("ab", "a", "b", 1)],
+    ],
+)
+def test_what_workers_had_in_hand_makes_suspects_and_poisons_one(lives: list[tuple[str, str, str, int]]) -> None:
+    """Each life: the reads that are begun, a capital of which is answered, and its end, by a kill if there is a `!`."""
+    workers = Workers()
+    for begun, poisoned, suspects, most_deaths in lives:
+        for letter in begun.rstrip("!"):
+            workers.begin(BY_LETTER[letter.lower()], is_answered=letter.isupper())
+        assert workers.die(was_killed="!" in begun) == BY_LETTER.get(poisoned)
+        assert {*workers.hand.suspects.values()} == {BY_LETTER[letter] for letter in suspects}
+        assert workers.hand.most_deaths == most_deaths
 
 
-def test_of_several_suspects_in_hand_none_is_poisoned_before_one_is_alone() -> None:
-    workers, slow, culprit = Workers(), Read(9, 0, 10), Read(3, 0, 10)
-    workers.begin(culprit, slow)
-    workers.die()
-    workers.begin(culprit, slow)
-    assert workers.die() is None
-    assert workers.hand.most_deaths == 2
-    assert workers.suspects == {culprit, slow}
-    workers.begin(culprit)
-    assert workers.die() == culprit
-    assert workers.suspects == {slow}
-
-
-def test_a_suspect_that_was_answered_is_none_any_more() -> None:
-    workers, read = Workers(), Read(2, 0, 10)
-    workers.begin(read)
-    workers.die()
-    workers.begin(read, is_answered=True)
-    workers.begin(read)
-    assert workers.die() is None
-
-
-def test_a_worker_that_begins_nothing_is_held_against_no_read() -> None:
-    workers, read = Workers(), Read(2, 0, 10)
-    workers.begin(read)
-    for _ in range(3):
-        assert workers.die() is None
-        assert workers.suspects == {read}
-        assert workers.hand.most_deaths == 1
-
-
-def test_kills_from_outside_are_held_against_no_read_and_suspects_stay_what_they_are() -> None:
-    workers, suspect, read = Workers(), Read(2, 0, 10), Read(3, 0, 10)
-    workers.begin(suspect)
-    workers.die()
-    for _ in range(10):
-        workers.begin(suspect, read)
-        assert workers.die(was_killed=True) is None
-        assert workers.suspects == {suspect}
-        assert workers.hand.most_deaths == 1
-    workers.begin(suspect, read)
-    assert workers.die() == suspect
+def test_a_read_is_poisoned_that_has_a_byte_of_one_that_is() -> None:
+    hand = Workers().hand
+    hand.poisoned.append(A)
+    asked = A, Read(2, 9, 4096), Read(2, 10, 4096), B
+    assert [hand.is_poisoned(read) for read in asked] == [True, True, False, False]
 
 
 @settings(max_examples=40)

@@ -27,16 +27,9 @@ _DIRECTORY_MODE, _FILE_MODE = 0o40555, 0o100444
 
 def answer_from(columns: Mapping[str, npt.NDArray[Any]], *, unread_classes: bytes = bytes(256)) -> None:
     interposed.answer_from(
-        columns,
-        uid=1,
-        gid=2,
-        directory_mode=_DIRECTORY_MODE,
-        file_mode=_FILE_MODE,
-        block_bytes=1 << 17,
-        timeout_s=1.0,
-        answered=memoryview(bytearray(8)).cast("q"),
-        unread_classes=unread_classes,
-    )
+        columns, uid=1, gid=2, directory_mode=_DIRECTORY_MODE, file_mode=_FILE_MODE, block_bytes=1 << 17,
+        timeout_s=1.0, answered=memoryview(bytearray(8)).cast("q"), unread_classes=unread_classes,
+    )  # fmt: skip
 
 
 def expected(table: InodeTable, parent: int, name: bytes) -> int | None:

@@ -7,10 +7,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, closing, contextmanager, suppress
+from contextlib import aclosing, closing, contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import trio
@@ -26,22 +27,15 @@ from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.credentials import Credentials
+from tests.descriptors import open_descriptors
 from tests.filesystem.test_privileges import NOBODYS, RUNS_PROGRAM, rights_of
-from tests.filesystem.test_supervisor import kill, with_change
+from tests.filesystem.test_supervisor import kill
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import ENVIRONMENT, mounted
 from tests.s3.test_credentials import process_reply, write_process_profile
 from tests.servers import ACCESS_KEY, SECRET_KEY, configure
 
-pytestmark = pytest.mark.usefixtures("aws_environment")
-
-
-@pytest.fixture(autouse=True)
-def no_sigio() -> Iterator[None]:
-    """The supervisor blocks it."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    yield
-    signal.signal(signal.SIGIO, before)
+pytestmark = pytest.mark.usefixtures("aws_environment", "no_sigio")
 
 
 class Desk:
@@ -185,25 +179,17 @@ def test_an_answer_to_whoever_has_gone_is_not_taken_for_a_later_one(aws_environm
 
 
 def test_a_limit_of_processes_or_files_and_a_dead_supervisor_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(_: object) -> int:
-        raise NoRoomError("no process can be started")
-
-    def no_descriptor() -> tuple[int, int]:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
     with desk() as found, ThreadPoolExecutor(1) as threads, closing(found.finder):
-        monkeypatch.setattr(found.finder, "_fork", no_room)
-        asked = threads.submit(trio.run, found.resolve)
-        found.wait_for_question()
-        found.finder.look_after()
-        with pytest.raises(FastfuseError, match="no process can be started"):
-            asked.result(PATIENCE_S)
-        monkeypatch.setattr(os, "pipe", no_descriptor)
-        asked = threads.submit(trio.run, found.resolve)
-        found.wait_for_question()
-        found.finder.look_after()
-        with pytest.raises(FastfuseError, match="no process can be started: Too many open files"):
-            asked.result(PATIENCE_S)
+        for place, name, error, told in (
+            (found.finder, "_fork", NoRoomError("no process can be started"), "no process can be started"),
+            (os, "pipe", OSError(errno.EMFILE, "EMFILE"), "no process can be started: EMFILE"),
+        ):
+            monkeypatch.setattr(place, name, Mock(side_effect=error))
+            asked = threads.submit(trio.run, found.resolve)
+            found.wait_for_question()
+            found.finder.look_after()
+            with pytest.raises(FastfuseError, match=told):
+                asked.result(PATIENCE_S)
         found.finder.close()
         with pytest.raises(AccessError, match="has ended"):
             trio.run(found.resolve)
@@ -243,21 +229,12 @@ def profile_environment(config: Path, **variables: str) -> dict[str, str]:
     return environment | {"AWS_CONFIG_FILE": str(config), "AWS_PROFILE": "process"} | variables
 
 
-def links(open_files: Path) -> set[str]:
-    """Return where the descriptors of a process lead, without those that it closes meanwhile."""
-    found = set()
-    for path in open_files.iterdir():
-        with suppress(FileNotFoundError):
-            found.add(os.readlink(path))
-    return found
-
-
 def refuse_once(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="GetObject", times=1))
 
 
 @pytest.mark.fuse
-def test_keys_are_renewed_by_a_program_that_only_root_may_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_are_renewed_by_a_program_that_only_root_may_run(tmp_path: Path) -> None:
     """Nor may anybody else read the profile. Keys are due when the test says so."""
     place = tmp_path / "roots"
     place.mkdir(mode=0o700)
@@ -265,15 +242,12 @@ def test_keys_are_renewed_by_a_program_that_only_root_may_run(monkeypatch: pytes
         place / name for name in ("config", "program", "reply", "calls", "waits", "go", "due")
     )
     due.touch()
-    with_change(
-        monkeypatch,
-        f"""
-        import os
-        from fastfuse.s3.credentials import CredentialSource
-        due_fd = os.open({str(due)!r}, os.O_RDONLY)
-        CredentialSource._is_due = lambda self: os.fstat(due_fd).st_size > 0
-        """,
-    )
+    change = f"""
+    import os
+    from fastfuse.s3.credentials import CredentialSource
+    due_fd = os.open({str(due)!r}, os.O_RDONLY)
+    CredentialSource._is_due = lambda self: os.fstat(due_fd).st_size > 0
+    """
     os.mkfifo(go)
     configure(program, f"#!/bin/sh\nid -u >>{calls}\n[ -e {waits} ] && cat {go}\ncat {reply}\n")
     program.chmod(0o700)
@@ -284,12 +258,14 @@ def test_keys_are_renewed_by_a_program_that_only_root_may_run(monkeypatch: pytes
     contents = {name: name.encode() * (300 << 10) for name in "abcde"}
     objects = {f"data/{name}": content for name, content in contents.items()}
 
+    environment = profile_environment(config)
+
     def asked() -> int:
         return len(calls.read_text().split())
 
     with (
         LoopbackServer({"bucket": MemoryObjects(objects)}) as server,
-        mounted("s3://bucket/data", server.endpoint_url, environment=profile_environment(config)) as mount,
+        mounted("s3://bucket/data", server.endpoint_url, environment=environment, change=change) as mount,
         ThreadPoolExecutor(1) as threads,
     ):
 
@@ -369,20 +345,19 @@ def test_a_mount_uses_files_that_only_root_may_use_while_its_worker_is_nobody(tm
         assert (mount.path / "b").read_bytes() == b"b"
 
         log.rename(tmp_path / "log.1")
-        open_files = Path(f"/proc/{mount.worker()}/fd")
-        wait_until(lambda: str(log) in links(open_files))
+        worker = mount.worker()
+        wait_until(lambda: str(log) in open_descriptors(worker).values())
         server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject"))
         with pytest.raises(PermissionError):
             (mount.path / "c").read_bytes()
         assert "AccessDenied" in log.read_text()
-        assert str(tmp_path / "log.1") not in links(open_files)
+        assert str(tmp_path / "log.1") not in open_descriptors(worker).values()
         assert (log.stat().st_uid, log.stat().st_mode & 0o777) == (0, 0o640)
 
 
 @pytest.mark.fuse
-def test_a_shared_index_is_made_with_files_only_root_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_shared_index_is_made_with_files_only_root_may_use(tmp_path: Path) -> None:
     """Keys are refused as the claim is taken, and as the source is listed. The claim is renewed in between."""
-    with_change(monkeypatch, "from fastfuse.index import saved\nsaved.RENEWAL_S = 0.05")
     authority, issued = create_chain(tmp_path)
     config, program, reply, calls = (tmp_path / name for name in ("config", "program", "reply", "calls"))
     configure(program, f"#!/bin/sh\nid -u >>{calls}\nsed s/AKIA/AKIA$(wc -l <{calls})/ {reply}\n")
@@ -408,8 +383,8 @@ def test_a_shared_index_is_made_with_files_only_root_may_use(monkeypatch: pytest
             server.faults.remove(listing)
 
         renewing = threads.submit(let_it_list_after_two_renewals)
-        environment = profile_environment(config)
-        with mounted("s3://bucket/data", server.endpoint_url, *words, environment=environment) as mount:
+        environment, change = profile_environment(config), "from fastfuse.index import saved\nsaved.RENEWAL_S = 0.05"
+        with mounted("s3://bucket/data", server.endpoint_url, *words, environment=environment, change=change) as mount:
             assert (mount.path / "a").read_bytes() == b"a"
             assert mount.log.count("using those that were resolved anew") == 2
             assert "was not written anew" not in mount.log

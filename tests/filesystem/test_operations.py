@@ -95,21 +95,6 @@ async def errno_of(answer: Awaitable[object]) -> int:
     return number
 
 
-async def test_questions_about_what_is_not_there_are_no_errors(mounted: Mounted) -> None:
-    assert await errno_of(mounted.operations.getxattr(mounted.file, b"user.nothing", CONTEXT)) == errno.ENODATA
-    assert all(
-        mounted.counters.get("fastfuse_errors", label) == 0
-        for label in ("EIO", "ESTALE", "EACCES", "EROFS", "ESHUTDOWN", "other")
-    )
-
-
-async def test_the_process_in_a_handle_is_no_part_of_the_inode(
-    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = 4_194_304 << interposed.HANDLE_INODE_BITS
-    assert await listed(mounted, process | mounted.directory, monkeypatch) == [b".", b"..", b"file"]
-
-
 async def test_more_bytes_than_statfs_can_tell_are_told_as_the_most_that_it_can_a2() -> None:
     mounted = Mounted()
     most = replace(mounted.table.metadata, total_bytes=1 << 80)
@@ -140,21 +125,6 @@ def refreshed(mounted: Mounted, objects: dict[str, int]) -> InodeTable:
     """A table with these keys and sizes, in the place of the one there was."""
     rows = {key: (size_bytes, 2 * 10**18, ETAG, "STANDARD") for key, size_bytes in objects.items()}
     return take_over(mounted.table, table_of(rows, prefix="p/"))[0]
-
-
-async def listed(mounted: Mounted, handle: int, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """Names of a directory as `readdir` fills them in."""
-    names: list[bytes] = []
-
-    def reply(token: object, name: bytes, entry: pyfuse3.EntryAttributes, resume: int) -> bool:
-        assert entry.entry_timeout > 0
-        names.append(name)
-        return True
-
-    monkeypatch.setattr(pyfuse3, "readdir_reply", reply)
-    token: Any = None
-    await mounted.operations.readdir(handle, 0, token)
-    return names
 
 
 async def test_failed_reads_are_told_at_once_and_then_counted_by_class(

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL
+from typing import Any
 
 import pytest
 
@@ -24,10 +25,9 @@ from bench.s3server.faults import EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Acti
 from fastfuse.filesystem.processes import privileges
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.filesystem.processes.privileges import become_nobody, become_supervisor
-from tests import mounting
 from tests.bad_input.checks import as_nobody, in_namespace
 from tests.bad_input.test_mountpoints import DEV_FUSE_FOR_ALL
-from tests.filesystem.test_supervisor import kill, with_change
+from tests.filesystem.test_supervisor import kill
 from tests.filesystem.waiting import wait_for_end, wait_until
 from tests.forked import Forked
 from tests.index.sources.reports import Row, manifest, parquet_file
@@ -67,16 +67,11 @@ def rights_of(pid: int) -> Rights:
         int(fields[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")
     )
     return Rights(
-        uid=uid,
-        gid=gid,
-        groups=tuple(map(int, fields["Groups"].split())),
-        capabilities=(cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb),
-        no_new_privs=fields["NoNewPrivs"].strip() == "1",
-        is_dumpable=is_dumpable(pid, uid),
-        core_limit="/".join(core.groups()),
-        umask=int(fields["Umask"], 8),
+        uid=uid, gid=gid, groups=tuple(map(int, fields["Groups"].split())), umask=int(fields["Umask"], 8),
+        capabilities=(cap_eff, cap_prm, cap_bnd, cap_inh, cap_amb), core_limit="/".join(core.groups()),
+        no_new_privs=fields["NoNewPrivs"].strip() == "1", is_dumpable=is_dumpable(pid, uid),
         oom_score_adjustment=int(Path(f"/proc/{pid}/oom_score_adj").read_text()),
-    )
+    )  # fmt: skip
 
 
 def rights_of_children(mount: Mount) -> list[Rights]:
@@ -199,9 +194,8 @@ refresh.Refresher._send = lambda self, fd: signal.pause()
 
 
 @pytest.mark.fuse
-def test_each_process_of_a_mount_has_its_rights(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_change(monkeypatch, _NOTICES_PAUSE)
-    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+def test_each_process_of_a_mount_has_its_rights(server: LoopbackServer) -> None:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", change=_NOTICES_PAUSE) as mount:
         endpoint, worker = mount.children()
         assert (mount.path / "a").read_bytes() == b"a"
         with listing_with_rights(mount, server, _SUPERVISOR, CONFINED, NOBODYS) as (finder, lister):
@@ -241,7 +235,7 @@ def test_the_lister_of_an_index_that_hosts_share_has_the_rights_of_any_lister(op
 
 @pytest.mark.fuse
 def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: LoopbackServer, tmp_path: Path
 ) -> None:
     waits = tmp_path / "waits"
     change = f"""
@@ -250,8 +244,7 @@ def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
     plain = key_finder._found
     key_finder._found = lambda session, *_: signal.pause() if os.path.exists({str(waits)!r}) else plain(session, *_)
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount, ThreadPoolExecutor(1) as threads:
         (worker,) = mount.children()
         waits.touch()
         server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="GetObject", times=2))
@@ -277,14 +270,9 @@ def ordinary_place() -> Iterator[Path]:
 
 @pytest.mark.fuse
 def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, ordinary_place: Path
+    server: LoopbackServer, ordinary_place: Path
 ) -> None:
     """It is started with one capability, to read files, so that it has something to give up."""
-    with_change(monkeypatch, _NOTICES_PAUSE)
-    changed = mounting.mount_command
-    monkeypatch.setattr(
-        mounting, "mount_command", lambda *words: in_namespace(as_nobody(changed(*words)), DEV_FUSE_FOR_ALL)
-    )
     bounding = _OWN.capabilities[2]
     supervisor = replace(
         _SUPERVISOR, uid=_NOBODY, gid=_NOBODY, groups=(), umask=0, oom_score_adjustment=_FIRST,
@@ -297,7 +285,9 @@ def test_every_process_of_an_ordinary_users_mount_has_the_rights_that_it_needs(
         supervisor, capabilities=(0, 0, bounding, 0, 0), no_new_privs=True, umask=0o077,
         oom_score_adjustment=NOBODYS.oom_score_adjustment,
     )  # fmt: skip
-    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", path=ordinary_place) as mount:
+    options: dict[str, Any] = {"path": ordinary_place, "run_by": in_namespace(as_nobody([]), DEV_FUSE_FOR_ALL)}
+    words = (server.endpoint_url, "--metrics-listen", "0")
+    with mounted("s3://bucket/data", *words, change=_NOTICES_PAUSE, **options) as mount:
         in_its_namespace = ["nsenter", "--mount", f"--target={mount.process.pid}", "--"]
         file = str(mount.path / "a")
         assert subprocess.check_output([*in_its_namespace, *as_nobody(["cat", file])]) == b"a"
@@ -325,9 +315,8 @@ def test_root_that_may_not_end_other_users_processes_stays_root_without_capabili
     assert wait_child(fork_child(stay)) == 0
 
 
-# Any option does: an interpreter of its own has loaded no more than a mount loads, a fork of the tests' has.
-_ANEW = "-B"
-_AUDITED = """
+# In an interpreter of its own, which has loaded no more than a mount loads: a fork of the tests' has.
+_AUDITED: dict[str, Any] = {"run_by": ["env"], "change": """
 import os, sys
 from fastfuse.filesystem.processes import key_finder
 from fastfuse.filesystem.serving import worker
@@ -340,19 +329,18 @@ def audited():
             os.write(2, f"nobody wants {event} {arguments[0]}\\n".encode())
     sys.addaudithook(note)
 worker.become_nobody = key_finder.become_nobody = audited
-"""
+"""}  # fmt: skip
 
 
 @pytest.mark.fuse
-def test_nobody_loads_and_opens_nothing_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_loads_and_opens_nothing_any_more() -> None:
     """Python may lie in root's home directory."""
-    with_change(monkeypatch, _AUDITED, _ANEW)
     objects = {f"data/{at:03}": bytes(at) for at in range(120)}
     fates: list[Action] = [EXPIRED_TOKEN, INTERNAL_ERROR, SLOW_DOWN, Reset(None), Truncate(1), WrongEtag('"x"')]
     fates.append(Flip(lambda *_: [1]))
     with LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(page_keys_max=40)) as server:
         url = server.endpoint_url.replace("127.0.0.1", "localhost")
-        with mounted("s3://bucket/data", url, "--verify", "--read-deadline-s", "2") as mount:
+        with mounted("s3://bucket/data", url, "--verify", "--read-deadline-s", "2", **_AUDITED) as mount:
             for at, fate in enumerate(fates):
                 server.faults.add(FaultRule(action=fate, operation="GetObject", key=f"data/{at + 50:03}", times=1))
                 with suppress(OSError):
@@ -395,10 +383,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackServer
     ],
 )
 def test_nobody_loads_nothing_for_any_kind_of_source(
-    source: str, options: tuple[str, ...], sources: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+    source: str, options: tuple[str, ...], sources: LoopbackServer
 ) -> None:
-    with_change(monkeypatch, _AUDITED, _ANEW)
-    with mounted(f"s3://{source}", sources.endpoint_url, *options) as mount:
+    with mounted(f"s3://{source}", sources.endpoint_url, *options, **_AUDITED) as mount:
         names = {path.name for path in mount.path.rglob("a")}
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert mount.stop() == 0

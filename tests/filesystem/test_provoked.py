@@ -27,6 +27,7 @@ from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
 from tests.semantics.places import forget
+from tests.semantics.places import place as place_of
 
 pytestmark = pytest.mark.fuse
 
@@ -164,12 +165,9 @@ def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
 def test_small_files_that_are_waited_for_without_hints_and_with_wrong_ones_are_summed_up() -> None:
     # Nothing is foreseen, because the names have no order.
     names = sorted((f"{number:03}" for number in range(400)), key=lambda name: zlib.crc32(name.encode()))[:40]
-    objects = MemoryObjects({f"data/{number:03}": bytes(1000) for number in range(400)})
-    with (
-        LoopbackServer({"bucket": objects}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-    ):
-        server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
+    with place_of({f"{number:03}": bytes(1000) for number in range(400)}) as here:
+        mount = here.mount
+        here.server.faults.add(FaultRule(action=Delay(0.02), operation="GetObject"))
         for name in names:
             assert (mount.path / name).read_bytes() == bytes(1000)
         # Parts are counted once a second.

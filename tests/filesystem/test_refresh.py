@@ -7,12 +7,13 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 
 from fastfuse.errors import FastfuseError, SourceError
 from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
-from fastfuse.filesystem.processes.children import Fork, NoRoomError, fork_child, is_over_within, wait_child
+from fastfuse.filesystem.processes.children import Fork, fork_child, is_over_within, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
 from fastfuse.index.make import IndexReport
@@ -32,10 +33,6 @@ SNAPSHOT_FD = 0
 
 def refresher(fork: Fork) -> Refresher:
     return Refresher(S3Uri("bucket", ""), IndexOrigin(), S3Session(ConnectionConfig()), Counters(), fork)
-
-
-def no_room(_: Callable[[], object]) -> int:
-    raise NoRoomError("no process can be started: Resource temporarily unavailable")
 
 
 class Children:
@@ -72,31 +69,20 @@ def client() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-@pytest.mark.parametrize("what", ["process", "descriptor"])
-def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_not(
-    what: str,
-    children: Children,
-    client: tuple[socket.socket, socket.socket],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_refresh_for_which_there_is_no_descriptor_has_failed_and_the_next_one_may_not(
+    children: Children, client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_descriptor() -> tuple[int, int]:
-        raise OSError(24, "Too many open files")
-
-    here = refresher(no_room if what == "process" else children.fork)
+    here = refresher(children.fork)
     asking, asked = client
     asking_fd, before = asking.fileno(), open_descriptors()
     with monkeypatch.context() as patch:
-        if what == "descriptor":
-            patch.setattr(os, "pipe", no_descriptor)
+        patch.setattr(os, "pipe", Mock(side_effect=OSError(24, "Too many open files")))
         here.want(SNAPSHOT_FD, asking)
         assert here.new_table() is None
         assert here.outcome(SNAPSHOT_FD) == "failed"
     told = json.loads(asked.recv(4096))["error"]
     assert told["kinds"][0] == "ServiceError"
-    reason = "no process can be started" if what == "process" else "Too many open files"
-    assert f"the lister cannot be started: {'' if what == 'process' else '[Errno 24] '}{reason}" in told["message"]
-    assert "was not refreshed: the lister cannot be started" in caplog.text
+    assert "the lister cannot be started: [Errno 24] Too many open files" in told["message"]
     assert here.outcome(SNAPSHOT_FD) == ""
     del before[asking_fd]
     assert open_descriptors() == before

@@ -1,6 +1,5 @@
 """sd_notify(3), against a socket of our own."""
 
-import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,33 +19,21 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield receiver
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    return clock
-
-
-def test_it_says_every_five_seconds_that_it_lives_once_it_is_ready(manager: socket.socket, clock: list[float]) -> None:
-    notifier = Notifier(manager.getsockname())
+@pytest.mark.parametrize(("watchdog", "every_s"), [({}, 5.0), ({"watchdog_s": 6.0}, 2.0)])
+def test_it_says_that_it_lives_every_five_seconds_or_three_times_as_often_as_the_watchdog_looks(
+    manager: socket.socket, clock: list[float], watchdog: dict[str, float], every_s: float
+) -> None:
+    notifier = Notifier(manager.getsockname(), **watchdog)
     notifier.is_alive()
     notifier.ready()
     assert manager.recv(1024) == b"READY=1"
-    for clock[0], is_sent in ((104.9, False), (105.0, True), (109.9, False), (200.0, True), (204.0, False)):
+    for passed_s, is_sent in ((-0.1, False), (0.0, True), (every_s - 0.1, False), (100.0, True), (100.0, False)):
+        clock[0] = 100.0 + every_s + passed_s
         notifier.is_alive()
         if is_sent:
             assert manager.recv(1024) == b"WATCHDOG=1"
         with pytest.raises(BlockingIOError):
             manager.recv(1024)
-
-
-def test_a_shorter_watchdog_hears_it_three_times_as_often(manager: socket.socket, clock: list[float]) -> None:
-    notifier = Notifier(manager.getsockname(), watchdog_s=6.0)
-    notifier.ready()
-    assert manager.recv(1024) == b"READY=1"
-    for clock[0] in (102.0, 104.0):
-        notifier.is_alive()
-        assert manager.recv(1024) == b"WATCHDOG=1"
 
 
 def test_a_manager_that_does_not_read_stops_nothing(
@@ -60,35 +47,20 @@ def test_a_manager_that_does_not_read_stops_nothing(
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("status", "sent"), [("listing s3://b/a\nREADY=1", b"listing s3://b/a"), ("skipped \udcff", b"skipped ?")]
-)
-def test_a_status_is_one_line_of_utf8(manager: socket.socket, status: str, sent: bytes) -> None:
-    Notifier(manager.getsockname()).status(status)
-    assert manager.recv(1024) == b"STATUS=" + sent
-
-
-def test_an_at_sign_names_a_socket_in_the_abstract_namespace(tmp_path: Path) -> None:
+def test_a_status_is_one_line_of_utf8_also_to_an_abstract_socket(tmp_path: Path) -> None:
     name = f"fastfuse-test{tmp_path}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind("\0" + name)
+        receiver.bind(f"\0{name}")
         receiver.setblocking(False)
-        Notifier("@" + name).ready()
-        assert receiver.recv(1024) == b"READY=1"
+        for status, sent in ("listing s3://b/a\nREADY=1", b"listing s3://b/a"), ("skipped \udcff", b"skipped ?"):
+            Notifier(f"@{name}").status(status)
+            assert receiver.recv(1024) == b"STATUS=" + sent
 
 
-@pytest.mark.parametrize("nowhere", [None, ""])
-def test_without_a_socket_nothing_is_logged(nowhere: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    Notifier(nowhere).ready()
-    assert not caplog.records
-
-
-def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        Notifier(str(tmp_path / "gone")).ready()
-    assert [record.getMessage() for record in caplog.records] == [
-        "the service manager did not take READY=1: No such file or directory"
-    ]
+def test_only_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for nowhere in (None, "", str(tmp_path / "gone")):
+        Notifier(nowhere).ready()
+    assert caplog.messages == ["the service manager did not take READY=1: No such file or directory"]
 
 
 @pytest.mark.fuse

@@ -5,8 +5,9 @@ import os
 import struct
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,11 @@ from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
 from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.mounting.preflight import CONTAINER
-from tests import mounting
+from tests.descriptors import open_descriptors
 from tests.filesystem.test_mountpoint import fuse_mount
-from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.forked import run_forked
-from tests.mounting import ENVIRONMENT, Mount, fuse_connections, mounted
+from tests.mounting import ENVIRONMENT, Mount, changed, fuse_connections, mount_command, mounted
 
 pytestmark = pytest.mark.fuse
 
@@ -62,19 +62,14 @@ def test_the_mount_is_read_only_of_our_type_and_names_its_source(mount: Mount) -
 
 def test_no_worker_waits_for_a_request_that_is_gone_because_its_caller_was_killed(mount: Mount) -> None:
     """One may be there when the worker looks, and gone when it reads."""
-    open_files = Path(f"/proc/{mount.worker()}/fd").iterdir()
-    (device,) = (fd.name for fd in open_files if os.readlink(fd) == "/dev/fuse")
+    (device,) = (fd for fd, target in open_descriptors(mount.worker()).items() if target == "/dev/fuse")
     told = Path(f"/proc/{mount.worker()}/fdinfo/{device}").read_text()
     assert int(told.partition("flags:")[2].split()[0], 8) & os.O_NONBLOCK
 
 
 def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     def targets() -> list[str]:
-        found = []
-        for fd in Path(f"/proc/{mount.process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
-                found.append(os.readlink(fd))
-        return found
+        return [*open_descriptors(mount.process.pid).values()]
 
     # Of the socket pair of INIT nothing: the four that are there are two ways to the worker, and those on which
     # refreshes are asked for and orders announced. More are open while the supervisor loads what renews credentials.
@@ -84,59 +79,55 @@ def test_nothing_of_the_handshake_is_left_open(mount: Mount) -> None:
     assert not [target for target in targets() if "fastfuse-stderr" in target]
 
 
-_MOUNT_BESIDE_ANOTHER_DESCRIPTOR = """
-import os, sys
-from pathlib import Path
-from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
-
-os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
-session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
-try:
-    assert session.fd < 200
-    assert session.is_connected
-finally:
-    session.unmount()
-assert not session.is_connected
-"""
-
-
 def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_path: Path) -> None:
-    done = run_forked([sys.executable, "-c", _MOUNT_BESIDE_ANOTHER_DESCRIPTOR, str(tmp_path)], ENVIRONMENT)
+    program = """
+    import os, sys
+    from pathlib import Path
+    from fastfuse.filesystem.mounting.mount_places import Place
+    from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+
+    os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
+    session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
+    try:
+        assert session.fd < 200
+        assert session.is_connected
+    finally:
+        session.unmount()
+    assert not session.is_connected
+    """
+    done = run_forked([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-_MOUNT_WHILE_A_LINK_COMES = """
-import sys
-from pathlib import Path
-from fastfuse.errors import MountError
-from fastfuse.filesystem.kernel import session
-from fastfuse.filesystem.mounting.mount_places import Place
-from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts, unmount
-
-place, aside, victim = places = [Path(sys.argv[1], name) for name in ("place", "aside", "victim")]
-init = session.pyfuse3.init
-
-def init_after_swap(*arguments):
-    place.rename(aside)
-    place.symlink_to(victim)
-    init(*arguments)
-
-session.pyfuse3.init = init_after_swap
-try:
-    session.Session.mount(session.InitialisedOperations(), Place(place), source="s3://b", allow_other=False)
-except MountError as error:
-    print(error)
-print(*(path.name for path in places if path in fastfuse_mounts()))
-unmount(aside, lazy=True)
-"""
-
-
 def test_a_link_that_takes_the_place_of_the_directory_is_not_followed_to_another_mount(tmp_path: Path) -> None:
+    program = """
+    import sys
+    from pathlib import Path
+    from fastfuse.errors import MountError
+    from fastfuse.filesystem.kernel import session
+    from fastfuse.filesystem.mounting.mount_places import Place
+    from fastfuse.filesystem.mounting.mountpoint import fastfuse_mounts, unmount
+
+    place, aside, victim = places = [Path(sys.argv[1], name) for name in ("place", "aside", "victim")]
+    init = session.pyfuse3.init
+
+    def init_after_swap(*arguments):
+        place.rename(aside)
+        place.symlink_to(victim)
+        init(*arguments)
+
+    session.pyfuse3.init = init_after_swap
+    try:
+        session.Session.mount(session.InitialisedOperations(), Place(place), source="s3://b", allow_other=False)
+    except MountError as error:
+        print(error)
+    print(*(path.name for path in places if path in fastfuse_mounts()))
+    unmount(aside, lazy=True)
+    """
     for name in ("place", "victim"):
         (tmp_path / name).mkdir()
     with fuse_mount(tmp_path / "victim"):
-        done = run_forked([sys.executable, "-c", _MOUNT_WHILE_A_LINK_COMES, str(tmp_path)], ENVIRONMENT)
+        done = run_forked([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], ENVIRONMENT)
     said = f"{tmp_path}/place was moved or unmounted by somebody else right away\naside victim\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
@@ -181,9 +172,10 @@ kernel.recv(4096)
 _OFFERED = 1 << 13 | 1 << 17 | 1 << 24
 
 
-def talk_to(program: str) -> list[str]:
-    """Run `program` beside another kernel; return the lines that it prints."""
-    done = run_forked([sys.executable, "-c", _WITH_ANOTHER_KERNEL + program, str(_OFFERED)], ENVIRONMENT)
+def talk_to(*programs: str) -> list[str]:
+    """Run `programs` beside another kernel, as one; return the lines that it prints."""
+    program = "".join(map(textwrap.dedent, (_WITH_ANOTHER_KERNEL, *programs)))
+    done = run_forked([sys.executable, "-c", program, str(_OFFERED)], ENVIRONMENT)
     assert not done.stderr
     return done.stdout.splitlines()
 
@@ -193,33 +185,31 @@ def test_a_kernel_that_opens_no_directories_by_itself_is_refused() -> None:
     assert "MountError: this kernel cannot serve a mount of fastfuse (it lacks FUSE_NO_OPENDIR_SUPPORT)" in done.stderr
 
 
-_LOSE_READS = """
-KEPT = 8192
-
-async def read_more_than_are_kept():
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(serve)
-        for number in range(1, KEPT + 3):
-            ask(READ, 2 * number, 2, bytes(40))
-            while len(taken) < number:
-                await trio.lowlevel.checkpoint()
-        nursery.cancel_scope.cancel()
-
-taken = []
-interposed.take_reads(lambda number, *_: taken.append(number))
-replies.keep(session.requests)
-replies.start(session.fd, 0)
-trio.run(read_more_than_are_kept)
-for number in reversed(taken[-3:]):
-    print(session.can_go_on)
-    replies.answer(number, b"")
-    kernel.recv(4096)
-"""
-
-
 def test_a_mount_goes_on_after_more_reads_than_are_kept_once_those_are_answered() -> None:
     """L3"""
-    assert talk_to(_LOSE_READS) == ["False", "False", "True"]
+    program = """
+    KEPT = 8192
+
+    async def read_more_than_are_kept():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serve)
+            for number in range(1, KEPT + 3):
+                ask(READ, 2 * number, 2, bytes(40))
+                while len(taken) < number:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+    taken = []
+    interposed.take_reads(lambda number, *_: taken.append(number))
+    replies.keep(session.requests)
+    replies.start(session.fd, 0)
+    trio.run(read_more_than_are_kept)
+    for number in reversed(taken[-3:]):
+        print(session.can_go_on)
+        replies.answer(number, b"")
+        kernel.recv(4096)
+    """
+    assert talk_to(program) == ["False", "False", "True"]
 
 
 # Serves as a worker does, and talks to it as the kernel would, from a thread: nothing else ever wakes the loop.
@@ -254,99 +244,93 @@ replies.keep(session.requests)
 replies.start(session.fd, 0)
 requests = Requests()
 """
-_READ_AND_OPEN = """
-async def work(all_tasks):
-    global nursery
-    nursery = all_tasks
-
-async def answer(number):
-    await trio.lowlevel.checkpoint()
-    replies.answer(number, b"bytes")
-
-def talk():
-    for number in range(2, 20, 4):
-        ask(READ, number, 2, bytes(40))
-        print(kernel.recv(4096)[16:].decode())
-        ask(OPEN, number + 2, 2, bytes(24))
-        print(-struct.unpack_from("=Ii", kernel.recv(4096))[1])
-    os.write(end, b".")
-
-interposed.take_reads(answer_later)
-with kernel, device:
-    trio.run(talking, instruments=[requests])
-"""
 
 
 def test_a_loop_that_waits_for_nothing_else_is_woken_for_what_requests_begin_and_what_libfuse_answers() -> None:
-    assert talk_to(_AS_A_WORKER + _READ_AND_OPEN) == ["bytes", str(errno.ENOSYS)] * 5
+    program = """
+    async def work(all_tasks):
+        global nursery
+        nursery = all_tasks
 
+    async def answer(number):
+        await trio.lowlevel.checkpoint()
+        replies.answer(number, b"bytes")
 
-_FLOOD = """
-async def work(all_tasks):
-    for turn in range(5):
-        await trio.sleep(0.001)
-        await trio.lowlevel.wait_writable(end)
-    os.write(end, b".")
+    def talk():
+        for number in range(2, 20, 4):
+            ask(READ, number, 2, bytes(40))
+            print(kernel.recv(4096)[16:].decode())
+            ask(OPEN, number + 2, 2, bytes(24))
+            print(-struct.unpack_from("=Ii", kernel.recv(4096))[1])
+        os.write(end, b".")
 
-def flood():
-    device.close()
-    message = struct.pack("=IIQQIIIHH", 80, READ, 2, 2, 0, 0, 0, 0, 0) + bytes(40)
-    try:
-        while True:
-            kernel.send(message)
-    except OSError:
-        os._exit(0)  # the other end is closed
-
-if not os.fork():
-    flood()
-interposed.take_reads(lambda *_: time.sleep(0.0005))  # slower than they come
-with kernel, device:
-    trio.run(talking, instruments=[requests])
-print("over")
-"""
+    interposed.take_reads(answer_later)
+    with kernel, device:
+        trio.run(talking, instruments=[requests])
+    """
+    assert talk_to(_AS_A_WORKER, program) == ["bytes", str(errno.ENOSYS)] * 5
 
 
 def test_a_loop_has_its_turns_while_the_kernel_asks_without_end() -> None:
-    assert talk_to(_AS_A_WORKER + _FLOOD) == ["over"]
+    program = """
+    async def work(all_tasks):
+        for turn in range(5):
+            await trio.sleep(0.001)
+            await trio.lowlevel.wait_writable(end)
+        os.write(end, b".")
 
+    def flood():
+        device.close()
+        message = struct.pack("=IIQQIIIHH", 80, READ, 2, 2, 0, 0, 0, 0, 0) + bytes(40)
+        try:
+            while True:
+                kernel.send(message)
+        except OSError:
+            os._exit(0)  # the other end is closed
 
-_FAIL = """
-async def work(all_tasks):
-    interposed.take_requests = fail
-
-def fail(*_):
-    raise MemoryError("in the place of the loop")
-
-try:
-    trio.run(talking, instruments=[requests])
-except* MemoryError:
-    print("ended")
-"""
+    if not os.fork():
+        flood()
+    interposed.take_reads(lambda *_: time.sleep(0.0005))  # slower than they come
+    with kernel, device:
+        trio.run(talking, instruments=[requests])
+    print("over")
+    """
+    assert talk_to(_AS_A_WORKER, program) == ["over"]
 
 
 def test_a_worker_that_cannot_take_requests_ends_so_that_another_does() -> None:
-    assert talk_to(_AS_A_WORKER + _FAIL) == ["ended"]
+    program = """
+    async def work(all_tasks):
+        interposed.take_requests = fail
 
+    def fail(*_):
+        raise MemoryError("in the place of the loop")
 
-_CRASH_BEFORE = """
-class Crashing(Requests):
-    def before_task_step(self, task):
-        if interposed.is_left():
-            os._exit(1)  # some task of this turn, before the one that serves
-
-ask(OPEN, 6, 2, bytes(24))
-for _ in range(2):
-    if not os.fork():
-        replies.keep(session.requests)
-        trio.run(talking, instruments=[requests := Crashing()])
-    os.wait()
-    print(session.refuse_deadly_request(was_killed=False), session.can_go_on)
-"""
+    try:
+        trio.run(talking, instruments=[requests])
+    except* MemoryError:
+        print("ended")
+    """
+    assert talk_to(_AS_A_WORKER, program) == ["ended"]
 
 
 def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
     """L3"""
-    assert talk_to(_AS_A_WORKER + _CRASH_BEFORE) == ["None True", "None True"]
+    program = """
+    class Crashing(Requests):
+        def before_task_step(self, task):
+            if interposed.is_left():
+                os._exit(1)  # some task of this turn, before the one that serves
+
+    ask(OPEN, 6, 2, bytes(24))
+    for _ in range(2):
+        if not os.fork():
+            replies.keep(session.requests)
+            trio.run(talking, instruments=[requests := Crashing()])
+        os.wait()
+        print(session.refuse_deadly_request(was_killed=False), session.can_go_on)
+    """
+    assert talk_to(_AS_A_WORKER, program) == ["None True", "None True"]
 
 
 # A server of two files, one of which it holds back until Python has heard of something.
@@ -397,22 +381,22 @@ with kernel, device:
     trio.run(talking, instruments=[requests])
     os._exit(0)
 """
-_HOLD_BACK = """
-def tell():
-    for _, (inode, *_) in direct_reads.served():
-        if not is_told.is_set():
-            print("told of", operations.table.key(inode), flush=True)
-        is_told.set()
-
-def talk():
-    read(slow)
-    read(fast)
-    poke()
-"""
 
 
 def test_python_hears_of_a_file_while_another_takes_long_and_the_kernel_asks_on() -> None:
-    assert talk_to(_AS_A_WORKER + _TWO_FILES + _HOLD_BACK + _TALK) == ["told of fast"]
+    program = """
+    def tell():
+        for _, (inode, *_) in direct_reads.served():
+            if not is_told.is_set():
+                print("told of", operations.table.key(inode), flush=True)
+            is_told.set()
+
+    def talk():
+        read(slow)
+        read(fast)
+        poke()
+    """
+    assert talk_to(_AS_A_WORKER, _TWO_FILES, program, _TALK) == ["told of fast"]
 
 
 _TELL_OF_BOTH = """
@@ -447,19 +431,18 @@ def test_a_file_that_was_read_is_not_fetched_ahead_for_what_python_hears_of_anot
     assert talk_to(program.replace("is_told.wait()", "pass")) == ["2", "2", "0"]
 
 
-_WITHOUT_THREADS = """
-resource.setrlimit(resource.RLIMIT_NPROC, (0, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
-if not os.getuid():
-    os.setresuid(64321, 64321, 64321)  # root has no such limit
-data = bytearray(5)
-print(interposed.fetch_ahead(slow, memoryview(data)), direct_reads.held_ahead(), direct_reads.is_read(slow))
-data.append(0)  # nobody refers to it any more
-print(os.strerror(direct_reads.refused()), direct_reads.refused())
-"""
-
-
 def test_where_the_system_has_no_room_for_a_thread_no_small_file_is_queued_for_one() -> None:
-    program = "import resource\n" + _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + _WITHOUT_THREADS
+    program = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    if not os.getuid():
+        os.setresuid(64321, 64321, 64321)  # root has no such limit
+    data = bytearray(5)
+    print(interposed.fetch_ahead(slow, memoryview(data)), direct_reads.held_ahead(), direct_reads.is_read(slow))
+    data.append(0)  # nobody refers to it any more
+    print(os.strerror(direct_reads.refused()), direct_reads.refused())
+    """
+    program = _WITH_ANOTHER_KERNEL + _AS_A_WORKER + _TWO_FILES + textwrap.dedent(program)
     done = run_forked([sys.executable, "-c", program, str(_OFFERED)], ENVIRONMENT)
     assert done.stdout.splitlines() == ["False (0, 0) False", "Resource temporarily unavailable 0"], done.stderr
 
@@ -518,14 +501,11 @@ def test_a_refusal_of_apparmor_is_told_from_one_of_a_container(
     assert error.hint.startswith(hint)
 
 
-def test_where_pyfuse3_was_imported_first_nothing_is_mounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_pyfuse3_was_imported_first_nothing_is_mounted(tmp_path: Path) -> None:
     """Then the handles of READ and READDIRPLUS do not name inode and process."""
-    with_change(monkeypatch, "import pyfuse3")
     with LoopbackServer({"bucket": MemoryObjects({"a": b"a"})}) as server:
-        done = subprocess.run(
-            mounting.mount_command("s3://bucket", tmp_path, server.endpoint_url),
-            env=dict(ENVIRONMENT), capture_output=True, text=True, check=False, timeout=60,
-        )  # fmt: skip
+        command = changed(mount_command("s3://bucket", tmp_path, server.endpoint_url), "import pyfuse3")
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 5, done.stderr
     assert "libfuse does not say which inode is read" in done.stderr
     assert "import no pyfuse3 before it" in done.stderr
@@ -533,17 +513,15 @@ def test_where_pyfuse3_was_imported_first_nothing_is_mounted(monkeypatch: pytest
     assert find_mount(tmp_path) is None
 
 
-_FLAGS = """
-import os, sys
-before = sys.getdlopenflags()
-import fastfuse.filesystem.kernel.fuse
-assert sys.getdlopenflags() == before
-assert not before & os.RTLD_GLOBAL
-"""
-
-
 def test_other_modules_are_loaded_as_before() -> None:
-    subprocess.run([sys.executable, "-c", _FLAGS], env=dict(ENVIRONMENT), check=True)
+    program = """
+    import os, sys
+    before = sys.getdlopenflags()
+    import fastfuse.filesystem.kernel.fuse
+    assert sys.getdlopenflags() == before
+    assert not before & os.RTLD_GLOBAL
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=dict(ENVIRONMENT), check=True)
 
 
 # Where `replies` keeps the number of the request that was begun last: after the message and the count of lost reads.

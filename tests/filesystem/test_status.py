@@ -10,13 +10,6 @@ from fastfuse.filesystem.figures.status import Board, Recent
 from fastfuse.metrics import Counters
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    clock = [100.0]
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    return clock
-
-
 def test_rates_look_ten_seconds_back(clock: list[float]) -> None:
     counters = Counters()
     recent = Recent(counters)

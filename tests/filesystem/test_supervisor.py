@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +30,7 @@ from tests.mounting import (
     ENVIRONMENT,
     Mount,
     abort_connection,
+    changed,
     children_of,
     fuse_connections,
     mount_command,
@@ -37,7 +38,7 @@ from tests.mounting import (
     run_fastfuse,
 )
 from tests.s3.test_integrity import told
-from tests.semantics.places import direct_read
+from tests.semantics.places import direct_read, opened
 from tests.semantics.test_metrics import Scrape
 
 pytestmark = pytest.mark.fuse
@@ -47,16 +48,10 @@ _LARGE = bytes(range(256)) * 8192  # two parts of the least size
 OBJECTS = {"data/a": _DATA, "data/b": b"b", "large/file": _LARGE}
 
 
-def with_change(monkeypatch: pytest.MonkeyPatch, change: str, *interpreter: str) -> None:
-    """Let mounts run with the lines of `change` before the command line, and with options of the `interpreter`."""
-    program = f"import sys\n{textwrap.dedent(change)}\nfrom fastfuse.cli.main import main\nsys.exit(main())"
-
-    def command(*arguments: str) -> list[str]:
-        plain = mount_command(*arguments)  # type: ignore[arg-type]
-        at = plain.index("mount")
-        return [sys.executable, *interpreter, "-c", program, *plain[at:]]
-
-    monkeypatch.setattr(mounting, "mount_command", command)
+def with_change(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Let all mounts run with the lines of `change` before the command line."""
+    command: Callable[..., list[str]] = mount_command
+    monkeypatch.setattr(mounting, "mount_command", lambda *words: changed(command(*words), change))
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -79,16 +74,13 @@ def abort_and_wait(mount: Mount) -> None:
     wait_until(lambda: readable(mount.path / "b", b"b"))
 
 
-def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanwhile(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pause_after_a_death_ends_with_the_mount_and_its_state_is_told_meanwhile(server: LoopbackServer) -> None:
     """L2"""
     change = """
     from fastfuse.filesystem.processes import health
     health._FIRST_PAUSE_S = health._MAX_PAUSE_S = health._MAX_PAUSE_SHARE = 3600.0
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         for count in (1, 2):
             kill(mount.worker())
             wait_until(lambda count=count: mount.log.count("starting another") == count)  # type: ignore[misc]
@@ -111,7 +103,7 @@ def test_a_mount_that_is_gone_leaves_questions_to_the_one_that_may_have_its_numb
 
 
 def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on_while_others_are_answered(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: LoopbackServer, tmp_path: Path
 ) -> None:
     """L3: it ends with workers that cannot start, for which no request is blamed."""
     mark = tmp_path / "cannot-start"
@@ -132,8 +124,7 @@ def test_a_request_that_is_no_read_and_kills_workers_fails_and_the_mount_goes_on
         become_nobody()
     worker.become_nobody = fail_if_marked
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", change=change) as mount:
         for count in (1, 2, 3, 4):  # more deaths than end a mount
             with pytest.raises(OSError, match="Input/output"):
                 os.statvfs(mount.path)
@@ -162,10 +153,9 @@ def test_the_wait_of_the_last_second_is_in_the_summary(server: LoopbackServer) -
         assert "readers waited in 0.0%" not in mount.log
 
 
-def test_an_interpreter_of_its_own_ends_without_a_word(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_of_its_own_ends_without_a_word(server: LoopbackServer) -> None:
     """It takes all modules apart as it ends; a command that the tests fork does not."""
-    with_change(monkeypatch, "", "-X", "faulthandler")
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, run_by=["env", "PYTHONFAULTHANDLER=1"]) as mount:
         assert readable(mount.path / "b", b"b")
         assert mount.stop() == 0
         assert "Exception ignored" not in mount.log
@@ -175,23 +165,18 @@ def test_an_interpreter_of_its_own_ends_without_a_word(server: LoopbackServer, m
 @pytest.mark.parametrize("how", ["closed", "stopped"])
 def test_a_later_mount_at_the_same_place_outlives_the_one_before(server: LoopbackServer, how: str) -> None:
     """L4"""
-    with mounted("s3://bucket/data", server.endpoint_url) as first:
-        held = os.open(first.path / "a", os.O_RDONLY)
+    with mounted("s3://bucket/data", server.endpoint_url) as first, contextlib.ExitStack() as held:
+        held.enter_context(opened(first.path / "a"))
         unmount(first.path, lazy=True)
         with mounted("s3://bucket/data", server.endpoint_url, path=first.path) as second:
             if how == "closed":
-                os.close(held)
-                assert first.wait() == 0
-            else:
-                assert first.stop() == 0
-                with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
-                    os.close(held)
+                held.close()
+            assert (first.wait if how == "closed" else first.stop)() == 0
             assert (second.path / "b").read_bytes() == b"b"
 
 
-@pytest.fixture
-def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mounts that may not be unmounted as long as there is a file ``refused`` beside the mountpoint."""
+def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_fails(server: LoopbackServer) -> None:
+    """L2, L5"""
     change = """
     from fastfuse.filesystem.mounting import mountpoint
     permitted = mountpoint._unmount_as_root
@@ -201,12 +186,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
         permitted(entry, lazy=lazy)
     mountpoint._unmount_as_root = unmount
     """
-    with_change(monkeypatch, change)
-
-
-def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_fails(server: LoopbackServer, refused: None) -> None:
-    """L2, L5"""
-    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5") as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5", change=change) as mount:
         mount.path.with_name("refused").touch()
         assert mount.stop() == 5
         complaint = f"{mount.path} cannot be unmounted: Operation not permitted"
@@ -227,20 +207,16 @@ def test_a_mount_that_another_one_covers_is_left_and_the_error_names_the_other(s
         assert covering.file_system_type == "tmpfs"
 
 
-def test_a_users_busy_mount_is_detached(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_users_busy_mount_is_detached(server: LoopbackServer, tmp_path: Path) -> None:
     """L2"""
     attempts = tmp_path / "attempts"
     (tmp_path / "fusermount3").write_text(f'#!/bin/sh\necho >> {attempts}\nexec {shutil.which("fusermount3")} "$@"\n')
     (tmp_path / "fusermount3").chmod(0o755)
-    with_change(monkeypatch, "import os; os.geteuid = lambda: 1000")
+    url, change = server.endpoint_url, "import os; os.geteuid = lambda: 1000"
     environment = {**ENVIRONMENT, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600", environment=environment) as mount:
-        opened = os.open(mount.path / "a", os.O_RDONLY)
-        assert mount.stop() == 0
-        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
-            os.close(opened)
+    with mounted("s3://bucket/data", url, "--grace-s", "3600", environment=environment, change=change) as mount:
+        with opened(mount.path / "a"):
+            assert mount.stop() == 0
         assert attempts.read_text() == "\n"
         assert find_mount(mount.path) is None
 
@@ -258,21 +234,18 @@ def test_a_mount_that_is_gone_when_its_worker_is_killed_is_not_made_again(server
 
 
 def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: LoopbackServer, tmp_path: Path
 ) -> None:
     """L3"""
     mark = tmp_path / "large"
     mark.touch()
-    with_change(
-        monkeypatch,
-        f"""
-        import os
-        from fastfuse.filesystem.serving import worker
-        mark_fd = os.open({str(mark)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
-        worker.private_bytes = lambda: os.fstat(mark_fd).st_size << 40
-        """,
-    )
-    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+    change = f"""
+    import os
+    from fastfuse.filesystem.serving import worker
+    mark_fd = os.open({str(mark)!r}, os.O_RDONLY)  # nobody, who looks at it, may not open it
+    worker.private_bytes = lambda: os.fstat(mark_fd).st_size << 40
+    """
+    with mounted("s3://bucket/large", server.endpoint_url, change=change) as mount, ThreadPoolExecutor(1) as threads:
         before = mount.worker()
         rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
         reader = threads.submit((mount.path / "file").read_bytes)
@@ -289,7 +262,7 @@ def test_a_worker_with_too_much_memory_is_replaced_and_readers_notice_nothing(
 
 
 def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_next_one(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: LoopbackServer, tmp_path: Path
 ) -> None:
     """L2"""
     mark, go = tmp_path / "large", tmp_path / "go"
@@ -309,9 +282,8 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
             open(f"/proc/self/fd/{{go_fd}}").read()
     supervisor.run_worker = linger
     """
-    with_change(monkeypatch, change)
     with (
-        mounted("s3://bucket/large", server.endpoint_url, "--grace-s", "60") as mount,
+        mounted("s3://bucket/large", server.endpoint_url, "--grace-s", "60", change=change) as mount,
         ThreadPoolExecutor(1) as threads,
     ):
         rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
@@ -332,14 +304,10 @@ def test_a_mount_that_stops_waits_for_the_reads_that_its_worker_leaves_to_the_ne
 
 
 @pytest.mark.parametrize(
-    ("handler", "asks"),
-    [
-        ("readdir", os.listdir),
-        ("getxattr", lambda place: os.getxattr(place / "a", "user.s3.key")),
-    ],
+    ("handler", "asks"), [("readdir", os.listdir), ("getxattr", lambda at: os.getxattr(at / "a", "user.s3.key"))]
 )
 def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, handler: str, asks: Callable[[Path], object]
+    server: LoopbackServer, handler: str, asks: Callable[[Path], object]
 ) -> None:
     """L3"""
     change = f"""
@@ -354,16 +322,13 @@ def test_a_request_whose_worker_dies_is_answered_by_the_next_one(
         return await handler(*arguments)
     MountOperations.{handler} = dying
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         assert asks(mount.path)
         assert "the worker died" in mount.log
         assert f"mounting {mount.path} again" not in mount.log
 
 
-def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_another_one(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_another_one(server: LoopbackServer) -> None:
     """D1: the copy has the number of one READ, and the place in the file of another one."""
     change = """
     import os, signal
@@ -383,15 +348,12 @@ def test_a_read_is_answered_as_asked_though_its_worker_died_while_it_copied_anot
         take(*arguments)
     worker.replies.keep, Reads.take = keeping, dying
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/large", server.endpoint_url) as mount:
+    with mounted("s3://bucket/large", server.endpoint_url, change=change) as mount:
         assert (mount.path / "file").read_bytes() == _LARGE
         assert "the worker died" in mount.log
 
 
-def test_a_read_has_one_deadline_though_its_worker_dies(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_has_one_deadline_though_its_worker_dies(server: LoopbackServer) -> None:
     """D5. For the next worker the read came long ago."""
     change = """
     import time
@@ -402,8 +364,7 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
         return {number: at_s - 60 for number, at_s in came_s.items() if now_s - at_s < 600}
     worker.replies.keep = keeping
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/large", server.endpoint_url) as mount, ThreadPoolExecutor(1) as threads:
+    with mounted("s3://bucket/large", server.endpoint_url, change=change) as mount, ThreadPoolExecutor(1) as threads:
         rule = server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="large/file"))
         reader = threads.submit(direct_read, mount.path / "file", 4096)
         wait_until(lambda: server.faults.hits(rule) > 0)
@@ -416,15 +377,15 @@ def test_a_read_has_one_deadline_though_its_worker_dies(
 
 @pytest.mark.parametrize(("refusal", "soft"), [("", "4096"), ("resource.getrlimit = lambda _: (512, 2**40)", "512")])
 def test_a_worker_may_have_as_many_files_open_as_the_system_allows(
-    refusal: str, soft: str, server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+    refusal: str, soft: str, server: LoopbackServer
 ) -> None:
-    with_change(monkeypatch, f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096)); {refusal}")
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    change = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (512, 4096)); {refusal}"
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         limits = Path(f"/proc/{mount.worker()}/limits").read_text()
         assert limits.partition("Max open files")[2].split()[:2] == [soft, "4096"]
 
 
-def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_answer_is_no_error(server: LoopbackServer) -> None:
     change = """
     import os, signal
     from fastfuse.filesystem.kernel import loop
@@ -441,27 +402,20 @@ def test_a_second_answer_is_no_error(server: LoopbackServer, monkeypatch: pytest
         return are_left()
     worker.replies.keep, loop.replies.are_left = keeping, dying
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         assert os.statvfs(mount.path) == os.statvfs(mount.path)
         assert "the worker died" in mount.log
         assert " ERROR " not in mount.log
 
 
-def test_a_mount_of_which_a_request_was_lost_is_made_again(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_change(
-        monkeypatch, "from fastfuse.filesystem.kernel import session; session.replies.are_all_kept = lambda _: False"
-    )
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        opened = os.open(mount.path / "a", os.O_RDONLY)
-        kill(mount.worker())
-        wait_until(lambda: readable(mount.path / "b", b"b"))
-        with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
-            os.read(opened, 1)
-        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
-            os.close(opened)
+def test_a_mount_of_which_a_request_was_lost_is_made_again(server: LoopbackServer) -> None:
+    change = "from fastfuse.filesystem.kernel import session; session.replies.are_all_kept = lambda _: False"
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
+        with opened(mount.path / "a") as file:
+            kill(mount.worker())
+            wait_until(lambda: readable(mount.path / "b", b"b"))
+            with pytest.raises(OSError, match=r"not connected|Input/output|abort"):
+                os.read(file, 1)
         assert f"mounting {mount.path} again: open files fail, opened again they work" in mount.log
         assert mount.stop() == 0
         assert find_mount(mount.path) is None
@@ -469,61 +423,43 @@ def test_a_mount_of_which_a_request_was_lost_is_made_again(
 
 def test_a_refresh_does_not_outlive_the_connection_that_it_began_with(server: LoopbackServer) -> None:
     with mounted("s3://bucket/data", server.endpoint_url) as mount:
-        stalled = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
-        asked = server.statistics().requests["ListObjectsV2"]
-        mount.process.send_signal(signal.SIGHUP)
-        server.wait_until(lambda now: now.requests["ListObjectsV2"] > asked, 60)
-        abort_and_wait(mount)
-        assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
-        assert "exited with 0" not in mount.log
-        wait_until(lambda: len(mount.children()) == 1)
-        server.faults.remove(stalled)
+        with faulty(server, Stall(10)) as rule:
+            mount.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: server.faults.hits(rule) > 0)
+            abort_and_wait(mount)
+            assert "the connection to the kernel was aborted, which ends the worker; starting another" in mount.log
+            assert "exited with 0" not in mount.log
+            wait_until(lambda: len(mount.children()) == 1)
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
 
 
-def test_the_kernels_readahead_is_that_of_the_mount_that_was_made_again(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernels_readahead_is_that_of_the_mount_that_was_made_again(server: LoopbackServer) -> None:
     change = """
     from fastfuse.filesystem.figures import status
     status.readahead_kib = lambda device: int(device.partition(":")[2])
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
 
         def told() -> int:
             return int(ask_status(entry_of(mount.path))["counters"]["fastfuse_kernel_readahead_bytes"]) >> 10
 
         before = os.minor(os.stat(mount.path).st_dev)
         assert told() == before
-        held = os.open(mount.path / "a", os.O_RDONLY)  # so that the next mount has another number
-        abort_and_wait(mount)
-        with contextlib.suppress(OSError):  # the flush fails, the descriptor is closed all the same
-            os.close(held)
+        with opened(mount.path / "a"):  # so that the next mount has another number
+            abort_and_wait(mount)
         assert before != os.minor(os.stat(mount.path).st_dev) == told()
 
 
-@pytest.fixture
-def stalled_list(server: LoopbackServer) -> Iterator[None]:
-    rule = server.faults.add(FaultRule(action=Stall(10), operation="ListObjectsV2"))
-    yield
-    server.faults.remove(rule)
-
-
 @contextlib.contextmanager
-def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A mount whose listing hangs, and its children; its temporary files would be beside `path`."""
-    asked = server.statistics().requests.get("ListObjectsV2", 0)
-    command = mount_command("s3://bucket/data", path, server.endpoint_url, *options)
-    with Forked(
-        command,
-        env={**ENVIRONMENT, "TMPDIR": str(path.parent)},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
+def listing(
+    server: LoopbackServer,
+    command: list[str],
+    **how: Any,  # noqa: ANN401
+) -> Iterator[tuple[subprocess.Popen[Any], list[int]]]:
+    """A process that mounts and whose listing hangs, and its children."""
+    with faulty(server, Stall(10)) as rule, Forked[Any](command, **{"env": ENVIRONMENT, **how}) as process:
         try:
-            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
+            wait_until(lambda: server.faults.hits(rule) > 0)
             yield process, children_of(process.pid)
         finally:
             process.kill()
@@ -533,25 +469,19 @@ def listing(server: LoopbackServer, path: Path, *options: str) -> Iterator[tuple
     ("number", "exit_code", "whole_group"), [(signal.SIGINT, 130, True), (signal.SIGTERM, -signal.SIGTERM, False)]
 )
 def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
-    server: LoopbackServer,
-    stalled_list: None,
-    tmp_path: Path,
-    number: signal.Signals,
-    exit_code: int,
-    whole_group: bool,
+    server: LoopbackServer, tmp_path: Path, number: signal.Signals, exit_code: int, whole_group: bool
 ) -> None:
     """A directory that was made for the mount goes, too."""
     place = tmp_path / "mount"
     if whole_group:
         place.mkdir()
-    with listing(server, place, "--metrics-listen", "0") as (process, children):
+    command = mount_command("s3://bucket/data", place, server.endpoint_url, "--metrics-listen", "0")
+    how = {"env": {**ENVIRONMENT, "TMPDIR": str(tmp_path)}, "text": True, "start_new_session": True}
+    with listing(server, command, stderr=subprocess.PIPE, **how) as (process, children):
         assert len(children) == 2  # the lister and the metrics endpoint
         assert place.exists()
         pid_fds = [os.pidfd_open(pid) for pid in children]
-        if whole_group:
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
+        (os.killpg if whole_group else os.kill)(process.pid, number)
         _, stderr = process.communicate(timeout=60)
         assert process.returncode == exit_code
         assert re.fullmatch(r".* metrics are served at \S+\n", stderr)
@@ -562,64 +492,39 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
 
 
 def test_the_first_process_of_a_container_ends_by_a_signal_during_the_listing(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path
+    server: LoopbackServer, tmp_path: Path
 ) -> None:
-    asked = server.statistics().requests.get("ListObjectsV2", 0)
     command = mount_command("s3://bucket/data", tmp_path / "mount", server.endpoint_url)
-    with subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *command], env=ENVIRONMENT) as outside:
-        try:
-            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (first,) = children_of(outside.pid)
-            os.kill(first, signal.SIGTERM)
-            assert outside.wait(60) == 128 + signal.SIGTERM
-        finally:
-            outside.kill()
+    with listing(server, ["unshare", "--pid", "--fork", "--kill-child", *command]) as (outside, (first,)):
+        os.kill(first, signal.SIGTERM)
+        assert outside.wait(60) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
-
-
-@contextlib.contextmanager
-def daemon_on_a_terminal(server: LoopbackServer, place: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
-    """Yield `mount --daemon` while it lists, the session of a terminal; its daemon; and the terminal's other end."""
-    asked = server.statistics().requests.get("ListObjectsV2", 0)
-    log = str(place.with_name("log"))
-    command = mount_command("s3://bucket/data", place, server.endpoint_url, "--daemon", "--log-file", log)
-    ours, terminal = os.openpty()
-    with subprocess.Popen(
-        ["setsid", "--ctty", *command], env=ENVIRONMENT, stdin=terminal, stdout=terminal, stderr=terminal
-    ) as parent:
-        os.close(terminal)
-        try:
-            server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > asked, 60)
-            (daemon,) = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-            yield parent, int(daemon), ours
-        finally:
-            parent.kill()
-            if find_mount(place) is not None:
-                unmount(place, lazy=True)
 
 
 @pytest.mark.parametrize("is_interrupted", [True, False])
 def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_is_waited_for(
-    server: LoopbackServer, stalled_list: None, tmp_path: Path, is_interrupted: bool
+    server: LoopbackServer, tmp_path: Path, is_interrupted: bool
 ) -> None:
-    place = tmp_path / "mount"
-    with daemon_on_a_terminal(server, place) as (parent, daemon, terminal):
+    place, log = tmp_path / "mount", str(tmp_path / "log")
+    command = mount_command("s3://bucket/data", place, server.endpoint_url, "--daemon", "--log-file", log)
+    ours, terminal = os.openpty()
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+    with listing(server, ["setsid", "--ctty", *command], **streams) as (parent, (daemon,)):
+        os.close(terminal)
         pid_fd = os.pidfd_open(daemon)
         if is_interrupted:
-            os.write(terminal, b"\x03")
+            os.write(ours, b"\x03")
             parent.wait(60)
-        os.close(terminal)
+        os.close(ours)
         assert parent.wait(60) == 130
         wait_for_end(pid_fd)
         assert find_mount(place) is None
         assert not place.exists()
 
 
-def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_change(monkeypatch, "from fastfuse.filesystem.figures import endpoint; endpoint._START_EVERY_S = 0.1")
-    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount:
+def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(server: LoopbackServer) -> None:
+    change = "from fastfuse.filesystem.figures import endpoint; endpoint._START_EVERY_S = 0.1"
+    with mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", change=change) as mount:
         port, worker = mount.metrics_port(), mount.worker()
         for deaths in (1, 2):
             (endpoint,) = set(mount.children()) - {worker}
@@ -628,7 +533,7 @@ def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_con
             assert Scrape(port)["worker_respawns_total",] == 0
             assert mount.log.count("the metrics endpoint was killed by signal 9; it is started again") == deaths
         (endpoint,) = set(mount.children()) - {worker}
-        files = {os.readlink(file) for file in Path(f"/proc/{endpoint}/fd").iterdir()}
+        files = open_descriptors(endpoint).values()
         assert not [file for file in files if file.startswith(("/dev/fuse", "/memfd:fastfuse-"))]
         assert (mount.path / "b").read_bytes() == b"b"
         subprocess.run(["umount", "-f", mount.path], check=True)
@@ -643,38 +548,12 @@ def test_every_process_of_a_mount_follows_a_log_file_that_is_moved_away(server: 
         log.rename(tmp_path / "log.1")
 
         def logs() -> set[str]:
-            files = set()
-            for pid in (mount.process.pid, *mount.children()):
-                for file in Path(f"/proc/{pid}/fd").iterdir():
-                    with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                        files.add(os.readlink(file))
-            return {file for file in files if file.startswith(str(log))}
+            pids = (mount.process.pid, *mount.children())
+            return {file for pid in pids for file in open_descriptors(pid).values() if file.startswith(str(log))}
 
         # Two children: the worker, and another endpoint.
         wait_until(lambda: len(mount.children()) == 2 and logs() == {str(log)})
         assert "metrics endpoint" not in log.read_text()
-
-
-@pytest.fixture
-def forks_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Mounts that may fork as often as this file says, once it is there."""
-    left = tmp_path / "forks-left"
-    change = f"""
-    import errno, os, pathlib
-    from fastfuse.filesystem import supervisor
-    supervisor._ROOM_RETRY_S = 0.02
-    left, fork = pathlib.Path({str(left)!r}), os.fork
-    def limited():
-        if left.exists():
-            number = int(left.read_text())
-            if number == 0:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            left.write_text(str(number - 1))
-        return fork()
-    os.fork = limited
-    """
-    with_change(monkeypatch, change)
-    return left
 
 
 @contextlib.contextmanager
@@ -686,38 +565,31 @@ def limit(forks_left: Path, number: int) -> Iterator[None]:
         forks_left.unlink()
 
 
-# As the kernel does where the receiver may have no more: it delivers the message without them.
-_NO_DESCRIPTORS = """
-import os, socket
-limit_fd = os.open({limit!r}, os.O_RDONLY)
-receive = socket.recv_fds
-def limited(*arguments):
-    message, descriptors, *rest = receive(*arguments)
-    if os.fstat(limit_fd).st_size:
-        while descriptors:
-            os.close(descriptors.pop())
-    return (message, descriptors, *rest)
-socket.recv_fds = limited
-"""
-
-
-def test_a_worker_without_descriptors_is_replaced_for_a_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_without_descriptors_is_replaced_for_a_table(tmp_path: Path) -> None:
     """L6"""
     limit = tmp_path / "limit"
     limit.touch()
-    with_change(monkeypatch, _NO_DESCRIPTORS.format(limit=str(limit)))
-    objects = MemoryObjects({"data/a": b"a"})
-    with (
-        LoopbackServer({"bucket": objects}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-    ):
+    # As the kernel does where the receiver may have no more: it delivers the message without them.
+    change = f"""
+    import os, socket
+    limit_fd = os.open({str(limit)!r}, os.O_RDONLY)
+    receive = socket.recv_fds
+    def limited(*arguments):
+        message, descriptors, *rest = receive(*arguments)
+        if os.fstat(limit_fd).st_size:
+            while descriptors:
+                os.close(descriptors.pop())
+        return (message, descriptors, *rest)
+    socket.recv_fds = limited
+    """
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         worker = mount.worker()
         limit.write_text("met")
         run_fastfuse("status", "--stack", str(mount.path))
         wait_until(lambda: "no descriptor is left for what the supervisor hands over" in mount.log)
         assert (mount.path / "a").read_bytes() == b"a"
         assert worker in mount.children()
-        objects.put("data/b", b"b")
+        held.put("data/b", b"b")
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert (mount.path / "b").read_bytes() == b"b"
         assert "the new table cannot be taken: Too many open files; another worker takes over" in mount.log
@@ -725,33 +597,32 @@ def test_a_worker_without_descriptors_is_replaced_for_a_table(monkeypatch: pytes
         assert "unforeseen" not in mount.log
 
 
-# The threads that receive, that resolve names, that write to the tier, and those of large replies.
-_NO_THREADS = """
-import os, threading
-limit_fd = os.open({limit!r}, os.O_RDONLY)
-def limited(start):
-    def start_or_not(*arguments):
-        if os.fstat(limit_fd).st_size:
-            raise RuntimeError("can't start new thread")
-        return start(*arguments)
-    return start_or_not
-threading.Thread.start = limited(threading.Thread.start)
-"""
-
-
 @pytest.mark.parametrize("options", [(), ("--cache",)], ids=["S3 alone", "tier"])
-def test_a_limit_of_threads_passes(options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_limit_of_threads_passes(options: tuple[str, ...], tmp_path: Path) -> None:
     """L3"""
     limit = tmp_path / "limit"
     limit.touch()
-    with_change(monkeypatch, _NO_THREADS.format(limit=str(limit)))
     objects = MemoryObjects({})
     for name in ("a", "b", "c"):
         objects.put(f"data/{name}", _LARGE, checksums=told("crc64nvme", _LARGE))
+    # The threads that receive, that resolve names, that write to the tier, and those of large replies.
+    change = f"""
+    import os, threading
+    limit_fd = os.open({str(limit)!r}, os.O_RDONLY)
+    def limited(start):
+        def start_or_not(*arguments):
+            if os.fstat(limit_fd).st_size:
+                raise RuntimeError("can't start new thread")
+            return start(*arguments)
+        return start_or_not
+    threading.Thread.start = limited(threading.Thread.start)
+    """
     words = (*options, *(str(tmp_path / "tier") for _ in options))
     with (
         LoopbackServer({"bucket": objects}) as server,
-        mounted("s3://bucket/data", server.endpoint_url.replace("127.0.0.1", "localhost"), *words) as mount,
+        mounted(
+            "s3://bucket/data", server.endpoint_url.replace("127.0.0.1", "localhost"), *words, change=change
+        ) as mount,
         ThreadPoolExecutor(3) as threads,
     ):
         assert (mount.path / "a").read_bytes() == _LARGE
@@ -788,21 +659,27 @@ def refresh_in_vain(mount: Mount, held: MemoryObjects) -> str:
     return message.removeprefix(start)
 
 
-@contextlib.contextmanager
-def remembered(path: Path) -> Iterator[None]:
-    """The kernel does not forget the name for want of memory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(forks_left: Path) -> None:
+def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(tmp_path: Path) -> None:
     """L3, L6"""
+    forks_left = tmp_path / "forks-left"
+    # It may fork as often as the file `left` says, once that is there.
+    change = f"""
+    import errno, os, pathlib
+    from fastfuse.filesystem import supervisor
+    supervisor._ROOM_RETRY_S = 0.02
+    left, fork = pathlib.Path({str(forks_left)!r}), os.fork
+    def limited():
+        if left.exists():
+            number = int(left.read_text())
+            if number == 0:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            left.write_text(str(number - 1))
+        return fork()
+    os.fork = limited
+    """
     with (
         holding(a=b"a") as (server, held),
-        mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0") as mount,
+        mounted("s3://bucket/data", server.endpoint_url, "--metrics-listen", "0", change=change) as mount,
         ThreadPoolExecutor(1) as threads,
     ):
         with limit(forks_left, 0):
@@ -813,7 +690,7 @@ def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(for
             assert done.stderr.startswith("fastfuse: error: the lister cannot be started: no process can be started")
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert Scrape(mount.metrics_port())["refreshes_total", "failed"] == 2
-        with remembered(mount.path / "a"):
+        with opened(mount.path / "a"):  # so that the kernel does not forget the name for want of memory
             with limit(forks_left, 2):  # that list
                 assert refresh_in_vain(mount, held).startswith("no process can be started")
             assert run_fastfuse("refresh", str(mount.path)).returncode == 0
@@ -836,9 +713,7 @@ def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(for
         assert find_mount(mount.path) is None
 
 
-def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(server: LoopbackServer, tmp_path: Path) -> None:
     """To free its gigabytes takes seconds, in which a worker or a supervisor would answer nothing."""
     change = f"""
     import pathlib
@@ -850,14 +725,13 @@ def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(
         send(self, session_fd)
     Refresher.send_notices = send_notices
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert (tmp_path / "held").read_text().count("memfd:fastfuse-index") == 2
         assert str(open_descriptors(mount.process.pid)).count("memfd:fastfuse-index") == 1
 
 
-def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_five_processes_at_most_die_while_they_tell_the_kernel(tmp_path: Path) -> None:
     """L6: what none of them told is told with the next refresh."""
     deaths = tmp_path / "deaths"
     deaths.touch()
@@ -874,9 +748,8 @@ def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pyte
         send(fd, notices)
     refresh.send_notices = die
     """
-    with_change(monkeypatch, change)
-    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url) as mount:
-        with remembered(mount.path / "a"):
+    with holding(a=b"a") as (server, held), mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
+        with opened(mount.path / "a"):  # so that the kernel does not forget the name for want of memory
             deaths.write_bytes(bytes(5))
             assert refresh_in_vain(mount, held) == "the process that tells it was killed by signal 9"
             assert mount.log.count("died; another one does") == 4
@@ -894,36 +767,32 @@ def test_five_processes_at_most_die_while_they_tell_the_kernel(monkeypatch: pyte
 
 
 @contextlib.contextmanager
-def faulty(server: LoopbackServer, action: Action) -> Iterator[None]:
-    """Listings fail, or do not end until then."""
+def faulty(server: LoopbackServer, action: Action) -> Iterator[int]:
+    """Listings fail, or do not end until then; yields the rule."""
     rule = server.faults.add(FaultRule(action=action, operation="ListObjectsV2"))
     try:
-        yield
+        yield rule
     finally:
         server.faults.remove(rule)
 
 
-def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_without_a_socket_serves_and_refreshes(server: LoopbackServer) -> None:
     change = """
     from fastfuse.filesystem import supervisor
     def refuse(_):
         raise OSError(98, "Address already in use")
     supervisor.ControlSocket = refuse
     """
-    with_change(monkeypatch, change)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+    with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         assert mount.log.count("no socket: [Errno 98] Address already in use") == 1
         assert run_fastfuse("hint", str(mount.path), "--file", "/dev/null").returncode == 0
         mount.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "refreshed s3://bucket/data: 0 added" in mount.log)
 
 
-def test_a_mount_without_standard_streams_serves(server: LoopbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def command(*arguments: str) -> list[str]:
-        return ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *mount_command(*arguments)]  # type: ignore[arg-type]
-
-    monkeypatch.setattr(mounting, "mount_command", command)
-    with mounted("s3://bucket/data", server.endpoint_url) as mount:
+def test_a_mount_without_standard_streams_serves(server: LoopbackServer) -> None:
+    run_by = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    with mounted("s3://bucket/data", server.endpoint_url, run_by=run_by) as mount:
         assert os.readlink(f"/proc/{mount.process.pid}/fd/2") == "/dev/null"
         kill(mount.worker())
         assert (mount.path / "b").read_bytes() == b"b"
@@ -950,7 +819,7 @@ class Stuck:
 
 
 @pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
+def stuck(tmp_path: Path) -> Iterator[Stuck]:
     go = tmp_path / "go"
     os.mkfifo(go)
     go.chmod(0o666)
@@ -966,10 +835,9 @@ def stuck(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Stuck]:
         send(fd, notices)
     refresh.send_notices = hesitate
     """
-    with_change(monkeypatch, change)
     with (
         holding(a=b"a") as (server, held),
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
+        mounted("s3://bucket/data", server.endpoint_url, change=change) as mount,
         fuse_connections() as connections,
     ):
         connection = connections / str(os.minor(os.stat(mount.path).st_dev))
@@ -1021,16 +889,15 @@ def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stu
 
 
 def test_where_the_kernels_readahead_cannot_be_raised_the_page_cache_is_used_and_one_line_says_what_it_costs(
-    server: LoopbackServer, monkeypatch: pytest.MonkeyPatch
+    server: LoopbackServer,
 ) -> None:
     change = """
     from fastfuse.filesystem.mounting import mount_places
     permitted = mount_places.raise_readahead
     mount_places.raise_readahead = lambda device: permitted("no" + device)
     """
-    with_change(monkeypatch, change)
     options = ("--part-size", "1MiB", "--metrics-listen", "0")
-    with mounted("s3://bucket/large", server.endpoint_url, *options) as mount:
+    with mounted("s3://bucket/large", server.endpoint_url, *options, change=change) as mount:
         for _ in range(2):
             assert (mount.path / "file").read_bytes() == _LARGE
         assert Scrape(mount.metrics_port())["read_served_bytes_total",] == len(_LARGE)

@@ -74,23 +74,6 @@ async def lines_of(client: trio.SocketStream, count: int) -> list[dict[str, Any]
     return [json.loads(line) for line in received.splitlines()]
 
 
-async def test_each_read_is_shown_with_what_became_of_it() -> None:
-    operations = serving()
-    async with watched(operations) as (reads, client):
-        assert await lines_of(client, 1) == [{"fastfuse": 1}]
-        assert operations.watched is reads
-        assert await reads.read(Read(INODE, 0, 3), PID, read) == b"xxx"
-        with pytest.raises(pyfuse3.FUSEError):
-            await reads.read(Read(INODE, FAILS_AT, 3), PID, read)
-        first, second = await lines_of(client, 2)
-    assert first.pop("us") >= 0
-    assert first.pop("at") == pytest.approx(second["at"], abs=60)
-    assert first == {
-        "pid": 4711, "process": process_name(4711), "path": "shards/a.tar", "offset": 0, "size": 3, "found": "ahead"
-    }  # fmt: skip
-    assert (second["offset"], second["found"], second["errno"]) == (FAILS_AT, "hit", "EIO")
-
-
 @pytest.fixture
 def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -139,13 +122,17 @@ async def test_lost_reads_are_counted_with_those_that_the_sample_leaves_out(monk
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "most_watchers"),
     [
-        *({"sample": sample} for sample in (0, -1, "1", None, True, 1.5)),
-        *({"request": "top", "every_s": every_s} for every_s in (0, 0.01, 1e9, "1", None, True, float("nan"))),
+        *(({"sample": sample}, 8) for sample in (0, -1, "1", None, True, 1.5)),
+        *(({"request": "top", "every_s": every_s}, 8) for every_s in (0, 0.01, 1e9, "1", None, True, float("nan"))),
+        ({}, 0),
     ],
 )
-async def test_a_watcher_that_asks_for_nonsense_is_refused(asked: dict[str, object]) -> None:
+async def test_a_watcher_that_asks_for_nonsense_or_is_one_too_many_is_refused(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, object], most_watchers: int
+) -> None:
+    monkeypatch.setattr("fastfuse.filesystem.talking.watching._MOST_WATCHERS", most_watchers)
     async with watched(serving(), **asked) as (_, client):
         with pytest.raises(MountError, match="the reads are not shown"):
             heard(await client.receive_some())
@@ -222,10 +209,3 @@ async def test_a_file_that_a_refresh_has_taken_away_has_no_path_any_more() -> No
         await reads.read(Read(INODE, 1, 3), PID, read)
         (line,) = await lines_of(client, 1)
         assert (line["path"], line["found"]) == (f"(inode {INODE})", "waited")
-
-
-async def test_more_than_so_many_may_not_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastfuse.filesystem.talking.watching._MOST_WATCHERS", 0)
-    async with watched(serving()) as (_, client):
-        with pytest.raises(MountError, match="the reads are not shown"):
-            heard(await client.receive_some())

@@ -75,24 +75,20 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     os.close(place.worker.dump_fd)
 
 
-def test_one_that_is_stopped_before_it_serves_is_killed_while_the_watchdog_hears_of_us(place: Place) -> None:
+def test_one_that_is_stopped_or_dies_before_it_serves_is_told_while_the_watchdog_hears_of_us(place: Place) -> None:
     with pytest.raises(ServiceError, match=r"did not come to serve: it hung for \d s \(state T\)"):
         place.start(stop)
     assert place.worker.pid == 0
     assert place.said_alive >= 1
     assert wait_child(place.pids[0]) == -signal.SIGKILL
-
-
-def test_one_that_dies_before_it_serves_is_told_with_its_end(place: Place) -> None:
     with pytest.raises(ServiceError, match="did not come to serve: it exited with 3"):
         place.start(lambda *_: os._exit(3))
     assert place.worker.pid == 0
 
 
-def test_one_that_is_stopped_at_a_table_is_killed(place: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_one_that_is_stopped_at_a_table_is_killed(place: Place) -> None:
     place.start(serve_and_stop)
-    with (tmp_path_factory.mktemp("table") / "table").open("wb") as table:
-        place.worker.take_table(table.fileno())
+    place.worker.take_table(place.worker.dump_fd)
     assert place.worker.pid == 0
     assert place.worker.end.startswith("it hung for")
     # It may hold the connection until it is reaped.
@@ -146,12 +142,11 @@ def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: 
 
 
 def test_one_that_hangs_up_when_a_table_comes_is_killed_and_left_to_be_reaped(
-    place: Place, tmp_path_factory: pytest.TempPathFactory, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.start(serve_and_hang_up)
-    with (tmp_path_factory.mktemp("table") / "table").open("wb") as table:
-        place.worker.take_table(table.fileno())
-    assert [record.getMessage() for record in caplog.records] == ["the worker does not take the new table"]
+    place.worker.take_table(place.worker.dump_fd)
+    assert caplog.messages == ["the worker does not take the new table"]
     assert place.worker.has_exited(place.pids[0], wait_child(place.pids[0]))
 
 
@@ -164,9 +159,7 @@ def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_tak
         patched.setattr(worker_process, "DIES_WITHIN_S", 0.01)
         patched.setattr(os, "kill", lambda *_: None)
         place.worker.close()
-    assert [record.getMessage() for record in caplog.records] == [
-        f"worker {place.pids[0]} was killed and does not end: a disk that hangs may hold it"
-    ]
+    assert caplog.messages == [f"worker {place.pids[0]} was killed and does not end: a disk that hangs may hold it"]
 
 
 async def test_the_end_of_failing_reads_is_told_with_the_time_since_the_first(

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.report.layout import page
 from fastfuse.report.records import read_record
-from tests.mounting import ENVIRONMENT, mounted, run_fastfuse
+from tests.mounting import ENVIRONMENT, run_fastfuse
 from tests.report.records import HOSTILE, job, mount
+from tests.semantics.places import place
 
 
 class Page(html.parser.HTMLParser):
@@ -115,17 +115,13 @@ def test_a_record_of_one_moment_is_a_page_without_charts() -> None:
 
 @pytest.mark.fuse
 def test_a_mount_is_reported_and_its_record_makes_the_same_page_later(tmp_path: Path) -> None:
-    objects = {f"data/{number:02}": bytes(50_000) for number in range(10)}
-    with (
-        LoopbackServer({"bucket": MemoryObjects(objects)}) as server,
-        mounted("s3://bucket/data", server.endpoint_url) as mount,
-    ):
+    with place({f"{number:02}": bytes(50_000) for number in range(10)}) as here:
         for number in range(10):
-            assert len((mount.path / f"{number:02}").read_bytes()) == 50_000
-        assert not (mount.path / "absent").exists()  # what threads have read is counted before the next request
+            assert len((here.path / f"{number:02}").read_bytes()) == 50_000
+        assert not (here.path / "absent").exists()  # what threads have read is counted before the next request
         kept, written = tmp_path / "record.json", tmp_path / "page.html"
-        kept.write_text(run_fastfuse("report", str(mount.path), "--json").stdout)
-        done = run_fastfuse("report", str(mount.path), "-o", str(written))
+        kept.write_text(run_fastfuse("report", str(here.path), "--json").stdout)
+        done = run_fastfuse("report", str(here.path), "-o", str(written))
         assert (done.returncode, done.stdout, done.stderr) == (0, f"wrote {written}\n", "")
     again = tmp_path / "again.json"
     done = run_fastfuse("report", str(kept), "--json", "-o", str(again))
@@ -134,7 +130,7 @@ def test_a_mount_is_reported_and_its_record_makes_the_same_page_later(tmp_path: 
     later = run_fastfuse("report", str(kept), "-o", "-")
     assert later.returncode == 0
     for found in (Page(written.read_text()), Page(later.stdout)):
-        assert found.of("h1") == [str(mount.path)]
+        assert found.of("h1") == [str(here.path)]
         assert found.figures()["Read"] == found.figures()["Files of the source"].partition(", ")[2] == "488.3 KiB"
 
 
@@ -144,10 +140,10 @@ def test_a_page_is_utf8_in_every_locale_and_of_every_path(tmp_path: Path) -> Non
     # Without its UTF-8 mode, Python takes this locale for ASCII.
     command = [sys.executable, "-X", "utf8=0", "-m", "fastfuse", "report", str(kept), "-o"]
     environment = {**ENVIRONMENT, "LC_ALL": "C"}
-    for place in (str(written), "-"):
-        done = subprocess.run([*command, place], env=environment, capture_output=True, check=False)
+    for target in (str(written), "-"):
+        done = subprocess.run([*command, target], env=environment, capture_output=True, check=False)
         assert (done.returncode, done.stderr) == (0, b"")
-        data = done.stdout if place == "-" else written.read_bytes()
+        data = done.stdout if target == "-" else written.read_bytes()
         assert Page(data.decode()).of("h1") == ["/mnt/\u00e9\\udcff"]
 
 

@@ -4,7 +4,7 @@ import mmap
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +37,14 @@ class Place:
 
 @contextmanager
 def place(
-    objects: MemoryObjects | Mapping[str, bytes] | Mapping[bytes, bytes], *options: str, uri: str = f"s3://{BUCKET}"
+    objects: MemoryObjects | Mapping[str, bytes] | Mapping[bytes, bytes],
+    *options: str,
+    uri: str = f"s3://{BUCKET}",
+    change: str = "",
 ) -> Iterator[Place]:
     """Serve `objects` and mount them until the end of the block."""
     held = objects if isinstance(objects, MemoryObjects) else MemoryObjects(objects)
-    with LoopbackServer({BUCKET: held}) as server, mounted(uri, server.endpoint_url, *options) as mount:
+    with LoopbackServer({BUCKET: held}) as server, mounted(uri, server.endpoint_url, *options, change=change) as mount:
         yield Place(held, server, mount, server.statistics().requests.get("GetObject", 0))
 
 
@@ -69,6 +72,17 @@ def direct_read(path: Path, size_bytes: int, offset: int = 0) -> bytes:
             return buffer[: os.preadv(descriptor, [buffer], offset)]
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """A descriptor whose mount may go away: then even closing it is an error."""
+    file = os.open(path, flags)
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            os.close(file)
 
 
 def errno_of(read: Callable[..., object], *arguments: object) -> int:

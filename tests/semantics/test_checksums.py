@@ -2,11 +2,10 @@
 
 import errno
 import random
-from base64 import b64encode
 from pathlib import Path
 
 from bench.s3server import FaultRule, Flip, MemoryObjects
-from fastfuse.s3.checksums import digest_of
+from tests.s3.test_integrity import told
 from tests.semantics.places import Place, block_bytes, place
 
 MIB = 1 << 20
@@ -17,8 +16,7 @@ SMALL = {f"small/{number:03}": block_bytes(2 + number, 40_000) for number in ran
 def checksummed(data: dict[str, bytes]) -> MemoryObjects:
     objects = MemoryObjects()
     for key, content in data.items():
-        digest = b64encode(digest_of("crc64nvme", content)).decode()
-        objects.put(key, content, checksums={"x-amz-checksum-crc64nvme": digest})
+        objects.put(key, content, checksums=told("crc64nvme", content))
     return objects
 
 

@@ -18,7 +18,6 @@ from bench.s3server import FaultRule, MemoryObjects, Stall
 from bench.s3server.faults import ACCESS_DENIED, SLOW_DOWN, Action, Replace, Truncate
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 from fastfuse.hints import order
-from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.mounting import mounted
 from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, errno_of, gets, place, refresh
@@ -50,18 +49,15 @@ PATIENT = "--read-deadline-s", "3600"
 
 
 @contextmanager
-def threads_read(
-    monkeypatch: pytest.MonkeyPatch, *options: str, change: str = TOLD, more: Mapping[str, bytes] | None = None
-) -> Iterator[Place]:
+def threads_read(*options: str, change: str = TOLD, more: Mapping[str, bytes] | None = None) -> Iterator[Place]:
     """Mount `DATA`, and wait until threads read small files."""
-    with_change(monkeypatch, change)
     others = iter(OTHERS)
 
     def is_met(here: Place) -> bool:
         (here.path / next(others)).read_bytes()
         return has_threads(here.mount)
 
-    with place(MemoryObjects(DATA | OTHERS | dict(more or {})), *options) as here:
+    with place(MemoryObjects(DATA | OTHERS | dict(more or {})), *options, change=change) as here:
         wait_until(lambda: is_met(here))
         yield here
 
@@ -98,11 +94,9 @@ def mapped(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("read", [whole, in_pieces, mapped])
-def test_an_announced_file_is_fetched_once_and_right_however_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], bytes]
-) -> None:
+def test_an_announced_file_is_fetched_once_and_right_however_it_is_read(read: Callable[[Path], bytes]) -> None:
     """D1"""
-    with threads_read(monkeypatch, "--metrics-listen", "0") as here, order(NAMES, here.path):
+    with threads_read("--metrics-listen", "0") as here, order(NAMES, here.path):
         port = here.mount.metrics_port()
         wait_until(lambda: Scrape(port)["fetched_parts_total", "prefetched"] == len(NAMES))
         with ThreadPoolExecutor(4) as readers:
@@ -112,23 +106,9 @@ def test_an_announced_file_is_fetched_once_and_right_however_it_is_read(
         wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == 0)
 
 
-def test_reads_wait_for_the_get_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(4) as readers:
-        rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=LARGE))
-        with order([LARGE], here.path):
-            wait_until(lambda: here.server.faults.hits(rule) > 0)
-            pieces = [readers.submit(direct_read, here.path / LARGE, 64 << 10, at << 16) for at in (2, 0, 3, 1)]
-            wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == 4)
-            here.server.faults.remove(rule)
-            assert b"".join(pieces[at].result(60) for at in (1, 3, 0, 2)) == DATA[LARGE]
-        assert sorted(answered(here)) == [(at << 16, 64 << 10, True) for at in range(4)]
-        assert get_count(here, LARGE) == 1
-        assert Scrape(here.mount.metrics_port())["waiting_reads",] == 0
-
-
-def test_a_read_of_a_file_ahead_that_kills_workers_fails_and_the_mount_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_of_a_file_ahead_that_kills_workers_fails_and_the_mount_goes_on() -> None:
     """L3"""
-    with ThreadPoolExecutor(1) as reader, threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+    with ThreadPoolExecutor(1) as reader, threads_read("--metrics-listen", "0", *PATIENT) as here:
         rule = here.server.faults.add(FaultRule(action=Stall(1000), operation="GetObject", key=SMALL))
         with order([SMALL], here.path):
             wait_until(lambda: here.server.faults.hits(rule) == 1)
@@ -144,11 +124,9 @@ def test_a_read_of_a_file_ahead_that_kills_workers_fails_and_the_mount_goes_on(m
 
 
 @pytest.mark.parametrize("action", [Stall(1000), Truncate(1000), Replace(b"other"), ACCESS_DENIED])
-def test_what_threads_get_ahead_in_vain_the_client_gets_for_whoever_reads(
-    monkeypatch: pytest.MonkeyPatch, action: Action
-) -> None:
+def test_what_threads_get_ahead_in_vain_the_client_gets_for_whoever_reads(action: Action) -> None:
     """D5"""
-    with threads_read(monkeypatch, change="") as here:
+    with threads_read(change="") as here:
         rule = here.server.faults.add(FaultRule(action=action, operation="GetObject", key=LARGE, times=1))
         with order([LARGE], here.path):
             wait_until(lambda: here.server.faults.hits(rule) > 0)
@@ -156,9 +134,9 @@ def test_what_threads_get_ahead_in_vain_the_client_gets_for_whoever_reads(
         assert get_count(here, LARGE) >= 2
 
 
-def test_nothing_ahead_outlives_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_ahead_outlives_a_refresh() -> None:
     """L6"""
-    with threads_read(monkeypatch) as here:
+    with threads_read() as here:
         with order([LARGE], here.path):
             wait_until(lambda: get_count(here, LARGE) == 1)
             here.objects.put(LARGE, b"new")
@@ -167,11 +145,11 @@ def test_nothing_ahead_outlives_a_refresh(monkeypatch: pytest.MonkeyPatch) -> No
         assert answered(here) == []
 
 
-def test_what_nobody_reads_is_let_go_with_its_order_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_reads_is_let_go_with_its_order_and_counted() -> None:
     def unread_bytes() -> int:
         return int(Scrape(here.mount.metrics_port())["memory_bytes", "unread"])
 
-    with threads_read(monkeypatch, "--metrics-listen", "0") as here:
+    with threads_read("--metrics-listen", "0") as here:
         with order([LARGE], here.path):
             wait_until(lambda: get_count(here, LARGE) == 1 and unread_bytes() == len(DATA[LARGE]))
         with order([SMALL], here.path):
@@ -181,7 +159,7 @@ def test_what_nobody_reads_is_let_go_with_its_order_and_counted(monkeypatch: pyt
         assert get_count(here, LARGE) == 2
 
 
-def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_many_reads_have_waited_the_next_one_may() -> None:
     """Threads have room for 1,024 at once."""
 
     def is_begun(rule: int) -> bool:
@@ -191,7 +169,7 @@ def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.Mon
     offsets = range(0, len(DATA[LARGE]), 4096)
     change = f"{TOLD}from fastfuse.readahead import own_pace\nown_pace._FEW_READERS = 64\n"
     options = "--metrics-listen", "0", *PATIENT
-    with threads_read(monkeypatch, *options, change=change) as here, ThreadPoolExecutor(64) as readers:
+    with threads_read(*options, change=change) as here, ThreadPoolExecutor(64) as readers:
         for name in names:
             rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key=name))
             with order([name], here.path):
@@ -200,17 +178,19 @@ def test_however_many_reads_have_waited_the_next_one_may(monkeypatch: pytest.Mon
                 wait_until(lambda: Scrape(here.mount.metrics_port())["waiting_reads",] == len(offsets))
                 here.server.faults.remove(rule)
                 assert b"".join(pieces) == DATA[name]
+            assert get_count(here, name) == 1
         assert [has_waited for *_, has_waited in answered(here)] == [True] * len(names) * len(offsets)
+        assert Scrape(here.mount.metrics_port())["waiting_reads",] == 0
 
 
-def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_order_of_many_is_fetched_by_few_threads_in_turn() -> None:
     """More than there are threads; some are read while they are queued, and some while they are on their way."""
 
     def part_count() -> float:
         now = Scrape(here.mount.metrics_port())
         return now["fetched_parts_total", "demanded"] + now["fetched_parts_total", "prefetched"]
 
-    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(8) as readers:
+    with threads_read("--metrics-listen", "0", *PATIENT) as here, ThreadPoolExecutor(8) as readers:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
         with order(NAMES, here.path):
             wait_until(lambda: here.server.faults.hits(rule) >= 48)
@@ -225,15 +205,13 @@ def test_an_order_of_many_is_fetched_by_few_threads_in_turn(monkeypatch: pytest.
         assert part_count() == len(gets(here))
 
 
-def test_files_that_the_tier_keeps_are_left_to_their_readers_and_the_others_come_ahead(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_files_that_the_tier_keeps_are_left_to_their_readers_and_the_others_come_ahead(tmp_path: Path) -> None:
     def part_count() -> float:
         return Scrape(mount.metrics_port())["fetched_parts_total", "prefetched"]
 
     cache = "--cache", str(tmp_path / "cache"), "--cache-size", "1GiB", "--cache-min-free", "0"
     others = reversed(OTHERS)  # the tier keeps the first
-    with threads_read(monkeypatch, *cache) as here:
+    with threads_read(*cache) as here:
         with order(NAMES[::2], here.path):
             here.wait_for_gets(len(NAMES) // 4)
             assert all(whole(here.path / name) == DATA[name] for name in NAMES[::2])
@@ -253,12 +231,12 @@ def test_files_that_the_tier_keeps_are_left_to_their_readers_and_the_others_come
         assert {get_count(here, name) for name in NAMES} == {1}
 
 
-def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_wait_for_threads_leave_room_to_reads() -> None:
     many = {f"m/{index}": b"m" for index in range(4200)}
     change = f"{TOLD}from fastfuse.readahead import orders\norders._FIRST_CREDIT_FILES = 5000\n"
     change += "orders._LEAST_SPREAD_FILES = 5000\n"
     options = "--metrics-listen", "0", "--memory-target", "512MiB", *PATIENT
-    with threads_read(monkeypatch, *options, change=change, more=many) as here, order([LARGE], here.path):
+    with threads_read(*options, change=change, more=many) as here, order([LARGE], here.path):
         wait_until(lambda: get_count(here, LARGE) == 1)
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="m/*"))
         with order(many, here.path):
@@ -270,9 +248,9 @@ def test_files_that_wait_for_threads_leave_room_to_reads(monkeypatch: pytest.Mon
         assert sum(size_bytes for _, size_bytes, _ in answered(here)) == len(DATA[LARGE])
 
 
-def test_what_nobody_was_asked_for_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_nobody_was_asked_for_is_no_failure() -> None:
     """The service refuses one file, so threads stop while others are queued."""
-    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+    with threads_read("--metrics-listen", "0", *PATIENT) as here:
         port, faults = here.mount.metrics_port(), here.server.faults
         faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject", key=LARGE, times=1))
         rule = faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
@@ -284,13 +262,13 @@ def test_what_nobody_was_asked_for_is_no_failure(monkeypatch: pytest.MonkeyPatch
             assert all(whole(here.path / name) == DATA[name] for name in NAMES)
 
 
-def test_files_that_are_read_in_part_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_read_in_part_give_way_to_others() -> None:
     """As no order drops them any more."""
     # Room for one of them.
     change = f"{TOLD}engine._BEGUN_SMALL_DIVISOR = (416 << 20) // 4 // 300_000\n"
     options = "--metrics-listen", "0", "--memory-target", "512MiB"
     names = [name for name in NAMES if len(DATA[name]) == len(DATA[LARGE])][:2]
-    with threads_read(monkeypatch, *options, change=change) as here, order(names, here.path):
+    with threads_read(*options, change=change) as here, order(names, here.path):
         port = here.mount.metrics_port()
         wait_until(lambda: Scrape(port)["memory_bytes", "unread"] == 2 * len(DATA[LARGE]))
         wait_until(lambda: all(get_count(here, name) == 1 for name in names))
@@ -303,8 +281,8 @@ def test_files_that_are_read_in_part_give_way_to_others(monkeypatch: pytest.Monk
         assert [get_count(here, name) > 1 for name in names] == [True, False]
 
 
-def test_what_was_queued_and_never_fetched_is_not_wasted(monkeypatch: pytest.MonkeyPatch) -> None:
-    with threads_read(monkeypatch, "--metrics-listen", "0", *PATIENT) as here:
+def test_what_was_queued_and_never_fetched_is_not_wasted() -> None:
+    with threads_read("--metrics-listen", "0", *PATIENT) as here:
         rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="d*"))
         with order(NAMES, here.path):
             wait_until(lambda: here.server.faults.hits(rule) >= 48)

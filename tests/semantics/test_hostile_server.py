@@ -12,20 +12,10 @@ from tests.s3.hostile_rows import BY_NAME, ERRNOS
 from tests.semantics.places import direct_read, errno_of
 
 _WORST = (
-    "chunks: of one byte for ever",
-    "chunks: size for ever",
-    "dripping body",
-    "a flood behind the body",
-    "another reply behind the body",
-    "another ETag",
-    "error document: for ever",
-    "error document: quotes the credentials",
-    "headers for ever",
-    "interim replies for ever",
-    "redirect 307",
-    "reset in the body",
-    "silent in the body",
-    "the settings of HTTP/2",
+    *("chunks: of one byte for ever", "chunks: size for ever", "dripping body", "a flood behind the body"),
+    *("another reply behind the body", "another ETag", "error document: for ever", "headers for ever"),
+    *("error document: quotes the credentials", "interim replies for ever", "redirect 307", "reset in the body"),
+    *("silent in the body", "the settings of HTTP/2"),
 )
 _BAD = {f"bad-{at}": BY_NAME[name] for at, name in enumerate(_WORST)}
 _PAGE = page_of(*((key, len(DATA)) for key in (*sorted(_BAD), "good")))

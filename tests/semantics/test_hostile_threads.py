@@ -22,32 +22,12 @@ from tests.s3.hostile_rows import BY_NAME, ERRNOS
 from tests.semantics.places import errno_of
 
 _NAMES = (
-    "a byte behind the body",
-    "a sign-in page",
-    "an object in gzip",
-    "another ETag",
-    "another reply behind the body",
-    "body longer by one",
-    "body shorter by one",
-    "chunks: of 1,000 bytes",
-    "chunks: sum is short",
-    "connection: close, and left open",
-    "empty ETag",
-    "ended before the last byte",
-    "interim replies",
-    "keep-alive, and reset",
-    "length of 64 bits and more",
-    "no Content-Length",
-    "no body",
-    "once ended in the body",
-    "once reset in the body",
-    "redirect 307",
-    "refusal 404 Not Found NoSuchKey",
-    "silent in the body",
-    "the settings of HTTP/2",
-    "the whole object for a range",
-    "two lengths",
-    "weak ETag",
+    *("a byte behind the body", "a sign-in page", "an object in gzip", "another ETag", "another reply behind the body"),
+    *("body longer by one", "body shorter by one", "chunks: of 1,000 bytes", "chunks: sum is short", "empty ETag"),
+    *("connection: close, and left open", "ended before the last byte", "interim replies", "keep-alive, and reset"),
+    *("length of 64 bits and more", "no Content-Length", "no body", "once ended in the body", "once reset in the body"),
+    *("redirect 307", "refusal 404 Not Found NoSuchKey", "silent in the body", "the settings of HTTP/2"),
+    *("the whole object for a range", "two lengths", "weak ETag"),
 )
 _ROWS = [BY_NAME[name] for name in _NAMES]
 # Names in no order, so that nothing is fetched ahead.

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ import pytest
 from bench.s3server import FaultRule, LoopbackServer, Stall
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.processes.children import UNHEEDED
-from tests.filesystem.test_supervisor import with_change
 from tests.filesystem.waiting import wait_until
 from tests.forked import Forked
 from tests.mounting import (
@@ -30,7 +29,7 @@ from tests.mounting import (
     tmpfs,
 )
 from tests.semantics.leftovers import descendants
-from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, place
+from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, gets, opened, place
 
 MIB = 1 << 20
 OBJECTS = DATA = {"file": block_bytes(1, 3 * MIB), "other": b"other"}
@@ -74,17 +73,6 @@ def test_the_service_manager_hears_of_every_stage_in_order(server: LoopbackServe
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor whose mount may go away: then even closing it is an error."""
-    file = os.open(path, os.O_RDONLY)
-    try:
-        yield file
-    finally:
-        with suppress(OSError):
-            os.close(file)
-
-
-@contextmanager
 def reading(here: Place) -> Iterator[tuple[int, Future[bytes]]]:
     """A read of `file` that the service does not answer while the rule is there."""
     rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="file"))
@@ -123,9 +111,13 @@ def test_signals_to_every_process_of_a_job_end_no_process_of_the_mount() -> None
         assert find_mount(here.path) is None
 
 
-def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> None:
-    """L2"""
+@pytest.mark.parametrize("has_died", [False, True])
+def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones(has_died: bool) -> None:
+    """L2, and L3 where its worker was replaced"""
     with place(DATA, "--grace-s", "60") as here:
+        if has_died:
+            os.kill(here.mount.worker(), signal.SIGKILL)
+            wait_until(lambda: "starting another" in here.mount.log)
         with reading(here) as (rule, read), (here.path / "other").open("rb", buffering=0) as other:
             assert other.read() == b"other"
             stopping(here)
@@ -150,23 +142,20 @@ def test_a_stopping_mount_lets_reads_under_way_end_and_refuses_later_ones() -> N
     ],
 )
 def test_a_mount_that_somebody_has_moved_is_unmounted_where_it_is(
-    server: LoopbackServer, directory: Path, how: str, what: str, monkeypatch: pytest.MonkeyPatch
+    server: LoopbackServer, directory: Path, how: str, what: str
 ) -> None:
     """L2"""
     base, old, new = directory / "base", directory / "base" / "old", directory / "base" / "new"
     with tmpfs(base), fuse_connections() as connections:
         subprocess.run(["mount", "--make-private", base], check=True)  # no mount can be moved away from a shared one
         (old / "at").mkdir(parents=True)
-        with_change(
-            monkeypatch,
-            f"""
-            from fastfuse.filesystem.mounting import mountpoint
-            from fastfuse.filesystem.worker_process import WorkerProcess
-            WorkerProcess.may_survive = {"held" in what}
-            mountpoint._CONNECTIONS = mountpoint.Path("{connections}", {"" if "fusectl" in what else "nothing"!r})
-            """,
-        )
-        with mounted(f"s3://{BUCKET}", server.endpoint_url, path=old / "at") as mount:
+        change = f"""
+        from fastfuse.filesystem.mounting import mountpoint
+        from fastfuse.filesystem.worker_process import WorkerProcess
+        WorkerProcess.may_survive = {"held" in what}
+        mountpoint._CONNECTIONS = mountpoint.Path("{connections}", {"" if "fusectl" in what else "nothing"!r})
+        """
+        with mounted(f"s3://{BUCKET}", server.endpoint_url, path=old / "at", change=change) as mount:
             if how == "parent":
                 old.rename(new)
             else:

@@ -20,7 +20,7 @@ from fastfuse.filesystem.talking.control import ask_status, entry_of
 from fastfuse.metrics import BUILD_INFO
 from tests.filesystem.waiting import wait_until
 from tests.mounting import run_fastfuse
-from tests.semantics.places import Place, block_bytes, direct_read, forget, place
+from tests.semantics.places import Place, block_bytes, direct_read, errno_of, place
 
 # Not `urlopen`: a proxy of the environment would be asked.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -97,8 +97,9 @@ def each_outcome_once(here: Place, number: int) -> None:
         data = b"".join(direct_read(here.path / keys[name], part_bytes, part_bytes * at) for at in range(requests))
         assert len(data) == SIZES[name]
     for name, error in {"denied": errno.EACCES, "changed": errno.ESTALE}.items():
-        with pytest.raises(OSError, match=re.escape(f"[Errno {error}]")):
-            direct_read(here.path / keys[name], 4096)
+        assert errno_of(direct_read, here.path / keys[name], 4096) == error
+    # Questions about what is not there are no errors.
+    assert errno_of(os.getxattr, here.path / keys["whole"], "user.nothing") == errno.ENODATA
 
 
 def wanted_after(rounds: int) -> dict[str, int]:
@@ -225,9 +226,14 @@ def test_a_mount_is_ill_while_every_read_fails_and_well_once_one_succeeds(here: 
 
     wait_until(is_ill)
     assert Scrape(port)["reads_failing",] == 1
+    done = run_fastfuse("status", str(here.path))
+    assert done.returncode == 1
+    assert re.search(r"\n  trouble   for \d+ s: [1-9]\d* × EACCES; reads fail\n", done.stdout)
     here.server.faults.remove(denied)
     assert direct_read(here.path / "small", 4096) == b"0123456789"
     wait_until(lambda: health(port) == (200, "ok\n"))
+    wait_until(lambda: ask_status(entry_of(here.path))["state"] == "ok")
+    wait_until(lambda: re.search(r"reads succeed again after \d+ s: [1-9]\d* × EACCES", here.mount.log) is not None)
 
 
 def test_a_mount_is_well_though_an_object_has_changed(here: Place) -> None:
@@ -267,18 +273,3 @@ def direct_stat(path: Path) -> int:
         return os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-
-
-def test_what_the_kernel_has_dropped_is_not_held() -> None:
-    with place({"large": block_bytes(1, 9 << 20), "small": b"x"}, "--metrics-listen", "0") as here:
-        port = here.mount.metrics_port()
-        with (here.path / "large").open("rb", buffering=0) as file:
-            assert len(file.read(2 << 20)) > 0
-        wait_until(lambda: Scrape(port)["pool_bytes",] > 0)
-
-        def is_nothing_held() -> bool:
-            forget(here.path)
-            return Scrape(port)["pool_bytes",] == 0
-
-        wait_until(is_nothing_held)
-        assert (here.path / "large").read_bytes() == block_bytes(1, 9 << 20)

@@ -98,24 +98,6 @@ def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
         assert (here.path / "folder" / "0999").read_bytes() == b""
 
 
-def test_a_mount_can_be_stopped_after_its_worker_was_replaced() -> None:
-    """L3, L2"""
-    data = block_bytes(1, 9 * MIB)
-    with place({"file": data, "other": data}, "--grace-s", "60") as here, ThreadPoolExecutor(1) as threads:
-        kill_worker(here.mount)
-        assert direct_read(here.path / "file", 4096) == data[:4096]
-        rule = here.server.faults.add(FaultRule(action=Stall(0), operation="GetObject", key="other"))
-        read = threads.submit(direct_read, here.path / "other", 4096, 8 * MIB)
-        wait_until(lambda: here.server.faults.hits(rule) > 0)
-        stopping(here)
-        with pytest.raises(OSError, match="shutdown") as caught:
-            direct_read(here.path / "file", 4096)
-        assert caught.value.errno == errno.ESHUTDOWN
-        here.server.faults.remove(rule)
-        assert read.result(60) == data[8 * MIB : 8 * MIB + 4096]
-        assert here.mount.wait() == 0
-
-
 def test_a_read_that_is_under_way_when_its_worker_dies_in_the_last_moments_is_answered() -> None:
     """L3, L2"""
     data = block_bytes(1, 9 * MIB)
