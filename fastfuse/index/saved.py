@@ -299,11 +299,11 @@ class SharedIndex:
     @asynccontextmanager
     async def _objects(self, session: S3Session) -> AsyncIterator[tuple[ObjectWriter, ObjectWriter]]:
         """Yield what writes the index, and what writes the claim."""
-        bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
+        retries = Retries(self.counters)
         async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
-            index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
+            index = ObjectWriter(client, exits, self.place.bucket, self.place.path, retries=retries)
             index.has_bare_etags = self._has_bare_etags
-            yield index, index.beside(key + CLAIM_SUFFIX)
+            yield index, index.beside(index.key + CLAIM_SUFFIX)
 
     async def _write(self, fd: int, replaces: str) -> None:
         async with self._objects(self.session) as (index, _):

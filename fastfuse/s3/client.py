@@ -358,18 +358,12 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, self._routes.correct(route, failure.region)
-        date = head.headers.get("date", "")
-        if failure.kind is Kind.SKEWED:
-            return failure, self.session.clock.correct(date)
         # A HEAD answered 403 does not tell a denied object from a wrong time or revoked keys.
-        is_denied = not has_body and failure.kind is Kind.DENIED
-        if is_denied and self.session.clock.correct(date):
-            return failure, True
-        kind = Kind.BAD_KEYS if is_denied else failure.kind
-        deadline_s = self.session.config.deadline_s
+        kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
+        date, deadline_s = head.headers.get("date", ""), self.session.config.deadline_s
         # Before the deadlines of those who wait for this GET, who could not tell why.
         with trio.move_on_at(get.ends_s - _TO_TELL_SHARE * deadline_s if get else inf):
-            is_mended, trouble = await self.session.replace_refused(credentials, kind)
+            is_mended, trouble = await self.session.mend(kind, date, credentials, is_head=not has_body)
             return trouble if is_read and trouble and not is_mended else failure, is_mended
         assert get is not None
         told = f"{get.ref.key!r} was refused ({failure.detail})"

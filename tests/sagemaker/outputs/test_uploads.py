@@ -46,7 +46,6 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import Cluster, OutputConfig
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import sending
-from fastfuse.sagemaker.outputs.sending import writer_to
 from fastfuse.sagemaker.running import delivery
 from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_until
@@ -113,7 +112,7 @@ async def test_what_a_job_has_made_waits_for_a_service_that_cannot_be_reached(
     monkeypatch.setattr(HttpxSession, "send", send_later)
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
     async with aclosing(S3Client(S3Session(connection))) as client, AsyncExitStack() as exits:
-        writer = await writer_to(S3Uri(moto_server.bucket, "waited"), client, exits, Retries())
+        writer = ObjectWriter(client, exits, moto_server.bucket, "waited", outlives_outages=True)
         assert await writer.put(b"model")
     assert max(refusals.values()) < 0
 
@@ -244,11 +243,11 @@ async def test_what_was_waited_for_in_vain_is_told_for_what_is_sent_next(
     """The record is sent by another process than the model."""
     waited_s: list[float] = []
 
-    async def note(_: S3Uri, *, retries: Retries, **__: object) -> None:
+    def note(*_: object, retries: Retries, **__: object) -> None:
         waited_s.append(retries.silent_s)
         raise ServiceError("no answer")
 
-    monkeypatch.setattr(sending, "writer_to", note)
+    monkeypatch.setattr(sending, "ObjectWriter", note)
     told: dict[str, Any] = {}
     outgoing = [sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(BUCKET, "note"), data=b"")]
     arguments = (outgoing, tmp_path, S3Session(ConnectionConfig()), "", lambda name, **more: told.update({name: more}))
