@@ -194,12 +194,12 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mounts that may not be unmounted as long as there is a file ``refused`` beside the mountpoint."""
     change = """
     from fastfuse.filesystem.mounting import mountpoint
-    permitted = mountpoint._unmount_as_root
+    permitted = mountpoint.unmount_as_root
     def unmount(entry, *, lazy):
         if entry.path.with_name("refused").exists():
             raise mountpoint._unmount_error(entry.path, "Operation not permitted")
         permitted(entry, lazy=lazy)
-    mountpoint._unmount_as_root = unmount
+    mountpoint.unmount_as_root = unmount
     """
     with_change(monkeypatch, change)
 
