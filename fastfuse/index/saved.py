@@ -34,6 +34,7 @@ from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.snapshot import OldFormatError, Snapshot, check_size, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
+from fastfuse.regular_files import open_regular
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
@@ -58,10 +59,8 @@ def copy_index(place: Path, fd: int, *, is_own: bool = False) -> bool:
     """
     is_ours = True
     try:
-        with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        with os.fdopen(open_regular(place), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
             check_size(f"the index {place}", status.st_size)
             if is_own and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022):
                 is_ours = False
