@@ -26,7 +26,9 @@ _PART_BYTES = 8 << 20
 _MOST_FAILURES = 100
 # So many ranges that are kept are looked up in one turn of the loop: 1 ms.
 _TURN_RANGES = 100
-# The disk is looked at so often while it is waited for. It is given up once it was waited for so long and has taken
+# As often as a line is worth drawing again.
+_TELL_EVERY_S = 0.1
+# The disk is looked at as often while it is waited for. It is given up once it was waited for so long and has taken
 # nothing: twice as long as one that has not answered is left alone (`hanging_disk.OFF_S`).
 _LOOK_S = 0.005
 _MOST_WAIT_S = 60.0
@@ -59,7 +61,7 @@ def warm(
     bytes_per_s: float | None,
     checks: bool,
 ) -> WarmState:
-    """Put every object of `refs` into `cache`, which is closed then. `tell` is called as it goes on, and must not wait.
+    """Put every object of `refs` into `cache`, which is closed then. `tell` is called ten times a second.
 
     With `checks`, what is kept is read, too, and fetched again if it is damaged. A second call continues one that was
     ended in any way.
@@ -79,11 +81,14 @@ def warm(
         )  # fmt: skip
         warming = Warming(
             reader=reader, most_gets=session.config.max_connections, memory_bytes=memory_bytes,
-            bytes_per_s=bytes_per_s, checks=checks, limit_bytes=cache.settings.size_bytes, tell=tell,
+            bytes_per_s=bytes_per_s, checks=checks, limit_bytes=cache.settings.size_bytes,
         )  # fmt: skip
         state = warming.state
         try:
-            await warming.run(refs)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_tell_often, lambda: tell(state))
+                await warming.run(refs)
+                nursery.cancel_scope.cancel()
         finally:
             with trio.CancelScope(shield=True):
                 await reader.aclose()
@@ -109,7 +114,6 @@ class Warming:
     # Half for what is being fetched, half for what waits to be written.
     memory_bytes: int = 256 << 20
     bytes_per_s: float | None = None
-    tell: Callable[[WarmState], None] = lambda _: None
     state: WarmState = field(default_factory=WarmState)
 
     def __post_init__(self) -> None:
@@ -175,7 +179,6 @@ class Warming:
         writer, looked_s = self.reader.writer, trio.current_time()
         while writer.queued_bytes > queued_bytes or writer.is_paused or not self.reader.is_used:
             await trio.sleep(_LOOK_S)  # a thread that knows no loop writes
-            self.tell(self.state)
             if writer.written_bytes > self._written_bytes:
                 self._written_bytes, self._waited_s = writer.written_bytes, 0.0
             self._waited_s += trio.current_time() - looked_s
@@ -195,7 +198,6 @@ class Warming:
             self.state.fetched_bytes += (not is_there) * (end - start)
         self._room.landed(began_s)
         self._room.leave(end - start)
-        self.tell(self.state)
 
 
 def _ranges(refs: Iterable[ObjectRef]) -> Iterator[tuple[ObjectRef, int, int]]:
@@ -206,3 +208,9 @@ async def _turn(number: int) -> None:
     """Let others run every now and then; a look-up does not."""
     if number % _TURN_RANGES == 0:
         await trio.lowlevel.checkpoint()
+
+
+async def _tell_often(tell: Callable[[], None]) -> None:
+    while True:
+        tell()
+        await trio.sleep(_TELL_EVERY_S)
