@@ -256,26 +256,14 @@ class _Stderr(_Unblocked, logging.StreamHandler[TextIO]):
 
 
 class UnblockedStderr:
-    """Standard error as a stream: a line or drawing that nobody reads, or that cannot be written, is lost."""
+    """Standard error, line by line: a line that nobody reads, or that cannot be written, is lost."""
 
     def __init__(self) -> None:
         self._handler = _Stderr()
-        self._handler.terminator = ""
-        # The handler's own line, which says how many were lost, has no newline in its text.
-        self._handler.setFormatter(logging.Formatter("%(message)s%(end)s", defaults={"end": "\n"}))
-        self.encoding = self._handler.stream.encoding
 
-    def write(self, text: str) -> int:
-        """Write `text` if that takes no waiting, and return its length even if it is lost."""
-        self._handler.handle(logging.makeLogRecord({"msg": text, "end": ""}))
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: `write` flushes."""
-
-    def isatty(self) -> bool:
-        """Return whether standard error is a terminal."""
-        return self._handler.stream.isatty()
+    def write(self, line: str) -> None:
+        """Write a line if that takes no waiting."""
+        self._handler.handle(logging.makeLogRecord({"msg": line}))
 
 
 class _Syslog(_Unblocked, logging.handlers.SysLogHandler):

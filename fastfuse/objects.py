@@ -37,6 +37,11 @@ class ObjectRef:
         """The URI for messages; in the place of a bucket a local file has the directory that its key lies below."""
         return f"{'file' if self.bucket.startswith('/') else 's3'}://{self.bucket}/{self.key}"
 
+    def parts(self, part_bytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the object, each of `part_bytes` but the last."""
+        for start in range(0, self.size_bytes, part_bytes):
+            yield start, min(start + part_bytes, self.size_bytes)
+
 
 def known_etag(etag: str) -> str:
     """Return `etag`, or nothing if its quotes are empty, as rclone sends them of what has no MD5."""

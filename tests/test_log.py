@@ -214,7 +214,7 @@ def test_no_line_waits_for_a_reader_whatever_its_length_and_a_torn_one_is_ended(
         for _ in range(2_000_000 // line_bytes):  # more than any holds
             logging.getLogger("fastfuse").info("x" * line_bytes)
             if kind != "log file":
-                text.write("x" * line_bytes + "\n")
+                text.write("x" * line_bytes)
         heard_from(reading_fd)
         logging.getLogger("fastfuse").info("heard again")
         lines = heard_from(reading_fd).replace(b"\r", b"").splitlines()
@@ -232,9 +232,9 @@ def test_a_long_line_is_whole_for_a_reader_that_is_slow(monkeypatch: pytest.Monk
     with open(reading_fd, "rb", buffering=0), open(writing_fd, "w", buffering=1) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setattr(log_output, "READER_TIMEOUT_S", 60.0)
-        text, whole = UnblockedStderr(), b"x" * 1_000_000
+        text, whole = "x" * 1_000_000, b"x" * 1_000_000 + b"\n"
         reader = fork_child(lambda: read_all_of(reading_fd, whole))
-        assert text.write(whole.decode()) == len(whole)
+        UnblockedStderr().write(text)
         assert wait_child(reader) == 0
         monkeypatch.undo()
 
@@ -258,9 +258,9 @@ def test_standard_error_is_followed_where_it_leads_elsewhere(monkeypatch: pytest
         text.write("first")
         os.dup2(other_writing_fd, writing_fd)
         text.write("second")
-        assert heard_from(other_reading_fd) == b"second"
+        assert heard_from(other_reading_fd).replace(b"\r", b"") == b"second\n"
         # Nothing keeps the pipe open that it left.
-        assert os.read(reading_fd, 100) == b"first"
+        assert os.read(reading_fd, 100) == b"first\n"
         assert os.read(reading_fd, 100) == b""
         monkeypatch.undo()
 
@@ -275,7 +275,7 @@ def test_standard_error_that_cannot_be_opened_again_is_written(monkeypatch: pyte
         monkeypatch.setattr(os, "open", refuse)
         UnblockedStderr().write("to another user's terminal")
         monkeypatch.undo()
-        assert heard_from(reading_fd) == b"to another user's terminal"
+        assert heard_from(reading_fd) == b"to another user's terminal\n"
 
 
 def test_standard_error_that_is_a_file_is_written_where_others_left_off(
@@ -286,7 +286,7 @@ def test_standard_error_that_is_a_file_is_written_where_others_left_off(
         monkeypatch.setattr(sys, "stderr", stderr)
         text = UnblockedStderr()
         os.write(stderr.fileno(), b"theirs\n")
-        text.write("ours\n")
+        text.write("ours")
         os.write(stderr.fileno(), b"theirs\n")
         monkeypatch.undo()
     assert path.read_text() == "theirs\nours\ntheirs\n"

@@ -139,6 +139,3 @@ def test_a_job_runs_its_command(server: LoopbackServer, tmp_path: Path, settings
     assert_sane(text, settings)
     lines = lines_on_screen(text)
     assert any(line.startswith("/dev/pts/") for line in lines)
-    drawn = [line for line in lines if line.startswith("a-channel-of-twenty-six-le ")]
-    assert bool(drawn) == (settings == PLAIN)
-    assert max(map(len, drawn), default=0) <= 80

@@ -6,7 +6,7 @@ are small, keeps the model's default.
 """
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -40,7 +40,7 @@ _AT_ONCE = 64
 _LEAST_BYTES = MIB
 _LIMITS = ReadaheadConfig()
 _OPENING_ENDS = np.array(opening_ends(_LIMITS.first_part_bytes, PART_BYTES, _LIMITS.max_parts_in_flight))
-MOST_BYTES = _LATENCY_GETS + 2 * _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * (1 + PART_BYTES)
+MOST_BYTES = _LATENCY_GETS + _AT_ONCE + _SMALL_GETS * _SMALL_BYTES + (1 + _PARTS) * (1 + PART_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], sp
     note = f"the network is measured in part only: it took more than {_PATIENCE_S:.0f} s"
     try:
         with trio.move_on_after(_PATIENCE_S):
-            readable = await _readable(objects, dict.fromkeys([*spread[:_AT_ONCE], *largest[: 1 + _PARTS]]))
+            asked = dict.fromkeys([*spread[:_AT_ONCE], *largest[: 1 + _PARTS]])
+            readable = await _readable(objects, islice(cycle(asked), max(len(asked), _AT_ONCE)))  # opens connections
             note = await _measure(objects, readable, found)
     except* FastfuseError as errors:
         note = f"the network is not measured: {first_of(errors)}"
@@ -78,13 +79,13 @@ async def measure_network(objects: RangeReader, largest: Sequence[ObjectRef], sp
 
 async def _readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> list[ObjectRef]:
     """Return the objects of which a byte can be read; raise the failure of one if none can."""
-    readable: list[ObjectRef] = []
+    readable: dict[ObjectRef, None] = {}
     failures: list[FastfuseError] = []
 
     async def ask(ref: ObjectRef) -> None:
         try:
             await objects.get(ref, 0, 1)
-            readable.append(ref)
+            readable[ref] = None
         except (ObjectChangedError, ObjectDeniedError) as error:
             failures.append(error)
 
@@ -93,15 +94,15 @@ async def _readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> list[Obj
             nursery.start_soon(ask, ref)
     if not readable:
         raise failures[0]
-    return readable
+    return list(readable)
 
 
 async def _measure(objects: RangeReader, refs: Sequence[ObjectRef], found: dict[str, float]) -> str:
     """Put into `found` what can be measured. Say what cannot."""
     times_s = [await _seconds(objects, [(ref, 0, 1)]) for ref in islice(cycle(refs), _LATENCY_GETS)]
     found["latency_s"] = latency_s = statistics.median(times_s)
-    parts = list(islice(_parts(sorted(refs, key=lambda ref: -ref.size_bytes)), 1 + _PARTS))
-    await _seconds(objects, [(ref, 0, 1) for ref in islice(cycle(refs), _AT_ONCE)])  # opens connections
+    largest = sorted(refs, key=lambda ref: -ref.size_bytes)
+    parts = list(islice(((ref, *part) for ref in largest for part in ref.parts(PART_BYTES)), 1 + _PARTS))
     firsts = [(ref, 0, min(ref.size_bytes, _SMALL_BYTES)) for ref in islice(cycle(refs), _SMALL_GETS)]
     found["requests_per_s"] = len(firsts) / await _seconds(objects, firsts)
     size_bytes = _bytes_of(parts[:1])
@@ -126,12 +127,6 @@ async def _seconds(objects: RangeReader, ranges: _Ranges) -> float:
         for _ in range(min(_AT_ONCE, len(ranges))):
             nursery.start_soon(get_some)
     return max(trio.current_time() - started_s, 1e-6)
-
-
-def _parts(largest: Sequence[ObjectRef]) -> Iterator[_Range]:
-    for ref in largest:
-        for start in range(0, ref.size_bytes, PART_BYTES):
-            yield ref, start, min(start + PART_BYTES, ref.size_bytes)
 
 
 def _bytes_of(ranges: _Ranges) -> int:

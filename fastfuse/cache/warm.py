@@ -201,9 +201,7 @@ class Warming:
 
 
 def _ranges(refs: Iterable[ObjectRef]) -> Iterator[tuple[ObjectRef, int, int]]:
-    for ref in refs:
-        for start in range(0, ref.size_bytes, _PART_BYTES):
-            yield ref, start, min(start + _PART_BYTES, ref.size_bytes)
+    return ((ref, start, end) for ref in refs for start, end in ref.parts(_PART_BYTES))
 
 
 async def _turn(number: int) -> None:

@@ -93,7 +93,7 @@ def fail(message: str, *, hint: str, exit_code: int, words: Sequence[str], known
 
 def tell(text: str) -> None:
     """Write a line to stderr, if that takes no waiting: the exit code says what matters."""
-    log.UnblockedStderr().write(text + "\n")
+    log.UnblockedStderr().write(text)
 
 
 def _blamed(message: str, words: Sequence[str], known: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -141,14 +142,19 @@ def run(
                 hint="end the prefix with /",
             )
     origins = {
-        item.name: origin(
-            index=indexes.get(item.name),
-            inventory=inventories.get(item.name),
-            index_max_age=index_max_age if item.name in indexes or not indexes else None,
-            strict=strict,
-            allow_empty=allow_empty,
-            source_type=item.source_kind,
-            shard=_shard(item, cluster),
+        item.name: replace(
+            origin(
+                index=indexes.get(item.name),
+                inventory=inventories.get(item.name),
+                index_max_age=index_max_age if item.name in indexes or not indexes else None,
+                strict=strict,
+                allow_empty=allow_empty,
+                source_type=item.source_kind,
+                shard=(shard := _shard(item, cluster)),
+                shard_by=None if shard is None else shard_by,
+            ),
+            is_key_name_prefix=item.is_key_name_prefix,
+            attribute_names=item.attribute_names,
         )
         for item in channels
     }
@@ -185,7 +191,7 @@ def run(
 
 
 def _shard(channel: "Channel", cluster: "Cluster") -> str | None:
-    """Return which shard of the channel this host lists, as ``--shard`` has it; None: it lists all of it."""
+    """Return the part of the channel that this host lists, as ``--shard`` has it; None: all of it."""
     shard = None if channel.is_dealt_anew else cluster.shard(channel)
     return None if shard is None else f"{shard.index + 1}/{shard.count}"
 

@@ -29,7 +29,6 @@ from fastfuse.errors import ConfigurationError, MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
 from fastfuse.filesystem.talking.control import MOST_LINE_BYTES, TOP, ask_status, entry_of, watching
 from fastfuse.sizes import format_duration, format_size
-from fastfuse.terminal import can_redraw
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS: Final = "_.:-=+*#"
@@ -201,7 +200,8 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
     console = Console(highlight=False)
     with well_formed(entry.path), ExitStack() as stack:
         watch = _Watch(entry, every_s, stack)
-        if not can_redraw(console):
+        # Rich also takes a pipe for a terminal where FORCE_COLOR is set, as many build servers do.
+        if not (console.file.isatty() and console.is_interactive):
             while not watch.has_news([], every_s):
                 pass
             console.print(Screen(watch.look(), time.time(), is_live=False))

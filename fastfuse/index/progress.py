@@ -1,4 +1,4 @@
-"""Logs the progress of long work, at most a line every five seconds."""
+"""Tells the progress of long work, at most a line every five seconds."""
 
 import logging
 import time
@@ -9,7 +9,6 @@ from fastfuse.index.sources.uri import S3Uri
 
 _log = logging.getLogger(__name__)
 
-# As `sagemaker.running.phases` tells of a download.
 _LOG_EVERY_S = 5.0
 
 
@@ -25,16 +24,16 @@ def listing_progress(source: S3Uri, count: Callable[[int], None]) -> ProgressCal
     return report
 
 
-def progress_line(title: str) -> Callable[[Callable[[], str]], None]:
-    """Return the function that logs figures of some work; it makes their text only if that is due."""
-    logged_s = time.monotonic()
+def progress_line(title: str, tell: Callable[[str], object] = _log.info) -> Callable[[Callable[[], str]], None]:
+    """Return the function that tells figures of some work; it makes their text only if that is due."""
+    told_s = time.monotonic()
 
     def show(figures: Callable[[], str]) -> None:
-        nonlocal logged_s
+        nonlocal told_s
         now_s = time.monotonic()
-        if now_s - logged_s >= _LOG_EVERY_S:
-            logged_s = now_s
-            _log.info("%s: %s", title, figures())
+        if now_s - told_s >= _LOG_EVERY_S:
+            told_s = now_s
+            tell(f"{title}: {figures()}")
 
     return show
 

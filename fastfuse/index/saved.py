@@ -34,6 +34,7 @@ from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
 from fastfuse.index.snapshot import OldFormatError, Snapshot, check_size, verify_snapshot
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.metrics import Counters
+from fastfuse.regular_files import open_regular
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
@@ -58,10 +59,8 @@ def copy_index(place: Path, fd: int, *, is_own: bool = False) -> bool:
     """
     is_ours = True
     try:
-        with open(place, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        with os.fdopen(open_regular(place), "rb") as file:
             status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(f"{place} is not a regular file")  # a FIFO or a device, for which nothing waits
             check_size(f"the index {place}", status.st_size)
             if is_own and (status.st_uid not in {0, os.geteuid()} or status.st_mode & 0o022):
                 is_ours = False
@@ -299,11 +298,11 @@ class SharedIndex:
     @asynccontextmanager
     async def _objects(self, session: S3Session) -> AsyncIterator[tuple[ObjectWriter, ObjectWriter]]:
         """Yield what writes the index, and what writes the claim."""
-        bucket, key, retries = self.place.bucket, self.place.path, Retries(self.counters)
+        retries = Retries(self.counters)
         async with aclosing(S3Client(session, retries=retries)) as client, AsyncExitStack() as exits:
-            index = ObjectWriter(session, exits, bucket, key, await client.region(bucket), retries=retries)
+            index = ObjectWriter(client, exits, self.place.bucket, self.place.path, retries=retries)
             index.has_bare_etags = self._has_bare_etags
-            yield index, index.beside(key + CLAIM_SUFFIX)
+            yield index, index.beside(index.key + CLAIM_SUFFIX)
 
     async def _write(self, fd: int, replaces: str) -> None:
         async with self._objects(self.session) as (index, _):

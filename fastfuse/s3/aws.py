@@ -307,11 +307,17 @@ class S3Session:
         region = _AWS_REGION.match(await AnyioIMDSRegionProvider(self.aws).provide() or "")
         return region[0] if region else ""
 
-    async def replace_refused(self, credentials: Credentials | None, kind: Kind) -> tuple[bool, Failure | None]:
-        """Resolve credentials anew if the service refused `credentials` for a failure of this `kind`.
+    async def mend(
+        self, kind: Kind, date: str, credentials: Credentials | None, *, is_head: bool
+    ) -> tuple[bool, Failure | None]:
+        """Take over the time, or resolve credentials anew, if a refusal of this `kind`, made at `date`, was for those.
 
-        Return whether there are other credentials now, and what keeps them from being looked for, if it may pass.
+        Return whether the next request may succeed, and what keeps credentials from being looked for, if it may pass.
         """
+        # A HEAD has no error code: that for a wrong time looks like any other.
+        is_of_time = kind is Kind.SKEWED or (is_head and kind in (Kind.DENIED, Kind.BAD_KEYS))
+        if is_of_time and self.clock.correct(date):
+            return True, None
         if kind not in (Kind.EXPIRED, Kind.BAD_KEYS) or self.credentials is None or credentials is None:
             return False, None
         return await self.credentials.replace(credentials), self.credentials.trouble

@@ -81,9 +81,8 @@ class S3Client:
         self._rate, self._turn = RequestRate(), trio.Lock()
         self._throttled_by = ""  # the last reply that throttled
         self._credentials: Credentials | None = None  # those that signed last
-        head = partial(self._head, is_read=True)
         self._integrity = Integrity(
-            is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=head, counters=counters
+            is_thorough=config.verify, deadline_s=config.deadline_s, fetch=self._get, head=self._head, counters=counters
         )
 
     @property
@@ -149,23 +148,17 @@ class S3Client:
             self._answered(status)
 
     async def head(self, bucket: str, key: str) -> ObjectRef:
-        """Return what the object is now.
-
-        Raises:
-            MissingObjectError: there is none.
-            ForbiddenObjectError: these credentials may not read it.
-            AccessError, SourceError, ConfigurationError, ServiceError: as `list`.
-        """
+        """Return what the object is now; see `ObjectSource.head`."""
         ref = object_of(await self._head(bucket, key), bucket, key)
         if ref is None:
             told = f"The service's reply for {_shown(bucket, key)} has no length or no time that makes sense."
             raise ServiceError(told, hint="Check that --endpoint-url is an S3 service.")
         return ref
 
-    async def _head(self, bucket: str, key: str, query: str = "", *, is_read: bool = False) -> ReplyHead:
+    async def _head(self, bucket: str, key: str, query: str = "") -> ReplyHead:
         deadline_s = self.session.config.deadline_s
         with trio.move_on_after(deadline_s):
-            ask = partial(self._ask_once, bucket, key=key, query=query, is_read=is_read)
+            ask = partial(self._ask_once, bucket, key=key, query=query)
             return (await self._retries.run(ask, name=_shown(bucket, key)))[0]
         raise ServiceError(f"The S3 service did not answer for {_shown(bucket, key)} within {deadline_s:g} s.")
 
@@ -284,19 +277,16 @@ class S3Client:
                 took_s = trio.current_time() - began_s
                 _log.debug("GET %r, bytes %d to %d: %s in %.1f ms", ref.key, start, end, told, took_s * 1000)
 
-    async def _ask_once(
-        self, bucket: str, *, key: str = "", query: str = "", is_read: bool = False
-    ) -> tuple[ReplyHead, bytes]:
+    async def _ask_once(self, bucket: str, *, key: str = "", query: str = "") -> tuple[ReplyHead, bytes]:
         """Return the head of the reply to a HEAD for `key`, or to a LIST with `query` and its whole page.
 
-        A HEAD that a read waits for (`is_read`), and whatever is asked of a service that has answered before, is tried
-        again as a read is.
+        Whatever is asked of a service that has answered before is tried again as a read is.
 
         Raises:
             RetryableError: it failed, and may be tried again.
             FastfuseError: it failed for good.
         """
-        is_read = is_read or self._routes.has_met_s3
+        is_read = self._routes.has_met_s3
         route, credentials = await self.prepare(bucket, is_read=is_read)
         is_list, is_mended = not key, False
         request = route.request("GET" if is_list else "HEAD", credentials, key=key, query=query)
@@ -368,18 +358,12 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, self._routes.correct(route, failure.region)
-        date = head.headers.get("date", "")
-        if failure.kind is Kind.SKEWED:
-            return failure, self.session.clock.correct(date)
         # A HEAD answered 403 does not tell a denied object from a wrong time or revoked keys.
-        is_denied = not has_body and failure.kind is Kind.DENIED
-        if is_denied and self.session.clock.correct(date):
-            return failure, True
-        kind = Kind.BAD_KEYS if is_denied else failure.kind
-        deadline_s = self.session.config.deadline_s
+        kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
+        date, deadline_s = head.headers.get("date", ""), self.session.config.deadline_s
         # Before the deadlines of those who wait for this GET, who could not tell why.
         with trio.move_on_at(get.ends_s - _TO_TELL_SHARE * deadline_s if get else inf):
-            is_mended, trouble = await self.session.replace_refused(credentials, kind)
+            is_mended, trouble = await self.session.mend(kind, date, credentials, is_head=not has_body)
             return trouble if is_read and trouble and not is_mended else failure, is_mended
         assert get is not None
         told = f"{get.ref.key!r} was refused ({failure.detail})"

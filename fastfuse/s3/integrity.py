@@ -195,11 +195,7 @@ class Integrity:
         count = _number(first.headers.get("x-amz-mp-parts-count", ""))
         if expected is None or not part_bytes or count != -(-ref.size_bytes // part_bytes):
             return []
-        starts = range(0, ref.size_bytes, part_bytes)
-        return [
-            _span(start, min(start + part_bytes, ref.size_bytes), number, expected)
-            for number, start in enumerate(starts, 1)
-        ]
+        return [_span(*part, number, expected) for number, part in enumerate(ref.parts(part_bytes), 1)]
 
     async def _ask(self, ref: ObjectRef, part: int) -> ReplyHead | None:
         """Return the reply to a HEAD for the object or for a part of its upload; None if the service refuses it."""

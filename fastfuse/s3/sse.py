@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError
+from fastfuse.regular_files import open_regular
 
 _logger = logging.getLogger(__name__)
 
@@ -43,9 +44,8 @@ def read_customer_key(path: Path) -> bytes:
         ConfigurationError: the file holds no key, or cannot be read. No message shows its content.
     """
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-            content = file.read(_LONGEST_BYTES + 1) if is_regular else b""
+        with os.fdopen(open_regular(path), "rb") as file:
+            content = file.read(_LONGEST_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(
             f"The encryption key {str(path)!r} cannot be read: {error.strerror}.", hint="Correct --sse-c-key-file."
@@ -57,11 +57,6 @@ def read_customer_key(path: Path) -> bytes:
             hint="--sse-c-key-file names a regular file of 32 bytes, or of their Base64 (44 letters).",
         )
     return key
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a FIFO, too, without waiting for its writer."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _decoded(content: bytes) -> bytes | None:

@@ -31,7 +31,7 @@ from fastfuse.errors import (
     WriteConflictError,
     first_of,
 )
-from fastfuse.s3.aws import DEFAULT_REGION, S3Session
+from fastfuse.s3.aws import S3Session
 from fastfuse.s3.checks import parse_date
 from fastfuse.s3.checksums import etag_of
 from fastfuse.s3.client import S3Client
@@ -59,14 +59,13 @@ _CONFLICTS = (404, 409, 412)
 
 
 async def upload(client: S3Client, fd: int, bucket: str, key: str) -> None:
-    """Make the object `key` hold what the file `fd` holds, all or nothing. `client` knows the region of `bucket`.
+    """Make the object `key` hold what the file `fd` holds, all or nothing.
 
     Raises:
         AccessError, SourceError, ConfigurationError, ServiceError: it cannot be written.
     """
-    region = await client.region(bucket)
     async with AsyncExitStack() as exits:
-        await ObjectWriter(client.session, exits, bucket, key, region).write(fd)
+        await ObjectWriter(client, exits, bucket, key).write(fd)
 
 
 async def load_writer(session: S3Session) -> None:
@@ -74,7 +73,7 @@ async def load_writer(session: S3Session) -> None:
 
     Raises `ConfigurationError` where the certificates cannot be read.
     """
-    await UploadClient(session, AsyncExitStack(), DEFAULT_REGION).load()
+    await UploadClient(session, AsyncExitStack()).load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,26 +97,26 @@ class ObjectWriter:
 
     def __init__(
         self,
-        session: S3Session,
+        client: S3Client,
         exits: AsyncExitStack,
         bucket: str,
         key: str,
-        region: str,
         *,
         kms_key_id: str = "",
         retries: Retries | None = None,
         outlives_outages: bool = False,
     ) -> None:
-        """Open no client yet; `exits` closes those that are opened later. `retries` may be shared.
+        """Open no client yet; `exits` closes those that are opened later. `client` finds the region of `bucket`.
 
         With a `kms_key_id` S3 encrypts what is written with that key of KMS. A writer that `outlives_outages` tries
         to reach a service until the deadline, as a read does, and waits for expired credentials to be renewed.
+        `retries` may be shared.
         """
-        self._session = session
-        self._client = UploadClient(session, exits, region)
+        self._client = client
+        self._session = client.session
+        self._uploads = UploadClient(client.session, exits)
         self._bucket = bucket
         self.key = key
-        self._region = region
         self._encryption: dict[str, Any] = (
             {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": kms_key_id} if kms_key_id else {}
         )
@@ -352,15 +351,16 @@ class ObjectWriter:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
         arguments |= {"Bucket": self._bucket, "Key": self.key}
-        deadline_s = min(deadline_s, patience_s(self._retries))
+        deadline_s = min(deadline_s, max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - self._retries.silent_s))
         with trio.move_on_after(deadline_s):
             return await self._retries.run(partial(self._request_once, operation, arguments), name=self._shown)
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:.3g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:
+        region = await self._client.region(self._bucket, is_read=self._outlives_outages)
         credentials = None
         try:
-            boto, credentials = await self._client.current()
+            boto, credentials = await self._uploads.current(region)
             reply: dict[str, Any] = await getattr(boto, operation)(**arguments)
         except FastfuseError as error:  # of credentials
             if self._outlives_outages:
@@ -368,9 +368,11 @@ class ObjectWriter:
             raise
         except (BotoCoreError, ClientError) as error:
             failure = failure_of_exception(error)
-            is_mended = await self._client.mends(error, failure.kind, credentials)
-            verb = "read" if operation == "head_object" else "write"
-            final = self._session.command_error(failure, self._bucket, self.key, self._region, operation=verb)
+            headers = error.response["ResponseMetadata"]["HTTPHeaders"] if isinstance(error, ClientError) else {}
+            date, is_head = headers.get("date", ""), operation == "head_object"
+            is_mended, _ = await self._session.mend(failure.kind, date, credentials, is_head=is_head)
+            verb = "read" if is_head else "write"
+            final = self._session.command_error(failure, self._bucket, self.key, region, operation=verb)
             if {"IfMatch", "IfNoneMatch"} & arguments.keys():
                 final = _conditional_error(error, final)
             failed = RetryableError(final, failure, is_read=self._outlives_outages, is_mended=is_mended)
@@ -396,11 +398,6 @@ class ObjectWriter:
     def _shown(self) -> str:
         """The object's URI as Python writes it: a key may hold what a terminal obeys."""
         return repr(f"s3://{self._bucket}/{self.key}")
-
-
-def patience_s(retries: Retries) -> float:
-    """Return the deadline of the next request of those that share `retries`."""
-    return max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - retries.silent_s)
 
 
 async def _pieces_of(fd: int, part_bytes: int) -> AsyncIterator[bytes]:

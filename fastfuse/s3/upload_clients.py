@@ -13,7 +13,7 @@ from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.s3.aws import NO_KEYS, S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.aws import DEFAULT_REGION, NO_KEYS, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials
@@ -25,38 +25,25 @@ UPLOADS_IN_FLIGHT: Final = 4
 class UploadClient:
     """botocore's client of a region, opened when it is first needed; it signs by the credentials of the moment."""
 
-    def __init__(self, session: S3Session, exits: AsyncExitStack, region: str) -> None:
+    def __init__(self, session: S3Session, exits: AsyncExitStack) -> None:
         """Open no client yet; `exits` closes it in the end."""
         self._session = session
         self._exits = exits
-        self._region = region
         self._opening = trio.Lock()
         self._boto: Any = None  # its class is made at run time
 
-    async def current(self) -> tuple[Any, Credentials | None]:
-        """Return the client, and the credentials that sign its next request."""
+    async def current(self, region: str) -> tuple[Any, Credentials | None]:
+        """Return the client of the region, and the credentials that sign its next request."""
         source = self._session.credentials
         credentials = None if source is None else await source.current()
         async with self._opening:
             if self._boto is None:
-                self._boto = await self._make(self._open)
+                self._boto = await self._make(self._open, region)
         return self._boto, credentials
 
     async def load(self) -> None:
         """Read and load all that the client needs. Raises `ConfigurationError` where that is not to be had."""
-        await self._make(self._session.aws.load_client)
-
-    async def mends(self, error: Exception, kind: Kind, credentials: Credentials | None) -> bool:
-        """Return whether the reason for an `error` of this `kind` is removed now, by other credentials or the time."""
-        if isinstance(error, ClientError):
-            clock, is_head = self._session.clock, error.operation_name == "HeadObject"
-            date = error.response["ResponseMetadata"]["HTTPHeaders"].get("date", "")
-            if kind is Kind.SKEWED:
-                return clock.correct(date)
-            # A HEAD has no error code.
-            if kind is Kind.DENIED and is_head and clock.correct(date):
-                return True
-        return (await self._session.replace_refused(credentials, kind))[0]
+        await self._make(self._session.aws.load_client, DEFAULT_REGION)
 
     async def _open(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - as `create_client`
         boto = await self._exits.enter_async_context(self._session.aws.create_client(*arguments, **options))
@@ -72,13 +59,13 @@ class UploadClient:
             signing["request_credentials"] = AioCredentials(keys.access_key, keys.secret_key, keys.token)
         request.context = _SigningContext({**request.context, "signing": signing}, self._session.clock)
 
-    async def _make(self, make: Callable[..., Awaitable[Any]]) -> Any:  # noqa: ANN401 - see `_boto`
-        """Return what `make` returns for the arguments of a client."""
+    async def _make(self, make: Callable[..., Awaitable[Any]], region: str) -> Any:  # noqa: ANN401 - see `_boto`
+        """Return what `make` returns for the arguments of a client of the region."""
         session = self._session
         try:
             return await make(
                 "s3",
-                region_name=self._region,
+                region_name=region,
                 endpoint_url=session.endpoint_url,
                 verify=session.authorities or False,
                 config=_boto_config(session),

@@ -50,15 +50,15 @@ async def read_into(reader: RangeReader, ref: ObjectRef, fd: int) -> None:
     """
     limiter = trio.CapacityLimiter(_MAX_IN_FLIGHT)
 
-    async def fetch(start: int) -> None:
+    async def fetch(start: int, end: int) -> None:
         async with limiter:
-            data = await reader.get(ref, start, min(start + _PART_BYTES, ref.size_bytes))
+            data = await reader.get(ref, start, end)
         write_all(fd, data, start)
 
     try:
         async with trio.open_nursery() as nursery:
-            for start in range(0, ref.size_bytes, _PART_BYTES):
-                nursery.start_soon(fetch, start)
+            for part in ref.parts(_PART_BYTES):
+                nursery.start_soon(fetch, *part)
     except ExceptionGroup as group:
         first = first_of(group)
         raise (command_error(first) if isinstance(first, ReadError) else first) from group

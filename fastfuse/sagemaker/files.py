@@ -65,21 +65,6 @@ def directory_at(path: Path, base: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def open_regular(name: str | bytes, directory_fd: int | None = None, *, flags: int = os.O_NOFOLLOW) -> int:
-    """Return a descriptor to read a regular file by; a FIFO is not waited for.
-
-    `flags` are added to those of open(2): by default the last component of `name` must be no link.
-
-    Raises:
-        OSError: it cannot be opened, or is something else.
-    """
-    fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags, dir_fd=directory_fd)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "it is no regular file")
-    return fd
-
-
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -94,6 +79,11 @@ def checked(result: int) -> int:
 def is_full(error: OSError) -> bool:
     """Return whether there is no room left on the disk, or in the user's share of it."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
+def quoted(path: bytes | str) -> str:
+    """Return the path as messages have it: a name may hold what a terminal obeys."""
+    return repr(os.fsdecode(path))
 
 
 def path_of(fd: int) -> Path:

@@ -33,12 +33,13 @@ from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.index.sources.manifests import AugmentedLine, filtered_manifest, read_augmented_manifest, read_manifest
 from fastfuse.index.sources.shard import Shard
-from fastfuse.index.sources.uri import S3Uri
+from fastfuse.index.sources.uri import S3Uri, shown
 from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.regular_files import open_regular
 from fastfuse.s3.buffers import PartBuffers
 from fastfuse.sagemaker.description.channel import LocalDirectory
-from fastfuse.sagemaker.files import open_regular
+from fastfuse.sagemaker.files import quoted
 
 
 class Found(NamedTuple):
@@ -103,8 +104,6 @@ def _below(root: Path, source: LocalDirectory) -> Path:
 
 
 _ALLOW_EMPTY = "--allow-empty takes it as it is"
-# An error quotes this much of a URI.
-_SHOWN_LETTERS = 120
 # Key, size in bytes and time of the last change in nanoseconds.
 _File = tuple[bytes, int, int]
 
@@ -155,7 +154,7 @@ def _find_lines(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tup
 def _read(path: str) -> bytes:
     """Return the content of a manifest."""
     try:
-        with os.fdopen(open_regular(path, flags=0), "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise SourceError(f"the manifest {path!r} cannot be read: {error.strerror}") from error
@@ -173,7 +172,7 @@ def _path_of(uri: str, *refused: str) -> str:
     is_text = "\0" not in path and path.encode(errors="replace").decode() == path
     if scheme != "file" or first or not {"..", *refused}.isdisjoint(parts) or not is_text:
         raise ConfigurationError(
-            f"{uri[:_SHOWN_LETTERS]!r} is not the full path of a file of this host",
+            f"{shown(uri)} is not the full path of a file of this host",
             hint="a manifest of this host has file:///DIRECTORY/FILE, and no .. in it",
         )
     return path
@@ -217,7 +216,7 @@ def list_files(
     table, refusals = builder.build()
     if refusals.total:
         name, reason = refusals.examples[0]
-        raise SourceError(f"{_shown(name)} in {found.path} cannot be taken: {reason}", hint="rename the file")
+        raise SourceError(f"{quoted(name)} in {found.path} cannot be taken: {reason}", hint="rename the file")
     if not table.metadata.file_count and not allow_empty:
         raise EmptySourceError(f"no file is below {found.path}", hint=_ALLOW_EMPTY)
     return table if shard is None else take_part(table, shard.positions)
@@ -264,7 +263,7 @@ def _look_at(found: Found, names: Iterable[bytes]) -> Iterator[_File]:
         except OSError as error:
             raise _unreadable(error) from error
         if not stat.S_ISREG(status.st_mode):
-            raise SourceError(f"{_shown(path)}, which the manifest names, is no file", hint="take it out")
+            raise SourceError(f"{quoted(path)}, which the manifest names, is no file", hint="take it out")
         _check_link(found, path)
         yield name, status.st_size, status.st_mtime_ns
 
@@ -281,27 +280,23 @@ def _look_into(found: Found, folder: bytes, waiting: list[bytes]) -> Iterator[_F
             status = entry.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise SourceError(
-                    f"{_shown(entry.path)} is neither a file nor a directory, nor a link to a file",
+                    f"{quoted(entry.path)} is neither a file nor a directory, nor a link to a file",
                     hint="remove it, or read the directory unsharded in File or FastFile mode, which shows it as it is",
                 )
             yield folder + entry.name, status.st_size, status.st_mtime_ns
 
 
 def _unreadable(error: OSError) -> SourceError:
-    return SourceError(f"{_shown(error.filename)} cannot be read: {error.strerror}")
+    return SourceError(f"{quoted(error.filename)} cannot be read: {error.strerror}")
 
 
 def _check_link(found: Found, path: bytes) -> None:
     target = Path(os.fsdecode(os.path.realpath(path)))
     if not target.is_relative_to(found.root):
         raise SourceError(
-            f"{_shown(path)} is a link to {str(target)!r}, outside of {str(found.root)!r}",
+            f"{quoted(path)} is a link to {str(target)!r}, outside of {str(found.root)!r}",
             hint="put the file there in the place of the link, or read the directory unsharded in FastFile mode",
         )
-
-
-def _shown(path: bytes | str) -> str:
-    return repr(os.fsdecode(path))
 
 
 class FileReader:

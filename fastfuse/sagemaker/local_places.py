@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastfuse.errors import DiskError, MountError
-from fastfuse.filesystem.mounting.mountpoint import find_mount
+from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount_as_root
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.origin import IndexOrigin
@@ -36,7 +36,6 @@ _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 0x04, 0x40
 _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NOSUID, _MOUNT_ATTR_NODEV = 1, 2, 4
 _MS_PRIVATE = 1 << 18
-_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 
 class _MountAttributes(ctypes.Structure):
@@ -92,17 +91,7 @@ def take_away(place: Path, channel: Channel) -> None:
     elif mount is None:
         _remove_links(place)
     elif not source.is_manifest and find_directory(source, place, allow_empty=True).path.samefile(place):
-        _unmount(place)
-
-
-def _unmount(place: Path) -> None:
-    """Unmount what was put at `place`, with what is mounted below it; open files stay usable."""
-    try:
-        checked(LIBC.umount2(os.fsencode(place), _MNT_DETACH | _UMOUNT_NOFOLLOW))
-    except OSError as error:
-        raise MountError(
-            f"{place} cannot be unmounted: {error.strerror}", hint=f"umount --lazy {place}, as root on the host"
-        ) from error
+        unmount_as_root(mount, lazy=True)
 
 
 def _remove_links(place: Path) -> None:
@@ -208,5 +197,5 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
     signal.sigwait(STOPPING)
     if refusal:
         take_away(place, channel)
-    else:
-        _unmount(place)
+    elif (mount := find_mount(place)) is not None:
+        unmount_as_root(mount, lazy=True)

@@ -1,7 +1,7 @@
 """Holds the settings of a run, and of one of its channels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fastfuse.cache.settings import CacheSettings
@@ -23,7 +23,7 @@ class RunSettings:
     # Below ``/opt/ml`` on SageMaker.
     paths: JobPaths
     connection: ConnectionConfig
-    # The origins by name of channel; `ChannelTask.origin` adds kind, attributes and shard.
+    # The origins of this host's indexes, by name of channel: of all of one that is dealt out anew in each epoch.
     origins: Mapping[str, IndexOrigin]
     # Bytes by name of channel (`divide_memory`).
     memory_target_bytes: Mapping[str, int]
@@ -89,23 +89,11 @@ class ChannelTask:
         return self.settings.memory_target_bytes[self.channel.name]
 
     @property
-    def shard(self) -> Shard | None:
-        """This host's part of a sharded channel: the same in every epoch unless the channel is dealt out anew."""
-        return self.settings.cluster.shard(self.channel, by_bytes=self.settings.shard_by_bytes)
-
-    @property
     def origin(self) -> IndexOrigin:
-        """The origin of this host's index of the channel: of all of it if it is dealt out anew in each epoch."""
-        channel, settings = self.channel, self.settings
-        return replace(
-            settings.origins[channel.name],
-            kind=channel.source_kind,
-            is_key_name_prefix=channel.is_key_name_prefix,
-            attribute_names=channel.attribute_names,
-            shard=None if channel.is_dealt_anew else self.shard,
-        )
+        return self.settings.origins[self.channel.name]
 
     @property
     def epoch_shard(self) -> Shard | None:
         """This host's part that is taken anew in each epoch; None: the index holds just what this host gets."""
-        return self.shard if self.channel.is_dealt_anew else None
+        shard = self.settings.cluster.shard(self.channel, by_bytes=self.settings.shard_by_bytes)
+        return shard if self.channel.is_dealt_anew else None

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from fastfuse.errors import ConfigurationError
-from fastfuse.filesystem.processes.children import UNHEEDED, fork_child
+from fastfuse.filesystem.processes.children import DIES_WITHIN_S, UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
 from fastfuse.sagemaker.files import LIBC, checked
 
@@ -158,8 +158,6 @@ _CANNOT_RUN = 126
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ, *UNHEEDED)
 # Signals that `fork_child` resets; a caller may ignore them (nohup, a shell's background).
 _INHERITED = (signal.SIGINT, signal.SIGHUP)
-# A process that outlives SIGKILL for so long waits for a device; we do not wait for it.
-_DIES_WITHIN_S = 5.0
 
 
 def find_command(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -272,7 +270,7 @@ class CommandProcess:
                 _log.info("process %d, which the command left running, is told to end", pid)
                 self._told.add(pid)
                 _send(pid, signal.SIGTERM)
-        return bool(left) and late_s < _DIES_WITHIN_S
+        return bool(left) and late_s < DIES_WITHIN_S
 
 
 def _become(

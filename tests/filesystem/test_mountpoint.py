@@ -144,9 +144,9 @@ def test_what_takes_the_place_of_a_directory_with_a_mount_does_not_lead_to_anoth
         else:
             eve.symlink_to(other)
         with pytest.raises(MountError, match="cannot be unmounted: another directory has taken its place"):
-            mountpoint._unmount_as_root(entry, lazy=True)
+            mountpoint.unmount_as_root(entry, lazy=True)
         assert find_mount(eve / "mnt") is not None
-        mountpoint._unmount_as_root(replace(entry, path=tmp_path / "aside" / "mnt"), lazy=False)
+        mountpoint.unmount_as_root(replace(entry, path=tmp_path / "aside" / "mnt"), lazy=False)
         _libc.umount2(os.fsencode(eve / "mnt"), _MNT_DETACH)
 
 

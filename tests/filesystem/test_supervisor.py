@@ -179,12 +179,12 @@ def test_a_mount_that_may_not_be_unmounted_says_what_to_do_and_fails(server: Loo
     """L2, L5"""
     change = """
     from fastfuse.filesystem.mounting import mountpoint
-    permitted = mountpoint._unmount_as_root
+    permitted = mountpoint.unmount_as_root
     def unmount(entry, *, lazy):
         if entry.path.with_name("refused").exists():
             raise mountpoint._unmount_error(entry.path, "Operation not permitted")
         permitted(entry, lazy=lazy)
-    mountpoint._unmount_as_root = unmount
+    mountpoint.unmount_as_root = unmount
     """
     with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "0.5", change=change) as mount:
         mount.path.with_name("refused").touch()

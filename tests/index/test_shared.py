@@ -31,6 +31,7 @@ from fastfuse.metrics import Counters
 from fastfuse.s3 import upload as upload_module
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
+from fastfuse.s3.client import S3Client
 from fastfuse.s3.upload import NO_OBJECT, ObjectState, ObjectWriter
 from tests.index.indexes import memory_file
 from tests.servers import S3Server
@@ -457,8 +458,8 @@ def test_another_server_takes_conditions_alike(
 
     async def write_thrice() -> None:
         async with AsyncExitStack() as exits:
-            key, session = f"conditions/{part_bytes}", S3Session(moto_server.config)
-            writer = ObjectWriter(session, exits, moto_server.bucket, key, "us-east-1")
+            client = S3Client(S3Session(moto_server.config))
+            writer = ObjectWriter(client, exits, moto_server.bucket, f"conditions/{part_bytes}")
             assert await writer.state() is None
             await writer.write(fd, replaces=NO_OBJECT)
             first = await writer.state()

@@ -53,13 +53,13 @@ async def test_heads_at_once_that_a_wrong_clock_has_denied_are_made_again_and_no
             session = S3Session(config)
             session.clock = ServiceClock(lambda: time.time() + HOUR_S)
             async with AsyncExitStack() as exits:
+                client = await exits.enter_async_context(aclosing(S3Client(session)))
                 if is_read:
-                    reader = await exits.enter_async_context(aclosing(S3Client(session)))
                     async with trio.open_nursery() as nursery:
                         for _ in range(4):
-                            nursery.start_soon(reader.head, "bucket", "key")
+                            nursery.start_soon(client.head, "bucket", "key")
                 else:
-                    state = await ObjectWriter(session, exits, "bucket", "key", "us-east-1").state()
+                    state = await ObjectWriter(client, exits, "bucket", "key").state()
                     assert state is not None
     statuses = [request.status for request in server.requests]
     assert statuses.count(200) == 5
@@ -75,7 +75,7 @@ async def test_a_clock_that_is_set_wrong_and_right_again_fails_no_write(step_s: 
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
         session.clock = ServiceClock(lambda: time.time() + ahead_s)
         async with AsyncExitStack() as exits:
-            writer = ObjectWriter(session, exits, "bucket", "key", "us-east-1")
+            writer = ObjectWriter(S3Client(session), exits, "bucket", "key")
             for step in (0.0, step_s, 0.0):
                 ahead_s = step
                 for _ in range(2):

@@ -65,7 +65,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_a_fifo_or_a_directory_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for unfit in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(ConfigurationError, match=r"does not hold an encryption key|Is a directory"):
+        with pytest.raises(ConfigurationError, match="it is no regular file"):
             customer_key_headers(unfit)
 
 

@@ -192,7 +192,7 @@ async def test_uploads_go_on_where_authority_and_certificate_are_replaced(
         session = S3Session(config)
         for step in range(3):
             async with AsyncExitStack() as exits:
-                client, _ = await UploadClient(session, exits, "us-east-1").current()
+                client, _ = await UploadClient(session, exits).current("us-east-1")
                 assert (await client.head_object(Bucket="bucket", Key="key"))["ContentLength"] == 4
             if step == 0:
                 create_chain(tmp_path)
@@ -208,7 +208,7 @@ async def writing(
 ) -> AsyncIterator[tuple[S3Client, module.ObjectWriter]]:
     """Open a client and a writer of an object."""
     async with opened(endpoint_url) as client, AsyncExitStack() as exits:
-        yield client, module.ObjectWriter(client.session, exits, "bucket", key, "us-east-1", kms_key_id=kms_key_id)
+        yield client, module.ObjectWriter(client, exits, "bucket", key, kms_key_id=kms_key_id)
 
 
 async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
@@ -343,9 +343,9 @@ async def test_requests_wait_for_a_service_or_for_keys_together(
         return {"ETag": "e"}
 
     monkeypatch.setattr(module.ObjectWriter, "_request_once", once)
-    session, retries = S3Session(ConnectionConfig()), Retries()
+    client, retries = S3Client(S3Session(ConnectionConfig())), Retries()
     async with AsyncExitStack() as exits:
-        writers = [module.ObjectWriter(session, exits, "bucket", key, "", retries=retries) for key in ("a", "b", "c")]
+        writers = [module.ObjectWriter(client, exits, "bucket", key, retries=retries) for key in ("a", "b", "c")]
         for _ in range(2):
             fails, began_s = True, trio.current_time()
             for writer in writers:
@@ -518,8 +518,8 @@ async def test_a_writer_outlives_an_outage_and_waits_for_credentials_if_it_is_to
                     server.faults.add(FaultRule(action=EXPIRED_TOKEN, operation="PutObject", times=times))
                 case _:
                     client.session.credentials = CredentialSource(resolve)
-            place = (client.session, exits, "bucket", "key", "us-east-1")
-            putting = module.ObjectWriter(*place, outlives_outages=outlives_outages).put(b"data")
+            writer = module.ObjectWriter(client, exits, "bucket", "key", outlives_outages=outlives_outages)
+            putting = writer.put(b"data")
             if outlives_outages:
                 assert await putting == (await client.head("bucket", "key")).etag
             else:
@@ -574,7 +574,7 @@ async def test_a_body_that_stalls_is_sent_again_and_each_chunk_has_as_long_as_a_
     with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
         session = S3Session(ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1"))
         async with AsyncExitStack() as exits:
-            writer = module.ObjectWriter(session, exits, "bucket", "key", "us-east-1", retries=Retries(counters))
+            writer = module.ObjectWriter(S3Client(session), exits, "bucket", "key", retries=Retries(counters))
             await writer.put(b"data")
     assert counters.get("fastfuse_retries", "broken") == 1
     assert [timeout["write"] for timeout in timeouts] == [stall_timeout_s(session.config)] * 2

@@ -12,8 +12,8 @@ import pytest
 
 from fastfuse.filesystem.figures import recorder
 from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.index import progress
 from fastfuse.sagemaker.running import job_processes
-from fastfuse.sagemaker.running import phases as module
 from fastfuse.sagemaker.running.job_processes import ChildProcess, LinePipe
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.descriptors import open_descriptors
@@ -99,19 +99,10 @@ def test_without_a_terminal_a_download_is_told_seldom(
     assert capsys.readouterr().err == ""
 
 
-def test_on_a_terminal_that_cannot_redraw_a_download_is_told_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LINE_EVERY_S", 0)
-    with stderr_on_terminal(monkeypatch, "dumb") as fd:
+def test_on_a_terminal_a_download_is_told_in_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LOG_EVERY_S", 0)
+    with stderr_on_terminal(monkeypatch, "xterm") as fd:
         phases = Phases(is_json=False)
         phases.enter(Phase.DOWNLOADING, "x")
         phases.progress("train", 50, 100)
         read_until(fd, b" Downloading - train: 50 B of 100 B (50%)\r\n")
-
-
-def test_the_lines_of_channels_stay_as_they_are_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    with stderr_on_terminal(monkeypatch, "xterm") as fd:
-        phases = Phases(is_json=False)
-        phases.progress("train", 50, 100)
-        phases.relay(b"key :dog:[bold]")
-        phases.finish_bar()
-        assert b"train " in read_until(fd, b"\x1b[2Kkey :dog:[bold]\r\n")

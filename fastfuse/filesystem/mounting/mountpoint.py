@@ -225,7 +225,7 @@ def unmount(path: Path, *, lazy: bool = False, device: str | None = None) -> lis
     users = [other for other in _entries() if other != entry and other.device == entry.device]
     bdi = bdi_number(entry.device)
     if os.geteuid() == 0:
-        _unmount_as_root(entry, lazy=lazy)
+        unmount_as_root(entry, lazy=lazy)
     else:
         _unmount_as_user(entry.path, lazy=lazy)
     # Others went with it where mounts propagate. Those that came since may have its number, and are none of it.
@@ -343,7 +343,8 @@ def errno_of_statvfs(path: Path) -> int | None:
     return None
 
 
-def _unmount_as_root(entry: MountEntry, *, lazy: bool) -> None:
+def unmount_as_root(entry: MountEntry, *, lazy: bool) -> None:
+    """Unmount this mount, of any type, with what is mounted below it if `lazy`; raise `MountError` if that fails."""
     try:
         _umount2(entry, _MNT_DETACH if lazy else 0)
     except OSError as error:

@@ -30,7 +30,7 @@ _MAX_ATTRIBUTES = 16
 _MAX_NAME_LETTERS = 256
 # A line may be long: the labels of an image may be masks, those of a text whole documents.
 _MAX_LINE_BYTES = 64 << 20
-_REFERENCE_SUFFIX = "-ref"
+REFERENCE_SUFFIX = "-ref"
 _LINE_FORM = 'a line is {"source-ref": "s3://BUCKET/KEY", "label": ...}'
 # A string, or white space outside of one. Possessive quantifiers prevent backtracking.
 _STRING_OR_SPACE = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[ \t\r\n]+')
@@ -120,27 +120,27 @@ class JsonText:
         except ValueError as error:
             self.fail(at, f"the value that begins here is not JSON: {error}", hint=_CORRECT)
 
-    def elements(self, at: int, *, is_all: bool = True) -> Iterator[tuple[int, Any]]:
-        """Yield the position and the value of each element of the array at `at`; with `is_all`, nothing may follow it.
+    def elements(self, start: int) -> Iterator[tuple[int, Any]]:
+        """Yield the position and the value of each element of the array at `start`.
 
         Raises:
             ConfigurationError: the array is not complete JSON.
         """
-        at = self.after_space(at + 1)
-        while self._is_within(at, "]", is_all=is_all):
+        at = self.after_space(start + 1)
+        while self._is_within(at, "]", start):
             value, end = self.value(at)
             yield at, value
             at = self._after_comma(end, "]")
 
-    def members(self, at: int, *, is_all: bool = True) -> Iterator[Member]:
-        """Yield the members of the object at `at`; with `is_all`, nothing may follow the object.
+    def members(self, start: int) -> Iterator[Member]:
+        """Yield the members of the object at `start`.
 
         Raises:
             ConfigurationError: the object is not complete JSON, or has two members of the same name.
         """
         names = set()
-        at = self.after_space(at + 1)
-        while self._is_within(at, "}", is_all=is_all):
+        at = self.after_space(start + 1)
+        while self._is_within(at, "}", start):
             name, end = self.value(at) if self.text.startswith('"', at) else (None, at)
             colon = self.after_space(end)
             if name is None or not self.text.startswith(":", colon):
@@ -148,17 +148,17 @@ class JsonText:
             if name in names:
                 self.fail(at, f"the name {shown(name)} stands in this object for the second time", _CORRECT)
             names.add(name)
-            start = self.after_space(colon + 1)
-            value, end = self.value(start)
-            yield Member(name, value, start, end)
+            begin = self.after_space(colon + 1)
+            value, end = self.value(begin)
+            yield Member(name, value, begin, end)
             at = self._after_comma(end, "}")
 
-    def _is_within(self, at: int, closing: str, *, is_all: bool) -> bool:
-        """Return False at the end of an array or object; with `is_all`, nothing may follow that end."""
+    def _is_within(self, at: int, closing: str, start: int) -> bool:
+        """Return False at the end of the array or object at `start`. Nothing may follow one that begins the text."""
         if not self.text.startswith(closing, at):
             return True
         end = self.after_space(at + 1)
-        if is_all and end < len(self.text):
+        if end < len(self.text) and start == self.after_space(0):
             self.fail(end, f"something follows the '{closing}' that ends it all", _CORRECT)
         return False
 
@@ -237,7 +237,7 @@ def read_manifest(data: bytes, name: str, parse: _Parse = S3Uri.parse) -> list[R
 
 def _prefix(text: JsonText, at: int) -> tuple[str, str]:
     """Return the prefix in the object at `at`, and its bucket."""
-    members = list(text.members(at, is_all=False)) if text.text.startswith("{", at) else []
+    members = list(text.members(at)) if text.text.startswith("{", at) else []
     if [member.name for member in members] != ["prefix"]:
         text.fail(at, "the first element is not an object with a prefix and nothing else", _MANIFEST_FORM)
     prefix, at = members[0].value, members[0].start
@@ -322,7 +322,7 @@ def _line(text: JsonText, attribute_names: Sequence[str]) -> AugmentedLine:
     chosen = [members[name] for name in attribute_names] if attribute_names else list(members.values())
     return AugmentedLine(
         text=f"{{{','.join(f'{json.dumps(one.name)}:{_compact(text.text[one.start : one.end])}' for one in chosen)}}}",
-        references=tuple(_reference(text, one) for one in chosen if one.name.endswith(_REFERENCE_SUFFIX)),
+        references=tuple(_reference(text, one) for one in chosen if one.name.endswith(REFERENCE_SUFFIX)),
     )
 
 
@@ -331,7 +331,7 @@ def _reference(text: JsonText, member: Member) -> Reference:
         text.fail(
             member.start,
             f"the attribute {shown(member.name)} is not a string",
-            f"an attribute whose name ends in {_REFERENCE_SUFFIX!r} is the S3 URI of an object",
+            f"an attribute whose name ends in {REFERENCE_SUFFIX!r} is the S3 URI of an object",
         )
     return text.reference(member.start, member.value)
 

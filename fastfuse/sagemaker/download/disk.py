@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.objects import ObjectRef
-from fastfuse.sagemaker.files import LIBC, checked, is_full, open_directory
+from fastfuse.sagemaker.files import LIBC, checked, is_full, open_directory, quoted
 
 # An inode of 256 bytes has room for two digests of this size; more would cost each file another block.
 _DIGEST_BYTES = 16
@@ -120,7 +120,7 @@ def open_private(root: Directory, name: bytes) -> Directory:
         private = root.enter(name)
         status = os.fstat(private.fd)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise DiskError(f"{_shown(private.path)} is not a directory of this user alone", hint="remove it")
+            raise DiskError(f"{quoted(private.path)} is not a directory of this user alone", hint="remove it")
         for left in os.listdir(private.fd):
             os.unlink(left, dir_fd=private.fd)
     return private
@@ -132,19 +132,14 @@ def disk_errors(path: bytes) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message, hint = f"{_shown(path)} could not be written: {error.strerror or error}", ""
+        message, hint = f"{quoted(path)} could not be written: {error.strerror or error}", ""
         if is_full(error):
-            message = f"the disk is full: {_shown(path)} could not be written ({error.strerror})"
+            message = f"the disk is full: {quoted(path)} could not be written ({error.strerror})"
             hint = "free some space; the next run goes on with what is there"
         elif error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST):
-            message = f"{_shown(path)} cannot be made: something else is in its place ({error.strerror})"
+            message = f"{quoted(path)} cannot be made: something else is in its place ({error.strerror})"
             hint = "remove it"
         raise DiskError(message, hint=hint) from error
-
-
-def _shown(path: bytes) -> str:
-    """Return the path quoted: a name may hold what a terminal obeys."""
-    return repr(os.fsdecode(path))
 
 
 def boot_id() -> bytes:

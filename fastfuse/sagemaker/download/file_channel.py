@@ -39,7 +39,7 @@ from fastfuse.sagemaker.download.landing import Job, Landing, Places
 
 T = TypeVar("T")
 
-# A bar that is drawn more often looks no smoother.
+# What other channels know of the claim on the disk is that old at most.
 _REPORT_EVERY_S = 0.1
 # Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
 _DISK_THREADS = 8
@@ -236,8 +236,7 @@ class _Download:
             return
         file = await self._in_thread(lambda: Landing(job, self._private, self._boot))
         self._missing[file] = size_bytes
-        for start in range(0, size_bytes, self._part_bytes):
-            end = min(start + self._part_bytes, size_bytes)
+        for start, end in job.ref.parts(self._part_bytes):
             await self._room.enter(end - start)
             nursery.start_soon(self._fetch_part, file, job.ref, start, end)
 

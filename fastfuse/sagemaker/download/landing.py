@@ -8,7 +8,6 @@ the disk here; `fastfuse.sagemaker.download` tells why that is safe.
 import errno
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,10 +19,12 @@ from fastfuse.errors import ConfigurationError, DiskError
 from fastfuse.index.inodes.columns import Kind, exact_sum
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.objects import Buffer, ObjectRef
+from fastfuse.regular_files import open_regular
 from fastfuse.s3.checksums import md5_of_etag
 from fastfuse.s3.whole import write_all
 from fastfuse.sagemaker.download import disk
 from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
+from fastfuse.sagemaker.files import quoted
 from fastfuse.sizes import format_size
 
 
@@ -151,9 +152,6 @@ def land(job: Job, private: Directory, boot: bytes, data: Buffer) -> None:
         file.close()
 
 
-_OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO is not waited for
-
-
 @dataclass(slots=True)
 class Survey:
     """`is_there` has a 1 for each directory that exists and each file that is whole and current."""
@@ -222,13 +220,12 @@ def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) ->
     if not ref.bucket:
         return False  # made of the index, at the price of a copy
     try:
-        fd = os.open(name, _OPEN, dir_fd=directory.fd)
+        fd = open_regular(name, directory.fd)
     except OSError:
         return False
     try:
         status = os.fstat(fd)
-        is_same = (status.st_size, status.st_mtime_ns) == (ref.size_bytes, ref.modified_ns)
-        if not stat.S_ISREG(status.st_mode) or not is_same:
+        if (status.st_size, status.st_mtime_ns) != (ref.size_bytes, ref.modified_ns):
             return False
         version = disk.version_of(ref)
         stamped, boot = disk.read_stamp(fd)
@@ -270,7 +267,7 @@ def check_room(places: Places, survey: Survey, claim: DiskClaim) -> None:
     # This order counts nothing twice that others write between the two looks; what they wrote since they told last, a
     # tenth of a second ago, counts twice.
     free_bytes, others_bytes = found.f_bavail * found.f_frsize, claim.others_bytes
-    where = repr(os.fsdecode(root.path))
+    where = quoted(root.path)
     if needed_bytes and needed_bytes + others_bytes > free_bytes:
         others = f", the job's other channels {format_size(others_bytes)}" if others_bytes else ""
         raise DiskError(

@@ -14,7 +14,8 @@ from typing import BinaryIO
 import trio
 
 from fastfuse.errors import FastfuseError, OutputError
-from fastfuse.sagemaker.files import open_directory, open_regular, path_of
+from fastfuse.regular_files import open_regular
+from fastfuse.sagemaker.files import open_directory, path_of
 
 # The size of a piece; those in flight take 100 MiB of memory. S3 takes 10,000 pieces of an object.
 _PIECE_BYTES = 16 << 20

@@ -20,8 +20,9 @@ from fastfuse.index.inodes.columns import Kind
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.snapshot import Snapshot
 from fastfuse.prices import Item, dollars
+from fastfuse.regular_files import open_regular
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.files import JobPaths, directory_at, open_regular, write_file
+from fastfuse.sagemaker.files import JobPaths, directory_at, write_file
 from fastfuse.sizes import format_size
 from fastfuse.version import VERSION
 

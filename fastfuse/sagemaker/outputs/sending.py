@@ -33,15 +33,15 @@ from fastfuse.errors import (
     MissingObjectError,
     OutputError,
     RefusedError,
-    ServiceError,
     first_of,
 )
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.sources.uri import S3Uri
+from fastfuse.objects import MAX_KEY_BYTES
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.retries import Retries
-from fastfuse.s3.upload import ObjectWriter, patience_s
+from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, piece_bytes_of, unreadable, walk
 from fastfuse.sizes import format_size
 
@@ -155,7 +155,6 @@ def _deflate(block: bytes) -> bytes:
 _SHOWN = 3
 # The service may take the next file.
 _OF_ONE = (OutputError, ForbiddenObjectError, MissingObjectError, RefusedError)
-_MOST_KEY_BYTES = 1024
 _ARCHIVE = ".tar.gz"
 # The header of a file in the archive takes less.
 _HEAD_BYTES = 2048
@@ -190,8 +189,6 @@ _REPLACES = {"Failed": (), "Stopped": ("Failed", "Stopped")}
 
 # A function of the name of an output, and of "progress", "said", "sent" (the entry of the record) or "error".
 Tell = Callable[..., None]
-# `writer_to` with the client of a process.
-OpenWriter = Callable[[S3Uri], Awaitable[ObjectWriter]]
 
 
 async def send_outputs(
@@ -206,6 +203,7 @@ async def send_outputs(
     """Send one after the other, also after one has failed. A signal ends it; nothing half sent stays in the bucket.
 
     What is sent lies below `base`. Another process has waited in vain for an answer for `silent_s`.
+    An outage is outlived: a job is over, and what it has made may be lost with its host.
     """
     client, retries = S3Client(session), Retries()
     retries.silent_s = silent_s
@@ -213,10 +211,15 @@ async def send_outputs(
         async with trio.open_nursery() as nursery, AsyncExitStack() as exits:
             nursery.start_soon(_end_at_signal, signals, nursery.cancel_scope)
             exits.push_async_callback(client.aclose)
-            open_writer = partial(writer_to, client=client, exits=exits, retries=retries, kms_key_id=kms_key_id)
             for one in outgoing:
                 try:
-                    sent = await _Sending(one, base, open_writer, tell).run()
+                    writer = ObjectWriter(
+                        *(client, exits, one.uri.bucket, one.uri.path),
+                        kms_key_id=kms_key_id,
+                        retries=retries,
+                        outlives_outages=True,
+                    )
+                    sent = await _Sending(one, base, writer, tell).run()
                     tell(one.name, sent=sent, **_said(one, sent))
                 except Exception as error:  # noqa: BLE001 - told
                     tell(one.name, error=as_failure(error))
@@ -240,23 +243,21 @@ async def _end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -
 class _Sending:
     """The way of one directory into S3."""
 
-    def __init__(self, outgoing: Outgoing, base: Path, open_writer: OpenWriter, tell: Tell) -> None:
+    def __init__(self, outgoing: Outgoing, base: Path, writer: ObjectWriter, tell: Tell) -> None:
         self._outgoing = outgoing
         self._base = base
-        self._open_writer = open_writer
+        self._writer = writer
         self._tell = tell
         self._files = self._entries = self._total_bytes = 0
 
     async def run(self) -> dict[str, Any]:
         """Send it, and return its entry in the record; without any file or link, nothing is sent."""
-        uri, data = self._outgoing.uri, self._outgoing.data
+        uri, data, writer = self._outgoing.uri, self._outgoing.data, self._writer
         if data is not None:
-            writer = await self._open_writer(uri)
             return self._entry(uri, await writer.stream(_once(data)))
         await trio.to_thread.run_sync(self._survey)
         if not self._files:
             return self._entry(uri)
-        writer = await self._open_writer(uri)
         if self._outgoing.is_prefix:
             await self._send_files(writer)
             return self._entry(uri)
@@ -399,27 +400,6 @@ def as_failure(error: Exception) -> FastfuseError:
     return OutputError(f"unforeseen: {first!r}", hint="report it with the log")
 
 
-async def writer_to(
-    uri: S3Uri, client: S3Client, exits: AsyncExitStack, retries: Retries, kms_key_id: str = ""
-) -> ObjectWriter:
-    """Return a writer that outlives an outage: a job is over, and what it has made may be lost with its host.
-
-    Raises:
-        FastfuseError: the bucket's region cannot be found out.
-    """
-    find = partial(client.region, uri.bucket, is_read=True)
-    deadline_s = patience_s(retries)
-    with trio.move_on_after(deadline_s):
-        region = await retries.run(find, name=f"the region of {uri.bucket!r}")
-        return ObjectWriter(
-            *(client.session, exits, uri.bucket, uri.path, region),
-            kms_key_id=kms_key_id,
-            retries=retries,
-            outlives_outages=True,
-        )
-    raise ServiceError(f"The S3 service did not tell the region of {uri.bucket!r} within {deadline_s:.3g} s.")
-
-
 def key_of(prefix: S3Uri, below: str, path: Path) -> str:
     """Return the key below `prefix` of the file `path`, which lies at `below`.
 
@@ -431,8 +411,8 @@ def key_of(prefix: S3Uri, below: str, path: Path) -> str:
         size_bytes = len(key.encode())
     except UnicodeEncodeError as error:
         raise OutputError(f"the name {str(path)!r} is not UTF-8, as keys are", hint="rename the file") from error
-    if size_bytes > _MOST_KEY_BYTES:
-        text = f"the key of {str(path)!r} would have {size_bytes:,} bytes, and S3 takes {_MOST_KEY_BYTES:,}"
+    if size_bytes > MAX_KEY_BYTES:
+        text = f"the key of {str(path)!r} would have {size_bytes:,} bytes, and S3 takes {MAX_KEY_BYTES:,}"
         raise OutputError(text, hint="give the file a shorter name")
     return key
 

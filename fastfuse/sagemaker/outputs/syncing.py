@@ -34,7 +34,7 @@ from fastfuse.sagemaker.download.disk import PRIVATE_NAME, read_stamp, version_o
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs.found import Found, content_of, open_found, unreadable, walk, written_to
-from fastfuse.sagemaker.outputs.sending import OpenWriter, Tell, Unsent, as_failure, key_of, writer_to
+from fastfuse.sagemaker.outputs.sending import Tell, Unsent, as_failure, key_of
 from fastfuse.sizes import format_size
 
 _log = logging.getLogger(__name__)
@@ -101,9 +101,7 @@ async def check_places(places: Sequence[tuple[str, S3Uri, str]], session: S3Sess
     async def check(field: str, uri: S3Uri, kms_key_id: str) -> None:
         key = f"{uri.path}fastfuse" if uri.path.endswith("/") or not uri.path else uri.path
         try:
-            region = await client.region(uri.bucket)
-            writer = ObjectWriter(client.session, exits, uri.bucket, key, region, kms_key_id=kms_key_id)
-            await writer.check_access()
+            await ObjectWriter(client, exits, uri.bucket, key, kms_key_id=kms_key_id).check_access()
         except FastfuseError as error:
             if isinstance(error, ServiceError) and not (kms_key_id and isinstance(error, RefusedError)):
                 _log.warning("whether %s of %s can be written to is not known: %s", uri, field, error)
@@ -137,16 +135,17 @@ async def _sync_all(directories: list["_Directory"], session: S3Session, look_ev
             tell("", ready=True)
             client = S3Client(session)
             exits.push_async_callback(client.aclose)
-            open_writer = partial(writer_to, client=client, exits=exits, retries=retries)
+            writer_to = partial(ObjectWriter, client, exits, retries=retries, outlives_outages=True)
+            writers = [writer_to(one.synced.place.bucket, one.synced.place.path) for one in directories]
             while not is_over.is_set():
                 with trio.move_on_after(look_every_s):
                     await is_over.wait()
-                for directory in directories:
+                for directory, writer in zip(directories, writers, strict=True):
                     if not is_over.is_set():
                         retries.silent_s = 0.0
-                        await directory.look(open_writer)
-            for directory in directories:
-                await directory.finish(open_writer)
+                        await directory.look(writer)
+            for directory, writer in zip(directories, writers, strict=True):
+                await directory.finish(writer)
             nursery.cancel_scope.cancel()
 
 
@@ -178,7 +177,6 @@ class _Directory:
         # The files that this process has sent, and their bytes, counted each time.
         self._sent_paths: set[str] = set()
         self._sent_bytes = self._sends = 0
-        self._writer: ObjectWriter | None = None
         # The warnings that were logged already.
         self._warned: set[str] = set()
         # The failures since all went well, and when each was logged.
@@ -264,11 +262,11 @@ class _Directory:
                 self._older[path] = _version(status)
         return missing
 
-    async def look(self, open_writer: OpenWriter) -> None:
+    async def look(self, writer: ObjectWriter) -> None:
         """Send what is new or has changed; what cannot be sent is told, and tried again."""
         before = self._sends
         try:
-            await self._look(open_writer, is_last=False)
+            await trio.to_thread.run_sync(self._send_each, writer, False)
         except Exception as error:  # noqa: BLE001 - told
             self._tell_failure(f"{self.synced.name}: {as_failure(error)}; it is tried again")
             return
@@ -283,10 +281,10 @@ class _Directory:
             self._failures[text] = now_s
             _log.warning("%s", text)
 
-    async def finish(self, open_writer: OpenWriter) -> None:
+    async def finish(self, writer: ObjectWriter) -> None:
         """Send everything that is there, now that the command has ended, and tell how that went."""
         try:
-            await self._look(open_writer, is_last=True)
+            await trio.to_thread.run_sync(self._send_each, writer, True)
         except Exception as error:  # noqa: BLE001 - told
             self._tell(self.synced.name, error=as_failure(error))
             return
@@ -294,11 +292,6 @@ class _Directory:
         said = {"said": f"{format_size(size_bytes)} were sent, files: {files:,}"} if files else {}
         sent = {"S3Uri": str(self.synced.place), "Files": files, "Bytes": size_bytes}
         self._tell(self.synced.name, sent=sent, **said)
-
-    async def _look(self, open_writer: OpenWriter, *, is_last: bool) -> None:
-        if self._writer is None:
-            self._writer = await open_writer(self.synced.place)
-        await trio.to_thread.run_sync(self._send_each, self._writer, is_last)
 
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         """Send all that can be sent; after that, raise what was not, and why."""

@@ -27,14 +27,12 @@ from fastfuse.index.inodes.columns import are_objects
 from fastfuse.index.inodes.selection import key_order
 from fastfuse.index.inodes.table import ROOT, InodeTable
 from fastfuse.index.origin import SourceKind
-from fastfuse.index.sources.manifests import JsonText, Member
+from fastfuse.index.sources.manifests import REFERENCE_SUFFIX, JsonText, Member
 from fastfuse.index.sources.shard import Shard
 from fastfuse.index.sources.shuffle import shuffled
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.sagemaker.description.channel import Channel
-
-_REFERENCE_SUFFIX = "-ref"
 
 
 class File(NamedTuple):
@@ -69,7 +67,7 @@ def _attribute(member: Member, text: str) -> str | bytes:
     if not isinstance(member.value, str):
         return text.encode()
     # JSON can spell half a surrogate pair, which UTF-8 cannot.
-    is_reference = member.name.endswith(_REFERENCE_SUFFIX)
+    is_reference = member.name.endswith(REFERENCE_SUFFIX)
     return member.value if is_reference else member.value.encode("utf-8", "surrogatepass")
 
 

@@ -87,9 +87,7 @@ class Fifo:
 
     def has_reader(self) -> bool:
         """Return whether any process has the FIFO open for reading, after `opened`."""
-        poll = select.poll()
-        poll.register(self._write_fd, 0)  # POLLERR comes unasked
-        return not poll.poll(0)
+        return not is_unread_within(self._write_fd, 0.0)
 
     def was_opened_again(self) -> bool:
         """Return whether another reader has opened the FIFO since `opened`; then neither is sure to get every byte."""
@@ -147,6 +145,13 @@ class Fifo:
             if fd >= 0:
                 os.close(fd)
         self._opens_fd = self._read_fd = self._write_fd = -1
+
+
+def is_unread_within(fifo_fd: int, timeout_s: float | None) -> bool:
+    """Return whether no process has the FIFO open for reading any more, now or within the time; None: wait for that."""
+    poll = select.poll()
+    poll.register(fifo_fd, 0)  # POLLERR comes unasked
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def remove_stale(directory: Path, channel: str) -> None:

@@ -21,7 +21,7 @@ from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
-from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale
+from fastfuse.sagemaker.pipe.fifo import Guard, is_unread_within, remove_stale
 
 _log = logging.getLogger(__name__)
 
@@ -121,23 +121,17 @@ def _outlast(command_fd: int, kill_at_s: float) -> None:
 
 def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
     """Keep the FIFO from ending until nobody reads it; tell the command's leftovers to end."""
-    if _is_unread_within(fifo_fd, 0.0):
+    if is_unread_within(fifo_fd, 0.0):
         return
     if are_ours:
         # A shell dies without telling its children.
         _tell_readers(fifo_fd, signal.SIGTERM)
-        if _is_unread_within(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
+        if is_unread_within(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
             return
         _tell_readers(fifo_fd, signal.SIGKILL)
     else:
         _log.error("fastfuse run was killed; whoever reads a stream of its waits for an end that will not come")
-    _is_unread_within(fifo_fd, None)
-
-
-def _is_unread_within(fifo_fd: int, timeout_s: float | None) -> bool:
-    poll = select.poll()
-    poll.register(fifo_fd, 0)  # POLLERR comes unasked: the last reader is gone
-    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+    is_unread_within(fifo_fd, None)
 
 
 def _tell_readers(fifo_fd: int, number: signal.Signals) -> None:

@@ -3,31 +3,23 @@
 Names and UTC times are those of ``SecondaryStatusTransitions``
 (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
 
-On a terminal a bar is drawn; lines of the channels' processes pass through here so as not to break it. A terminal that
-is gone, or that nobody reads, holds nothing up. Nothing here starts a thread, because the caller forks.
+Lines of the channels' processes pass through here. A terminal that is gone, or that nobody reads, holds nothing up.
 """
 
 import logging
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
-from typing import NamedTuple, TextIO, cast
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.text import Text
+from typing import NamedTuple
 
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.figures.recorder import moment
+from fastfuse.index.progress import progress_line
 from fastfuse.log import UnblockedStderr
 from fastfuse.sizes import format_size
-from fastfuse.terminal import can_redraw
 
 _log = logging.getLogger(__name__)
-
-# Between two lines on a download where there is no terminal to draw on.
-_LINE_EVERY_S = 5.0
 
 
 class Phase(StrEnum):
@@ -85,19 +77,16 @@ class Phases:
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
         self._stderr = UnblockedStderr()
-        self._console = Console(file=cast(TextIO, self._stderr))
         # Each phase with its begin, in seconds since 1970.
         self.begins: list[tuple[str, float]] = []
         self._took_s: dict[Phase, float] = {}
         self._now: Phase | None = None
         self._since_s = time.monotonic()
-        self._bar: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
-        self._told_s: dict[str, float] = {}
+        # By name of what is transferred.
+        self._progress: dict[str, Callable[[Callable[[], str]], None]] = {}
 
     def enter(self, phase: Phase, text: str) -> None:
         """Begin `phase` and stop the clock of the one before."""
-        self.finish_bar()
         now_s = time.monotonic()
         if self._now is not None:
             self._took_s[self._now] = self._took_s.get(self._now, 0.0) + now_s - self._since_s
@@ -111,7 +100,7 @@ class Phases:
         if self._is_json:
             _log.info("%s", text, extra={"phase": self._now.value})
         else:
-            self._write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {self._now} - {text}")
+            self._stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {self._now} - {text}")
 
     def timings(self) -> str:
         return ", ".join(f"{phase} {took_s:.1f} s" for phase, took_s in self._took_s.items())
@@ -122,44 +111,11 @@ class Phases:
         return {phase.value: took_s for phase, took_s in (self._took_s | now).items()}
 
     def relay(self, line: bytes) -> None:
-        self._write(line.decode(errors="backslashreplace"))
+        self._stderr.write(line.decode(errors="backslashreplace"))
 
     def progress(self, name: str, done_bytes: int, total_bytes: int) -> None:
-        """Show how far a download or an upload is."""
-        if not self._is_json and can_redraw(self._console):
-            self._draw(name, done_bytes, total_bytes)
-            return
-        now_s = time.monotonic()
-        if now_s - self._told_s.setdefault(name, now_s) >= _LINE_EVERY_S:
-            self._told_s[name] = now_s
-            percent = f" ({done_bytes / total_bytes:.0%})" if total_bytes else ""
-            self.say(f"{name}: {format_size(done_bytes)} of {format_size(total_bytes)}{percent}")
-
-    def finish_bar(self) -> None:
-        """Remove the bar until there is something to draw again."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-            self._tasks.clear()
-
-    def _draw(self, name: str, done_bytes: int, total_bytes: int) -> None:
-        if self._bar is None:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(True), TransferSpeedColumn())
-            self._bar = Progress(
-                *columns,
-                console=self._console,
-                transient=True,
-                auto_refresh=False,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._bar.start()
-        if name not in self._tasks:
-            self._tasks[name] = self._bar.add_task(name, total=total_bytes)
-        self._bar.update(self._tasks[name], completed=done_bytes, total=total_bytes, refresh=True)
-
-    def _write(self, line: str) -> None:
-        if self._bar is not None:
-            self._console.print(Text(line), soft_wrap=True)
-        else:
-            self._stderr.write(line + "\n")
+        """Say now and then how far a download or an upload is."""
+        if name not in self._progress:
+            self._progress[name] = progress_line(name, self.say)
+        percent = f" ({done_bytes / total_bytes:.0%})" if total_bytes else ""
+        self._progress[name](lambda: f"{format_size(done_bytes)} of {format_size(total_bytes)}{percent}")

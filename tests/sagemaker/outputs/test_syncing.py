@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -443,9 +443,6 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
             if failure is not None:
                 raise failure
 
-    async def open_writer(_: S3Uri) -> Any:  # noqa: ANN401 - an `ObjectWriter`
-        return Writer()
-
     synced = SyncedDirectory(
         name="checkpoints", local_path=str(here.path), place=S3Uri(BUCKET, "c/"), are_checkpoints=True
     )
@@ -454,7 +451,7 @@ async def test_a_failure_is_told_once_an_hour_and_again_after_a_look_that_sent_s
     async def lines(looks: int) -> list[str]:
         caplog.clear()
         for _ in range(looks):
-            await looked.look(open_writer)
+            await looked.look(cast(ObjectWriter, Writer()))
         return caplog.messages.copy()
 
     failed = "checkpoints: 0 of 1 files are there, not 'a': denied; it is tried again"

@@ -46,7 +46,6 @@ from fastfuse.s3.upload import ObjectWriter
 from fastfuse.sagemaker.description.channel import Cluster, OutputConfig
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.outputs import sending
-from fastfuse.sagemaker.outputs.sending import writer_to
 from fastfuse.sagemaker.running import delivery
 from fastfuse.sagemaker.running.phases import Phases
 from tests.filesystem.waiting import wait_until
@@ -112,7 +111,7 @@ async def test_what_a_job_has_made_waits_for_a_service_that_cannot_be_reached(
     monkeypatch.setattr(HttpxSession, "send", send_later)
     connection = ConnectionConfig(endpoint_url=moto_server.endpoint_url, force_path_style=True)
     async with aclosing(S3Client(S3Session(connection))) as client, AsyncExitStack() as exits:
-        writer = await writer_to(S3Uri(moto_server.bucket, "waited"), client, exits, Retries())
+        writer = ObjectWriter(client, exits, moto_server.bucket, "waited", outlives_outages=True)
         assert await writer.put(b"model")
     assert max(refusals.values()) < 0
 
@@ -243,11 +242,11 @@ async def test_what_was_waited_for_in_vain_is_told_for_what_is_sent_next(
     """The record is sent by another process than the model."""
     waited_s: list[float] = []
 
-    async def note(_: S3Uri, *, retries: Retries, **__: object) -> None:
+    def note(*_: object, retries: Retries, **__: object) -> None:
         waited_s.append(retries.silent_s)
         raise ServiceError("no answer")
 
-    monkeypatch.setattr(sending, "writer_to", note)
+    monkeypatch.setattr(sending, "ObjectWriter", note)
     told: dict[str, Any] = {}
     outgoing = [sending.Outgoing(name="note", place=tmp_path, uri=S3Uri(BUCKET, "note"), data=b"")]
     arguments = (outgoing, tmp_path, S3Session(ConnectionConfig()), "", lambda name, **more: told.update({name: more}))
@@ -425,13 +424,12 @@ def test_a_denied_upload_is_told_with_the_place_of_the_model(server: LoopbackSer
 
 
 def test_a_terminal_that_hangs_up_costs_neither_the_model_nor_the_mounts_their_end(server: LoopbackServer) -> None:
-    """A bar is drawn, which is erased before the next line."""
     rule = server.faults.add(FaultRule(action=Stall(0), operation="PutObject"))
     ours, theirs = pty.openpty()
     with running(server.endpoint_url, job_of(), command=MAKE, terminal=theirs) as job:
         os.close(theirs)
         shown = b""
-        while b"model \xe2\x94" not in re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown):
+        while b"Uploading model and output" not in shown:
             shown += os.read(ours, 65536)
         wait_until(lambda: server.faults.hits(rule) == 1)
         os.close(ours)

@@ -1,10 +1,8 @@
 """The same script, unchanged, in every mode; what it finds, and what the console says."""
 
-import contextlib
 import hashlib
 import json
 import os
-import pty
 import re
 from collections.abc import Mapping
 from itertools import product
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, Limit, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
@@ -257,22 +255,6 @@ serving.settle_channel = tell
     with run([channel("train", "File", "train/")], change=change, command="''", ends_with=0) as job:
         assert "open: pipe:" in job.log
         assert "open: /memfd:fastfuse-index" not in job.log
-
-
-def test_a_terminal_shows_a_bar_with_the_lines_above_it(server: LoopbackServer, run: Run) -> None:
-    server.faults.add(FaultRule(action=Limit(8 << 20), operation="GetObject"))
-    ours, theirs = pty.openpty()
-    with run([channel("train", "File", "train/")], terminal=theirs) as job:
-        os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: nobody has the terminal any more
-            while chunk := os.read(ours, 65536):
-                shown += chunk
-        assert job.wait() == 0
-    os.close(ours)
-    text = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", shown).decode()
-    assert re.search(r"train \S*━\S* +[\d./]+ MiB", text), text
-    assert re.search(r"Completed - train \(File\): 3.1 MiB", text)
 
 
 # Some of 200 files, in no order.
