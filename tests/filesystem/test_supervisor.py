@@ -667,11 +667,13 @@ def forks_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     supervisor._ROOM_RETRY_S = 0.02
     left, fork = pathlib.Path({str(left)!r}), os.fork
     def limited():
-        if left.exists():
+        try:
             number = int(left.read_text())
-            if number == 0:
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            left.write_text(str(number - 1))
+        except FileNotFoundError:
+            return fork()
+        if number == 0:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        left.write_text(str(number - 1))
         return fork()
     os.fork = limited
     """
