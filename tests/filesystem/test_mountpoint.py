@@ -42,8 +42,9 @@ _OPEN_TREE, _OPEN_TREE_CLONE = 428, 1  # <asm-generic/unistd.h>, <linux/mount.h>
 _AUTOFS_IOC_READY, _AUTOFS_IOC_CATATONIC = 0x9360, 0x9362  # <linux/auto_fs.h>
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not wait long for a mount that hangs."""
     monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.2)
 
 
@@ -291,6 +292,7 @@ def stopped(mount: Mount) -> Iterator[None]:
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path: Path) -> None:
     """L4"""
     with (
@@ -325,7 +327,7 @@ def test_a_live_mount_that_does_not_answer_is_left_alone_but_by_unmount(tmp_path
 
 
 @pytest.fixture
-def hanging(place: Path) -> Iterator[Path]:
+def hanging(place: Path, impatient: None) -> Iterator[Path]:
     """A mount whose daemon is not there any more, but a process that holds its connection, and the hint socket."""
     with fuse_mount(place, uid=os.geteuid()) as connection:
         os.read(connection.fileno(), 1 << 17)  # INIT, or nobody is asked
@@ -508,6 +510,7 @@ def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) ->
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
     with fuse_mount(tmp_path):
         held = os.open(tmp_path, os.O_PATH)
@@ -522,6 +525,7 @@ def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_mount_is_unmounted_through_a_link_too(place: Path, lazy: bool) -> None:
     link = place.with_name("link")
@@ -548,6 +552,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
 def test_a_user_unmounts_by_fusermount3(tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str) -> None:
     place = tmp_path / "-u"
