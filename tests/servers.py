@@ -53,12 +53,15 @@ class S3Server:
         )
 
     def put(self, key: str, data: bytes, **extra: str) -> ObjectRef:
-        """Creates or replaces the object and returns it as the server lists it."""
+        """Creates or replaces the object and returns it as the server lists it, with the time of its replies.
+
+        rclone lists the time of the file, and its replies tell when the PUT came, which may be in the second before.
+        """
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, **extra)
         listed = self.client.list_objects_v2(Bucket=self.bucket, Prefix=key)["Contents"]
         entry = next(entry for entry in listed if entry["Key"] == key)
-        modified_ns = round(entry["LastModified"].timestamp() * 1000) * 10**6
-        return ObjectRef(self.bucket, key, len(data), entry["ETag"], modified_ns)
+        modified = self.client.head_object(Bucket=self.bucket, Key=key)["LastModified"]
+        return ObjectRef(self.bucket, key, len(data), entry["ETag"], int(modified.timestamp()) * 10**9)
 
     def delete(self, key: str) -> None:
         self.client.delete_object(Bucket=self.bucket, Key=key)

@@ -420,17 +420,23 @@ async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the group of a nursery, or what is in it
         await situation.run(row.scene)
     took_s, error, told = time.monotonic() - began_s, first_of(caught.value), [*map(untimed, caplog.messages)]
-    if row.most > 1:
-        assert told.pop(0) == row.cause.retry_line(row.name)
+    counts = row.counts()
+    is_tried_again = ("fastfuse_retries", row.cause.failure.cause) in counts
+    assert is_tried_again == (row.most > 1) or is_timed  # a busy machine may be at the first attempt then
+    if is_tried_again:
+        told.remove(row.cause.retry_line(row.name))
     if told and told[-1].startswith(f"requests tried again after {row.cause.detail}: "):
         told.pop()  # where the run ends with the error, it tells of the tries that had no line
     if not row.is_exact:
         told = [re.sub(r"a read at \d+ ", "a read at None ", line) for line in told]
     ending = row.endings(deadline_s).get((type(error), str(error), tuple(told)))
     assert ending is not None, (error, told)
-    retries = row.most - 1 if row.is_exact and not is_timed else None if row.most > 1 else 0
-    counts = row.counts()
-    assert_counts(counts, row.expected_counts(ending.outcome, retries=retries, number=ending.errno))
+    retries = row.most - 1 if row.is_exact and not is_timed else None if is_tried_again else 0
+    expected = row.expected_counts(ending.outcome, retries=retries, number=ending.errno)
+    if is_timed and row.is_exact and (refused := expected.pop(("fastfuse_refused_gets", ""), None)):
+        # The last request may not be answered in time.
+        assert counts.pop(("fastfuse_refused_gets", ""), 0) in (refused, refused - 1)
+    assert_counts(counts, expected)
     if is_timed and row.is_exact:
         assert DEADLINE_S - LONGEST_PAUSE_S <= took_s < PATIENCE_S
     elif row.is_exact:

@@ -194,7 +194,7 @@ ENDS: dict[str, Callable[[], tuple[int, int]]] = {"terminal": pty.openpty, "pipe
 @pytest.fixture
 def _ends_when_stuck() -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("a write or a read waits"))
-    signal.alarm(20)
+    signal.alarm(120)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

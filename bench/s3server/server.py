@@ -128,7 +128,7 @@ class LoopbackServer:
     def statistics(self) -> Statistics:
         return self._log.statistics()
 
-    def wait_until(self, is_met: Callable[[Statistics], bool], timeout_s: float = 10.0) -> Statistics:
+    def wait_until(self, is_met: Callable[[Statistics], bool], timeout_s: float = 60.0) -> Statistics:
         """Block until the statistics meet a condition; `TimeoutError` after `timeout_s`."""
         return self._log.wait_until(is_met, timeout_s)
 

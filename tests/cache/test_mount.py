@@ -134,7 +134,7 @@ def test_threads_get_and_read_the_small_files_that_are_kept_and_all_else_is_fetc
     data = small(400)
     first, *others = data
     options = "--cache", str(tmp_path / "cache"), "--cache-size", "128MiB", "--cache-min-free", "0"
-    impatient = "--read-deadline-s", "4"
+    impatient = "--read-deadline-s", "20"
 
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server:
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
@@ -435,7 +435,7 @@ def test_threads_get_what_is_remembered_and_gone_and_a_disk_that_hangs_is_left_a
     """
     with_change(monkeypatch, change)
     data = small(500)
-    options = (*options_of(tmp_path), "--read-deadline-s", "4")
+    options = (*options_of(tmp_path), "--read-deadline-s", "20")
     with LoopbackServer({"bucket": MemoryObjects(data)}) as server, ExitStack() as opened:
         with mounted("s3://bucket/d/", server.endpoint_url, *options) as mount:
             assert all_right(mount, data)

@@ -245,7 +245,7 @@ def test_a_log_level_is_changed_for_the_supervisor_and_every_worker(mount: Mount
     shown = finished_on_terminal("log-level", str(mount.path), columns=80, settings={"TERM": "dumb"})
     assert shown == (0, "error\r\n")
     os.kill(worker, signal.SIGKILL)  # a warning, which is not logged now
-    assert (mount.path / "a").read_bytes()
+    wait_until(lambda: status_of(mount)["worker_pid"] not in {0, worker})
     assert level("debug") == "debug"
     os.kill(mount.worker(), signal.SIGKILL)
     assert (mount.path / "b").read_bytes()

@@ -52,7 +52,8 @@ def test_an_endless_loop_is_told_by_its_python_stack_which_threads_that_wait_do_
     assert lines[0].startswith(f"thread {pid}: state ")
     assert sum("in loop_without_end" in line for line in lines) == 1, lines
     assert sum(line.startswith("thread ") for line in lines) < 10
-    assert any(" and 63 more" in line for line in lines)
+    # Not all may have come to where they wait.
+    assert any(re.search(r" and \d\d more", line) for line in lines)
     # A report has its own dump alone.
     os.write(dump_fd, b"of an earlier one\n" * 1000)
     again = hang_report(pid, dump_fd)

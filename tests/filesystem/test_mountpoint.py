@@ -496,6 +496,7 @@ def test_where_nothing_is_mounted_there_is_nothing_to_unmount(tmp_path: Path) ->
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
     with fuse_mount(tmp_path):
         held = os.open(tmp_path, os.O_PATH)
@@ -510,6 +511,7 @@ def test_a_busy_mount_is_told_apart_and_can_be_detached(tmp_path: Path) -> None:
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("lazy", [False, True])
 def test_a_mount_is_unmounted_through_a_link_too(place: Path, lazy: bool) -> None:
     link = place.with_name("link")
@@ -536,6 +538,7 @@ def as_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], 
 
 
 @pytest.mark.fuse
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("lazy", "words"), [(False, "-u -- {place}\n"), (True, "-u -z -- {place}\n")])
 def test_a_user_unmounts_by_fusermount3(tmp_path: Path, as_user: Callable[[str], Path], lazy: bool, words: str) -> None:
     place = tmp_path / "-u"

@@ -340,7 +340,7 @@ def test_nobody_loads_and_opens_nothing_any_more() -> None:
     fates.append(Flip(lambda *_: [1]))
     with LoopbackServer({"bucket": MemoryObjects(objects)}, ServerConfig(page_keys_max=40)) as server:
         url = server.endpoint_url.replace("127.0.0.1", "localhost")
-        with mounted("s3://bucket/data", url, "--verify", "--read-deadline-s", "2", **_AUDITED) as mount:
+        with mounted("s3://bucket/data", url, "--verify", **_AUDITED) as mount:
             for at, fate in enumerate(fates):
                 server.faults.add(FaultRule(action=fate, operation="GetObject", key=f"data/{at + 50:03}", times=1))
                 with suppress(OSError):

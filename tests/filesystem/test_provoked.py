@@ -6,7 +6,6 @@ Those that a limit of CPU or memory causes are not: `test_verdict` has their rul
 import mmap
 import os
 import random
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import Delay, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import Delay, FaultRule, Limit, LoopbackServer, MemoryObjects
 from bench.s3server.faults import Action
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
@@ -26,7 +25,6 @@ from fastfuse.hints import hand_over
 from fastfuse.metrics import Counters
 from tests.filesystem.waiting import wait_until
 from tests.mounting import Mount, mounted, run_fastfuse
-from tests.semantics.places import forget
 from tests.semantics.places import place as place_of
 
 pytestmark = pytest.mark.fuse
@@ -37,6 +35,8 @@ FILES = 24
 # A verdict needs so many GETs.
 ENOUGH = 20
 PAGE = mmap.PAGESIZE
+# A file that memory has no room for, or all of it might be fetched once reads here and there have waited for long.
+HUGE, HUGE_BYTES = "huge", 256 * MIB
 
 
 @dataclass
@@ -45,7 +45,6 @@ class Place:
 
     mount: Mount
     server: LoopbackServer
-    files: list[Path]
     unread: Iterator[Path]
 
     def next_files(self, count: int) -> list[Path]:
@@ -75,8 +74,10 @@ class Place:
     @contextmanager
     def faulty(self, action: Action) -> Iterator[None]:
         rule = self.server.faults.add(FaultRule(action=action, operation="GetObject"))
-        yield
-        self.server.faults.remove(rule)
+        try:
+            yield
+        finally:
+            self.server.faults.remove(rule)
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +86,13 @@ def place() -> Iterator[Place]:
     names = [f"{number:03}" for number in range(FILES)]
     random.Random(1).shuffle(names)
     data = bytes(FILE_BYTES)
+    objects = MemoryObjects({f"data/{name}": data for name in names})
+    objects.put(f"data/{HUGE}", bytes(HUGE_BYTES), etag='"huge"')
     with (
-        LoopbackServer({"bucket": MemoryObjects({f"data/{name}": data for name in names})}) as server,
+        LoopbackServer({"bucket": objects}) as server,
         mounted("s3://bucket/data", server.endpoint_url, "--memory-target", "128MiB") as mount,
     ):
-        files = [mount.path / name for name in names]
-        yield Place(mount, server, files, iter(files))
+        yield Place(mount, server, iter([mount.path / name for name in names]))
 
 
 def in_order(path: Path) -> None:
@@ -100,23 +102,39 @@ def in_order(path: Path) -> None:
 
 
 def here_and_there(path: Path) -> None:
-    fd, rng = os.open(path, os.O_RDONLY | os.O_DIRECT), random.Random(path.name)
+    fd, rng = os.open(path, os.O_RDONLY | os.O_DIRECT), random.Random(1)
     with mmap.mmap(-1, PAGE) as page:
-        for _ in range(ENOUGH):
-            os.preadv(fd, [page], rng.randrange(FILE_BYTES // PAGE) * PAGE)
+        for _ in range(2 * ENOUGH):
+            os.preadv(fd, [page], rng.randrange(HUGE_BYTES // PAGE) * PAGE)
     os.close(fd)
 
 
-def slowly(path: Path) -> None:
-    """Read as a script does that computes between two reads."""
+def begin(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
-        while file.read(MIB // 4):
-            threading.Event().wait(0.02)
+        for _ in range(4):
+            assert file.read(MIB)
 
 
 def at_once(work: Callable[[Path], None], paths: Sequence[Path], readers: int) -> None:
     with ThreadPoolExecutor(readers) as threads:
         assert [*threads.map(work, paths)]
+
+
+def together(place: Place, work: Callable[[Path], None], paths: Sequence[Path]) -> None:
+    """Read with a reader for each path, all of whom wait for a while at first, however busy the machine is."""
+
+    def have_waited(readers: int, for_us: int) -> bool:
+        counters = place.now()[1]
+        is_met = counters.get("fastfuse_waiting_reads") >= readers
+        return is_met and counters.get("fastfuse_stalled_seconds") >= for_us
+
+    with ThreadPoolExecutor(len(paths)) as threads, place.faulty(Limit(MIB / 4)):
+        reading = [threads.submit(work, path) for path in paths]
+        wait_until(lambda: have_waited(len(paths), 0))
+        until_us = place.now()[1].get("fastfuse_stalled_seconds") + 3_000_000
+        wait_until(lambda: have_waited(len(paths), until_us))
+    for each in reading:
+        each.result()
 
 
 def test_a_few_reads_tell_nothing(place: Place) -> None:
@@ -130,14 +148,14 @@ def test_one_reader_of_large_files(place: Place) -> None:
 
 
 def test_readers_that_are_as_fast_as_the_service(place: Place) -> None:
-    with place.gives("network limit"), place.faulty(Delay(0.1)):
+    with place.gives("network limit"):
         # Two requests of each wait at most, and the memory has room for eight.
-        at_once(in_order, place.next_files(6), readers=4)
+        together(place, in_order, place.next_files(4))
 
 
 def test_reads_here_and_there(place: Place) -> None:
     with place.gives("random reads"), place.faulty(Delay(0.02)):
-        at_once(here_and_there, place.next_files(2), readers=2)
+        here_and_there(place.mount.path / HUGE)
 
 
 def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
@@ -150,16 +168,8 @@ def test_a_kernel_that_may_not_read_ahead(place: Place) -> None:
 
 
 def test_more_readers_than_the_memory_has_room_for(place: Place) -> None:
-    # On a machine whose cores others take, the readers may come one after the other.
-    for may_fail in (True, False):
-        forget(place.mount.path)
-        try:
-            with place.gives("memory target too small"), place.faulty(Delay(0.05)):
-                at_once(slowly, place.files, readers=FILES)
-            return
-        except TimeoutError:
-            if not may_fail:
-                raise
+    with place.gives("memory target too small"):
+        together(place, begin, place.next_files(12))
 
 
 def test_small_files_that_are_waited_for_without_hints_and_with_wrong_ones_are_summed_up() -> None:

@@ -21,12 +21,14 @@ from fastfuse.filesystem import worker_process
 from fastfuse.filesystem.figures.status import Board
 from fastfuse.filesystem.processes import health
 from fastfuse.filesystem.processes.children import fork_child, wait_child
+from fastfuse.filesystem.processes.hang_report import cpu_and_state
 from fastfuse.filesystem.serving import worker
 from fastfuse.filesystem.serving.worker import READY
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 from fastfuse.readahead.fetches import ReadCounts
 from fastfuse.s3.retries import Retries
+from tests.filesystem.waiting import wait_until
 
 Life = Callable[[socket.socket, int], object]
 
@@ -114,13 +116,18 @@ def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_
     wait_child(place.pids[0])
 
 
-def test_one_that_has_ended_but_for_a_thread_is_not_to_blame(place: Place) -> None:
+def test_one_that_has_ended_but_for_a_thread_is_not_to_blame(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that a disk holds."""
 
     def end_but_for_a_thread(*_: object) -> None:
         threading.Thread(target=signal.pause).start()
         ctypes.CDLL(None).pthread_exit(None)
 
+    def once_it_has(pid: int) -> tuple[float, str]:
+        wait_until(lambda: cpu_and_state(pid)[1] == "Z")
+        return cpu_and_state(pid)
+
+    monkeypatch.setattr(worker_process, "cpu_and_state", once_it_has)
     with pytest.raises(ServiceError, match=r"hung for \d s \(state Z\)"):
         place.start(end_but_for_a_thread)
     assert place.worker.was_killed

@@ -109,8 +109,8 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
         authority, issued = create_chain(tmp_path)
         config, connection = ServerConfig(tls=issued), replace(IN_A_REGION, ca_bundle=str(authority))
 
-    def serve(deadline_s: float = 60.0) -> AbstractAsyncContextManager[tuple[LoopbackServer, S3Client]]:
-        return loopback_client({"key": DATA}, config, replace(connection, deadline_s=deadline_s))
+    def serve() -> AbstractAsyncContextManager[tuple[LoopbackServer, S3Client]]:
+        return loopback_client({"key": DATA}, config, connection)
 
     return serve
 
@@ -283,7 +283,7 @@ async def test_a_read_goes_to_the_address_that_a_name_has_now_if_the_one_before_
 
     all_ask = threading.Barrier(4)
     with canned_server(answer) as first, LoopbackServer({"bucket": MemoryObjects({"key": DATA})}) as second:
-        config = replace(IN_A_REGION, endpoint_url="http://name.test:1", force_path_style=True, deadline_s=5)
+        config = replace(IN_A_REGION, endpoint_url="http://name.test:1", force_path_style=True)
         ports = [int(first.url.rpartition(":")[2]), int(second.endpoint_url.rpartition(":")[2])]
 
         async def connect_there(*_: object) -> trio.SocketStream:
@@ -305,7 +305,7 @@ async def test_idle_connections_that_a_firewall_has_dropped_cost_a_read_one_stal
     monkeypatch: pytest.MonkeyPatch, size_bytes: int
 ) -> None:
     """Nothing comes over any of them, not even a reset."""
-    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 0.5)
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 2.0)
     async with (
         hostile.serving() as server,
         aclosing(client_of(replace(IN_A_REGION, endpoint_url=server.url))) as reader,
@@ -371,9 +371,9 @@ async def test_connections_that_a_nat_has_forgotten_cost_a_read_seconds() -> Non
 async def test_reads_go_to_another_address_if_one_accepts_and_answers_nothing(
     *, hangs: bool, transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 0.5)
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 2.0)
     monkeypatch.setattr("fastfuse.s3.routes.CONNECT_TIMEOUT_S", 3.0)
-    config, issued = replace(IN_A_REGION, force_path_style=True, deadline_s=20), None
+    config, issued = replace(IN_A_REGION, force_path_style=True), None
     if transport == "tls":
         authority = issue(is_authority=True, subject="authority")
         path = issue("name.test", by=authority).write(tmp_path, "server")
@@ -459,9 +459,10 @@ async def test_a_region_is_corrected_once() -> None:
         assert len(there.seen) == 2
 
 
-async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served) -> None:
+async def test_a_body_that_comes_slowly_but_comes_is_no_stall(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """200 KB take twice the time after which a connection without a byte is given up."""
-    async with served(deadline_s=3.0) as (server, reader):
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 1.0)
+    async with served() as (server, reader):
         rule = server.faults.add(FaultRule(action=Limit(100_000), operation="GetObject"))
         assert await reader.get(REF, 0, 200_000) == DATA[:200_000]
         assert len(server.requests) == 1

@@ -340,19 +340,27 @@ async def test_an_object_whose_heads_fail_for_a_while_is_checked_all_the_same(
 @pytest.mark.parametrize("trouble", PASSING)
 @pytest.mark.parametrize("skip", [0, 2], ids=["the object", "a part"])
 async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one_asks_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, trouble: Action | str, skip: int
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    mock_clock: trio.testing.MockClock,
+    trouble: Action | str,
+    skip: int,
 ) -> None:
+    """Time passes only while they fail."""
+    monkeypatch.setattr("fastfuse.s3.client.stall_timeout_s", lambda _: 60.0)
     async with benched(verify=True, deadline_s=0.5) as bench:
         ref = bench.put_parts("crc32c", EVEN)
         hinder_heads(monkeypatch, bench, trouble, skip=skip, times=None)
         start = 400_000 if skip else 0
         if skip:
             await bench.client.get(ref, 0, start)
+        mock_clock.rate = 1.0
         for _ in range(2):
             with pytest.raises(ReadError, match="'key' could not be read") as caught:
                 await bench.client.get(ref, start, start + 400_000)
             assert caught.value.errno == errno.EIO
         assert len([message for message in caplog.messages if "(attempt 1 failed" in message]) == 1
+        mock_clock.rate = 0.0
         bench.server.faults.clear()
         monkeypatch.undo()
         assert await bench.read(ref, 400_000) == DATA

@@ -8,6 +8,7 @@ import trio.testing
 
 from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.errors import AccessError, ServiceError, SourceError
+from fastfuse.objects import ObjectRef
 from fastfuse.s3 import whole
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -58,8 +59,7 @@ async def test_what_cannot_be_read_is_said_by_its_name(fd: int) -> None:
 async def test_a_service_that_stays_busy_is_an_error_of_a_command(fd: int) -> None:
     with LoopbackServer({"bucket": MemoryObjects({"key": b"x" * 5})}) as server:
         config = ConnectionConfig(endpoint_url=server.endpoint_url, region="us-east-1", deadline_s=0.5)
-        client = S3Client(S3Session(config))
-        ref = await client.head("bucket", "key")
+        client, ref = S3Client(S3Session(config)), ObjectRef("bucket", "key", 5, "")
         server.faults.add(FaultRule(action=SLOW_DOWN))
         with pytest.raises(ServiceError, match="key"):
             await read_into(client, ref, fd)

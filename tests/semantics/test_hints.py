@@ -118,7 +118,9 @@ def test_a_mount_that_is_made_again_takes_hints_again_and_ends_although_an_order
         counted = Counted(here)
         abort_connection(here.path)
         wait_until(lambda: hint(here, b"a\n").returncode == 0)
-        assert counted() == (1, 0)
+        # A worker that dies may have taken one, too.
+        taken, unknown = counted()
+        assert (taken >= 1, unknown) == (True, 0)
         with order(["a"], here.path):
-            wait_until(lambda: counted() == (2, 0))
+            wait_until(lambda: counted() == (taken + 1, 0))
             assert here.mount.stop() == 0

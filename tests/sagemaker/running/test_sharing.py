@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,7 +25,6 @@ from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.sagemaker.jobs import request
 from tests.sagemaker.outputs.test_record import record_of
 from tests.sagemaker.running.jobs import BUCKET, Job, Run, Script, channel, running, script
-from tests.servers import free_ports
 
 pytestmark = pytest.mark.fuse
 
@@ -101,16 +99,14 @@ def mounts(directory: Path) -> int:
 
 def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
-    shared = ("--index", f"s3://{BUCKET}/data.index", "--index-max-age", "1h", "--metrics-listen")
-    ports = free_ports(2)
-    with ranks(run, tmp_path, *[gate] * 4, hosts=[(*shared, str(port)) for port in ports]) as jobs:
+    shared = ("--index", f"s3://{BUCKET}/data.index", "--index-max-age", "1h", "--metrics-listen", "0")
+    with ranks(run, tmp_path, *[gate] * 4, hosts=[shared] * 2) as jobs:
         for job in jobs:
             job.wait_for_output("}")
         assert mounts(tmp_path) == 2
         assert server.count("ListObjectsV2") == 1
-        for port in ports:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as reply:
-                assert re.search(rb'^fastfuse_table_files{.*channel="data",.*} 24.0$', reply.read(), re.MULTILINE)
+        for owner in (job for job in jobs if "Downloading" in job.log):
+            assert re.search(r'^fastfuse_table_files{.*channel="data",.*} 24.0$', owner.metrics(), re.MULTILINE)
         assert sum("serves the metrics" in job.log for job in jobs) == 2
         gate.close()
         assert [job.wait() for job in jobs] == [0] * 4, [job.log for job in jobs]
