@@ -3,6 +3,7 @@
 import errno
 import sqlite3
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -21,26 +22,33 @@ BIG = content("big", 4 * MIB)
 
 
 class Threads:
-    """Stands in for the threads: what is begun ends when the test says so."""
+    """Stands in for the threads, which get ranges of one object: what is begun ends when the test says so."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
+        self.store, self.settings, self.counters = CountingStore({"big": BIG}), settings_of(directory), Counters()
+        self.ref = self.store.ref("big")
         # The ranges that were asked for, begun or not, and the bytes of those that ended.
         self.asked: list[tuple[int, int]] = []
         self.ended: list[bytes | None] = []
         self.is_refusing = self.is_failing = False
         self._begun: list[tuple[int, int, Callable[[Buffer | None], None]]] = []
 
-    def begins(self, reader: RangeReader, ref: ObjectRef, start: int, end: int) -> bool:
-        """Return whether `reader` begins to get the range."""
+    def tier(self, queue_bytes: int = 64 * MIB) -> AbstractAsyncContextManager[RangeReader]:
+        return tier(self.store, self.settings, self.counters, queue_bytes=queue_bytes)
+
+    def begins(self, reader: RangeReader, start: int, end: int) -> bool:
         assert isinstance(reader, CachedReader)
         return reader.begin(
-            self._begin, ref, start, end, lambda data: self.ended.append(None if data is None else bytes(data))
+            self._begin, self.ref, start, end, lambda data: self.ended.append(None if data is None else bytes(data))
         )
 
     def end(self, *, is_right: bool = True) -> None:
         """End what was begun last of what is under way."""
         start, end, done = self._begun.pop()
         done(memoryview(BIG)[start:end] if is_right else None)
+
+    def counted_bytes(self, what: str) -> int:
+        return self.counters.get("fastfuse_cache_bytes", what)
 
     def _begin(self, _: ObjectRef, start: int, end: int, done: Callable[[Buffer | None], None]) -> bool:
         self.asked.append((start, end))
@@ -51,136 +59,120 @@ class Threads:
         return not self.is_refusing
 
 
-async def test_what_is_begun_is_kept_and_nobody_else_fetches_it(tmp_path: Path) -> None:
-    store, threads, counters, got = CountingStore({"big": BIG}), Threads(), Counters(), list[bytes]()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+@pytest.fixture
+def threads(tmp_path: Path) -> Threads:
+    return Threads(tmp_path / "cache")
+
+
+async def fail() -> None:
+    raise IntegrityError("the checksum is wrong")
+
+
+async def test_what_is_begun_is_kept_and_nobody_else_fetches_it(threads: Threads) -> None:
+    got = list[bytes]()
 
     async def read() -> None:
-        got.append(bytes(await other.get(ref, 0, MIB)))
+        got.append(bytes(await other.get(threads.ref, 0, MIB)))
 
-    async with tier(store, settings, counters) as one, tier(store, settings) as other, trio.open_nursery() as nursery:
-        assert threads.begins(one, ref, 0, MIB)
+    async with threads.tier() as one, threads.tier() as other, trio.open_nursery() as nursery:
+        assert threads.begins(one, 0, MIB)
         for reader in (one, other):
-            assert not threads.begins(reader, ref, 0, MIB)
-            assert not threads.begins(reader, ref, MIB // 2, 2 * MIB)
+            assert not threads.begins(reader, 0, MIB)
+            assert not threads.begins(reader, MIB // 2, 2 * MIB)
         nursery.start_soon(read)
         await trio.testing.wait_all_tasks_blocked()
         assert got == []
         threads.end()
     assert got == threads.ended == [BIG[:MIB]]
-    assert counters.get("fastfuse_cache_bytes", "written") == MIB
-    async with tier(store, settings) as later:
-        assert not threads.begins(later, ref, 0, MIB)
-        assert bytes(await later.get(ref, 0, MIB)) == BIG[:MIB]
+    assert threads.counted_bytes("written") == MIB
+    async with threads.tier() as later:
+        assert not threads.begins(later, 0, MIB)
+        assert bytes(await later.get(threads.ref, 0, MIB)) == BIG[:MIB]
     assert threads.asked == [(0, MIB)]
-    assert store.fetched == []
+    assert threads.store.fetched == []
 
 
 @pytest.mark.parametrize("outcome", ["in vain", "refused", "raises", "no room in the queue"])
-async def test_what_is_not_kept_is_claimed_no_longer(outcome: str, tmp_path: Path) -> None:
-    store, threads, counters = CountingStore({"big": BIG}), Threads(), Counters()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-    async with tier(store, settings, counters, queue_bytes=MIB) as one, tier(store, settings) as other:
+async def test_what_is_not_kept_is_claimed_no_longer(outcome: str, threads: Threads) -> None:
+    async with threads.tier(queue_bytes=MIB) as one, threads.tier() as other:
         if outcome == "raises":
             threads.is_failing = True
             with pytest.raises(MemoryError):
-                threads.begins(one, ref, 0, 2 * MIB)
+                threads.begins(one, 0, 2 * MIB)
         else:
             threads.is_refusing = outcome == "refused"
-            assert threads.begins(one, ref, 0, 2 * MIB) != threads.is_refusing
+            assert threads.begins(one, 0, 2 * MIB) != threads.is_refusing
             if not threads.is_refusing:
                 threads.end(is_right=outcome == "no room in the queue")
         threads.is_refusing = threads.is_failing = False
         for reader in (one, other):
-            assert threads.begins(reader, ref, 0, 2 * MIB)
+            assert threads.begins(reader, 0, 2 * MIB)
             threads.end(is_right=False)
     assert threads.ended[:-2] == {"in vain": [None], "no room in the queue": [BIG[: 2 * MIB]]}.get(outcome, [])
-    assert counters.get("fastfuse_cache_bytes", "skipped") == (2 * MIB if outcome == "no room in the queue" else 0)
-    assert counters.get("fastfuse_cache_bytes", "written") == 0
+    assert threads.counted_bytes("skipped") == (2 * MIB if outcome == "no room in the queue" else 0)
+    assert threads.counted_bytes("written") == 0
 
 
-async def test_what_is_not_worth_its_room_is_begun_without_a_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, threads, counters = CountingStore({"big": BIG}), Threads(), Counters()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+async def test_what_is_not_worth_keeping_is_begun_unclaimed(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer.Writer, "takes", lambda *_: False)
-    async with tier(store, settings, counters) as one, tier(store, settings) as other:
-        assert threads.begins(one, ref, 0, MIB)
-        assert threads.begins(other, ref, 0, MIB)
-        threads.end()
-        threads.end()
+    async with threads.tier() as one, threads.tier() as other:
+        for reader in (one, other):
+            assert threads.begins(reader, 0, MIB)
+        for _ in range(2):
+            threads.end()
     assert threads.ended == 2 * [BIG[:MIB]]
-    assert counters.get("fastfuse_cache_bytes", "declined") == MIB
-    assert counters.get("fastfuse_cache_bytes", "written") == 0
+    assert (threads.counted_bytes("declined"), threads.counted_bytes("written")) == (2 * MIB, 0)
 
 
-async def test_what_is_unusual_is_left_to_get(tmp_path: Path) -> None:
+async def test_what_is_unusual_is_left_to_get(threads: Threads) -> None:
     """That is a range of which something is kept, and an object that had not its checksum."""
-    store, threads = CountingStore({"big": BIG}), Threads()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-    async with tier(store, settings) as reader:
-        await reader.get(ref, MIB - 1, MIB + 1)
-    async with tier(store, settings) as reader:
+    async with threads.tier() as reader:
+        await reader.get(threads.ref, MIB - 1, MIB + 1)
+    async with threads.tier() as reader:
         for start, end in ((0, MIB), (MIB, 2 * MIB), (0, len(BIG))):
-            assert not threads.begins(reader, ref, start, end)
-        await reader.get(ref, 2 * MIB, 3 * MIB)  # no claim is left
-        assert threads.begins(reader, ref, 3 * MIB, 4 * MIB)
+            assert not threads.begins(reader, start, end)
+        await reader.get(threads.ref, 2 * MIB, 3 * MIB)  # no claim is left
+        assert threads.begins(reader, 3 * MIB, 4 * MIB)
         threads.end(is_right=False)
-
-        async def fail() -> None:
-            raise IntegrityError("the checksum is wrong")
-
-        store.hold = fail
+        threads.store.hold = fail
         with pytest.raises(IntegrityError):
-            await reader.get(ref, 0, 1)
-        assert not threads.begins(reader, ref, 3 * MIB, 4 * MIB)
+            await reader.get(threads.ref, 0, 1)
+        assert not threads.begins(reader, 3 * MIB, 4 * MIB)
     assert threads.asked == [(3 * MIB, 4 * MIB)]
 
 
-async def test_nothing_is_kept_of_what_was_under_way_when_its_object_proved_wrong(tmp_path: Path) -> None:
-    store, threads, counters = CountingStore({"big": BIG}), Threads(), Counters()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-
-    async def fail() -> None:
-        raise IntegrityError("the checksum is wrong")
-
-    store.hold = fail
-    async with tier(store, settings, counters) as reader:
-        assert threads.begins(reader, ref, 0, MIB)
+async def test_nothing_is_kept_of_what_was_under_way_when_its_object_proved_wrong(threads: Threads) -> None:
+    threads.store.hold = fail
+    async with threads.tier() as reader:
+        assert threads.begins(reader, 0, MIB)
         with pytest.raises(IntegrityError):
-            await reader.get(ref, 3 * MIB, 4 * MIB)
+            await reader.get(threads.ref, 3 * MIB, 4 * MIB)
         threads.end()
     assert threads.ended == [BIG[:MIB]]
-    assert counters.get("fastfuse_cache_bytes", "written") == 0
+    assert threads.counted_bytes("written") == 0
 
 
-async def test_a_tier_that_is_left_alone_claims_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, threads, counters = CountingStore({"big": BIG}), Threads(), Counters()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
-
+async def test_a_tier_that_is_left_alone_claims_nothing(threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise sqlite3.OperationalError("database is locked")
 
-    async with tier(store, settings) as one, tier(store, settings, counters) as other:
+    async with threads.tier() as one, threads.tier() as other:
         with monkeypatch.context() as patched:
             patched.setattr(catalog.Index, "find", fail)
-            assert not threads.begins(other, ref, 0, MIB)
-        assert counters.get("fastfuse_cache_failures", "index") == 1
-        assert threads.begins(one, ref, 0, MIB)  # no claim is left
-        assert threads.begins(other, ref, 0, MIB)
+            assert not threads.begins(other, 0, MIB)
+        assert threads.counters.get("fastfuse_cache_failures", "index") == 1
+        assert threads.begins(one, 0, MIB)  # no claim is left
+        assert threads.begins(other, 0, MIB)
         threads.end()
         threads.end(is_right=False)
-    assert counters.get("fastfuse_cache_bytes", "written") == 0
+    assert threads.counted_bytes("written") == 0
     assert threads.ended == [BIG[:MIB], None]
 
 
 @pytest.mark.parametrize("is_worth_it", [False, True])
-async def test_a_claim_that_the_file_system_keeps_stops_no_get(
-    is_worth_it: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, threads = CountingStore({"big": BIG}), Threads()
-    ref, settings, set_lock = store.ref("big"), settings_of(tmp_path / "cache"), shared.set_lock
+async def test_a_kept_claim_stops_no_get(is_worth_it: bool, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system does not let it go."""
+    set_lock = shared.set_lock
 
     def fail(fd: int, is_claim: bool, object_id: int, start: int, end: int) -> None:
         if not is_claim:
@@ -189,22 +181,22 @@ async def test_a_claim_that_the_file_system_keeps_stops_no_get(
 
     monkeypatch.setattr(claims, "set_lock", fail)
     monkeypatch.setattr(writer.Writer, "takes", lambda *_: is_worth_it)
-    async with tier(store, settings) as reader:
-        assert threads.begins(reader, ref, 0, MIB)
-        threads.end(is_right=False)
-        assert threads.begins(reader, ref, 0, MIB)
-        threads.end()
+    async with threads.tier() as reader:
+        for is_right in (False, True):
+            assert threads.begins(reader, 0, MIB)
+            threads.end(is_right=is_right)
     assert threads.ended == [None, BIG[:MIB]]
 
 
-async def test_a_range_that_is_begun_counts_once_as_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, threads, asked = CountingStore({"big": BIG}), Threads(), list[int]()
-    ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
+async def test_a_range_that_is_begun_counts_once_as_asked_for(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
     monkeypatch.setattr(writer.Writer, "ask", lambda _, __, size_bytes: asked.append(size_bytes))
-    async with tier(store, settings) as reader:
-        assert threads.begins(reader, ref, 0, MIB)
+    async with threads.tier() as reader:
+        assert threads.begins(reader, 0, MIB)
         threads.is_refusing = True
-        assert not threads.begins(reader, ref, MIB, 3 * MIB)
-        await reader.get(ref, MIB, 3 * MIB)
+        assert not threads.begins(reader, MIB, 3 * MIB)
+        await reader.get(threads.ref, MIB, 3 * MIB)
         threads.end()
     assert asked == [MIB, 2 * MIB]

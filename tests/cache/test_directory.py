@@ -105,9 +105,7 @@ def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], No
     ],
     ids=["no limit", "half of the limit", "more", "on a disk"],
 )
-def test_a_directory_in_memory_takes_at_most_half_of_what_the_group_may_have(
-    monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, kinds: set[int], why: str
-) -> None:
+def test_memory_takes_half(monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, kinds: set[int], why: str) -> None:
     monkeypatch.setattr(directory, "memory_limit_bytes", lambda: limit_bytes)
     monkeypatch.setattr(directory, "_IN_MEMORY", kinds)
     refusal = pytest.raises(ConfigurationError, match=why) if why else nullcontext()
@@ -138,7 +136,7 @@ def test_a_directory_that_another_version_uses_stays(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.parametrize("make", [other_owner, world_writable, foreign_files])
-def test_a_directory_that_took_the_place_of_another_is_used_only_if_it_can_be_trusted(
+def test_another_there_is_checked(
     make: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(tmp_path / "cache")
@@ -281,9 +279,7 @@ def test_a_group_may_share_one_on_purpose(tmp_path: Path) -> None:
         prepare(settings_of(tmp_path / "cache"), NOBODY)  # whose worker is in no group
 
 
-def test_the_size_that_the_first_process_gave_holds_while_another_lives(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_first_size_holds_while_another_process_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, owner_uid = tmp_path / "cache", os.geteuid()
     large, small = settings_of(path, size_bytes=128 << 20), settings_of(path, size_bytes=64 << 20)
     prepare(small, owner_uid)
@@ -314,9 +310,7 @@ def test_an_option_that_cannot_be_right_is_refused(arguments: dict[str, object],
 
 
 @pytest.mark.parametrize(("size_mib", "hint"), [(1000, "give a percentage"), (79, "a larger file system")])
-def test_a_file_system_without_room_is_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mib: int, hint: str
-) -> None:
+def test_a_small_disk_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mib: int, hint: str) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: Mock(f_blocks=size_mib, f_frsize=1 << 20))
     with pytest.raises(ConfigurationError, match="at least 64 MiB") as caught:
         cache(tmp_path, "5%")

@@ -32,27 +32,21 @@ def segments(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.segment"))
 
 
-def each_segment(change: Callable[[bytearray], object]) -> Callable[[Path], None]:
+def each_segment(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     def change_all(directory: Path) -> None:
         for path in segments(directory):
-            data = bytearray(path.read_bytes())
-            change(data)
-            path.write_bytes(data)
+            path.write_bytes(change(path.read_bytes()))
 
     return change_all
 
 
-def flip(data: bytearray) -> None:
-    data[5000] ^= 4
+def flip(data: bytes) -> bytes:
+    return data[:5000] + bytes([data[5000] ^ 4]) + data[5001:]
 
 
-def truncate(data: bytearray) -> None:
-    del data[len(data) // 3 :]
-
-
-def lose(data: bytearray) -> None:
-    """Do as a power failure does with what was not on the disk yet."""
-    data[:] = bytes(len(data))
+def unlink_segments(directory: Path) -> None:
+    for path in segments(directory):
+        path.unlink()
 
 
 def swap(directory: Path) -> None:
@@ -60,11 +54,6 @@ def swap(directory: Path) -> None:
     first.rename(directory / "x")
     second.rename(first)
     (directory / "x").rename(second)
-
-
-def unlink_segments(directory: Path) -> None:
-    for path in segments(directory):
-        path.unlink()
 
 
 def index_is(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
@@ -94,10 +83,6 @@ def locked_index(directory: Path) -> Iterator[None]:
     other.execute("BEGIN IMMEDIATE")
     yield
     other.close()
-
-
-def removed(directory: Path) -> None:
-    shutil.rmtree(directory)
 
 
 def full(directory: Path) -> None:
@@ -135,8 +120,8 @@ class Fault:
 
 FAULTS = (
     Fault("a bit is flipped", each_segment(flip), "corrupt", "corrupt"),
-    Fault("segments are truncated", each_segment(truncate), "corrupt", "corrupt"),
-    Fault("segments are lost in a power failure", each_segment(lose), "corrupt", "corrupt"),
+    Fault("segments are truncated", each_segment(lambda data: data[: len(data) // 3]), "corrupt", "corrupt"),
+    Fault("segments are lost in a power failure", each_segment(lambda data: bytes(len(data))), "corrupt", "corrupt"),
     Fault("segments are those of others", swap, None, "corrupt"),
     Fault("segments are removed", unlink_segments, None, None),
     Fault("the index is truncated", index_is(lambda data: data[: len(data) // 2]), None, None),
@@ -147,7 +132,7 @@ FAULTS = (
     Fault("rows lead beyond", rows_are("offset = offset + (1 << 39)"), "corrupt", "corrupt"),
     Fault("rows are too long", rows_are("end = 1 << 62"), "corrupt", "corrupt"),
     Fault("the index is locked", locked_index, "index", "index"),
-    Fault("the directory is removed", removed, None, None),
+    Fault("the directory is removed", shutil.rmtree, None, None),
     Fault("the disk is full", full, None, None),
     Fault("the disk cannot be read", failing("preadv"), "disk", "disk"),
     Fault("the disk cannot be written", failing("pwrite"), "disk", "disk"),
@@ -156,7 +141,6 @@ FAULTS = (
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A place in a small file system of its own."""
     with tmpfs(tmp_path, "size=24m"):
         yield tmp_path / "cache"
 
@@ -197,9 +181,7 @@ async def test_reads_go_on_through_a_fault(fault: Fault, directory: Path, caplog
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-async def test_a_tier_that_had_a_fault_is_used_again(
-    fault: Fault, directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_tier_is_used_after_a_fault(fault: Fault, directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     await read(directory, Counters(), step=2)
     counters = Counters()
     with fault.happens(directory) or nullcontext():
@@ -217,9 +199,7 @@ async def test_a_tier_that_had_a_fault_is_used_again(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_writer_that_ends_for_an_unforeseen_reason_claims_nothing_any_more(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_writer_that_ends_unforeseen_claims_nothing(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, counters, may_fail = CountingStore(DATA), Counters(), threading.Event()
 
     def fail(*_: object) -> None:
@@ -245,18 +225,14 @@ async def test_a_writer_that_ends_for_an_unforeseen_reason_claims_nothing_any_mo
     await read(directory, Counters())
 
 
-def test_a_disk_that_cannot_be_written_at_all_is_no_reason_to_fail(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_cannot_be_written_is_no_reason_to_fail(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     trio.run(partial(read, directory, Counters()))
     subprocess.run(["mount", "-o", "remount,ro", str(directory.parent)], check=True)
     trio.run(partial(read, directory, Counters()))
     assert "cannot be used; reads come from S3" in caplog.text
 
 
-async def test_a_tier_gives_room_back_once_others_have_filled_the_disk(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_tier_gives_room_back_once_the_disk_is_full(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     await read(directory, Counters())
     store, settings = CountingStore(DATA), settings_of(directory, size_bytes=20 * MIB, min_free_bytes=2 * MIB)
     counters = Counters()
@@ -284,7 +260,7 @@ async def test_a_tier_whose_directory_was_removed_is_shown_as_not_used(directory
     async with tier(store, settings_of(directory, size_bytes=20 * MIB), counters) as reader:
         assert isinstance(reader, CachedReader)
         await reader.get(store.ref("0"), 0, len(DATA["0"]))
-        await trio.to_thread.run_sync(removed, directory)
+        await trio.to_thread.run_sync(shutil.rmtree, directory)
         with trio.fail_after(30):
             while not reader.writer.is_gone:  # noqa: ASYNC110 - nothing tells when the tier has looked
                 await trio.sleep(0.05)

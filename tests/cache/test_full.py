@@ -19,38 +19,26 @@ from tests.cache.node import MIB, settings_of
 SEGMENTS = 200
 
 
-def fill(directory: Path) -> None:
-    """Fill a tier with segments, of which nobody has asked for the first ones for longest."""
-    prepare(settings_of(directory, size_bytes=(SEGMENTS + 1) * MIB), os.geteuid())
-    with closing(sqlite3.connect(directory / "index.db")) as connection, connection:
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[OpenCache]:
+    """A tier full of segments, of which nobody has asked for the first ones for longest."""
+    settings = settings_of(tmp_path, size_bytes=(SEGMENTS + 1) * MIB)
+    prepare(settings, os.geteuid())
+    with closing(sqlite3.connect(tmp_path / "index.db")) as connection, connection:
         connection.execute("UPDATE clock SET asked = ?", (1000 * MIB,))
         connection.executemany(
             f"INSERT INTO segments VALUES (?, {MIB}, {MIB}, 0, ?, ?, 0)",
             [(number, number * MIB, number * MIB) for number in range(1, SEGMENTS + 1)],
         )
+    with closing(open_cache(settings, os.geteuid())) as cache:
+        yield cache
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[OpenCache]:
-    fill(tmp_path)
-    cache = open_cache(settings_of(tmp_path, size_bytes=(SEGMENTS + 1) * MIB), os.geteuid())
-    yield cache
-    cache.close()
-
-
-@pytest.fixture
-def full(cache: OpenCache) -> writer.Writer:
+def test_pinned_and_hit_segments_stay_and_those_gone_are_passed_over(cache: OpenCache) -> None:
+    segments, counters = Segments(cache.directory_fd), Counters()
     with patch("threading.Thread"):
-        full = writer.Writer(
-            cache, Segments(cache.directory_fd), Mock(), Counters(), queue_bytes=MIB, tell=lambda *_: None
-        )
+        full = writer.Writer(cache, segments, Mock(), counters, queue_bytes=MIB, tell=lambda *_: None)
     full._tick()
-    return full
-
-
-def test_a_listed_segment_stays_that_is_pinned_or_hit_and_one_that_is_gone_is_passed_over(
-    cache: OpenCache, full: writer.Writer
-) -> None:
     other = Index(cache.reading, waits=True)
     other.pin([1])
     other.evict(2)
@@ -60,9 +48,7 @@ def test_a_listed_segment_stays_that_is_pinned_or_hit_and_one_that_is_gone_is_pa
 
 
 @pytest.mark.parametrize("change", ["UPDATE room SET bytes = 1", "DELETE FROM room"])
-def test_the_bytes_of_all_segments_are_counted_again_when_a_tier_is_opened(
-    change: str, cache: OpenCache, tmp_path: Path
-) -> None:
+def test_segments_are_counted_again_when_a_tier_is_opened(change: str, cache: OpenCache, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "index.db")) as connection, connection:
         connection.execute(change)
     prepare(cache.settings, os.geteuid())

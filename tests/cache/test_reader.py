@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from fastfuse.cache import reader as reader_module
 from fastfuse.cache import writer
@@ -44,7 +45,7 @@ async def test_every_cut_of_what_is_kept_comes_back(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and_is_used_again_once_it_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
     data = {f"{n}": content(f"{n}", 39_000) for n in range(8)}
     store, counters, asked, answers = CountingStore(data), Counters(), list[int](), threading.Event()
@@ -82,9 +83,7 @@ async def test_a_disk_that_hangs_keeps_no_more_threads_than_asked_it_at_once_and
         assert (len(asked), len(store.fetched)) == (2 * len(refs), 24)
 
 
-async def test_a_disk_is_off_once_an_answer_is_late_for_which_a_cancelled_reader_waits_no_more(
-    mock_clock: trio.testing.MockClock,
-) -> None:
+async def test_a_disk_is_off_once_an_answer_is_late_that_nobody_waits_for(mock_clock: MockClock) -> None:
     disk, answers = Disk(10.0), threading.Event()
 
     def hang() -> None:
@@ -103,7 +102,7 @@ async def test_a_disk_is_off_once_an_answer_is_late_for_which_a_cancelled_reader
 
 
 async def test_a_disk_that_hangs_for_threads_without_the_interpreter_is_off_until_one_read_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: MockClock
 ) -> None:
     store, asked, answers = CountingStore({"a": content("a", 39_000)}), list[int](), threading.Event()
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
@@ -164,9 +163,7 @@ async def test_only_what_is_missing_of_a_range_is_fetched(
     assert store.fetched == [("big", start, end) for start, end in missing]
 
 
-async def test_a_kept_range_for_which_there_is_no_memory_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_memory_a_kept_range_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: object) -> None:
         raise MemoryError
 
@@ -181,31 +178,18 @@ async def test_a_kept_range_for_which_there_is_no_memory_is_fetched(
     assert store.fetched == 2 * [("big", 0, MIB)]
 
 
-async def test_another_version_is_another_object(tmp_path: Path) -> None:
-    store = CountingStore({"a": b"old" * 1000})
-    async with tier(store, settings_of(tmp_path / "cache")) as reader:
-        await reader.get(store.ref("a"), 0, 3000)
-        new = store.put("a", b"new" * 1000)
-        assert bytes(await reader.get(new, 0, 3000)) == b"new" * 1000
-
-
-async def test_another_second_is_another_object_and_a_fraction_of_one_is_not(tmp_path: Path) -> None:
+async def test_another_version_is_another_object_and_one_without_etag_is_not_kept(tmp_path: Path) -> None:
     """HEAD tells whole seconds, and the listings of some services fractions of them."""
-    store, second_ns = CountingStore({"a": b"a" * 1000}), 10**9
+    store, second_ns = CountingStore({"a": b"old" * 1000}), 10**9
     ref = replace(store.ref("a"), modified_ns=1_700_000_000 * second_ns)
     async with tier(store, settings_of(tmp_path / "cache")) as reader:
         for later_ns, fetches in ((0, 1), (second_ns - 1, 1), (second_ns, 2), (-1, 3)):
-            await reader.get(replace(ref, modified_ns=ref.modified_ns + later_ns), 0, 1000)
+            await reader.get(replace(ref, modified_ns=ref.modified_ns + later_ns), 0, 3000)
             assert len(store.fetched) == fetches
-
-
-async def test_an_object_without_an_etag_is_not_kept(tmp_path: Path) -> None:
-    store = CountingStore({"a": b"a" * 1000})
-    ref = replace(store.ref("a"), etag="")
-    async with tier(store, settings_of(tmp_path / "cache")) as reader:
-        await reader.get(ref, 0, 1000)
-        await reader.get(ref, 0, 1000)
-    assert len(store.fetched) == 2
+        for fetches in (4, 5):
+            await reader.get(replace(store.ref("a"), etag=""), 0, 3000)
+            assert len(store.fetched) == fetches
+        assert bytes(await reader.get(store.put("a", b"new" * 1000), 0, 3000)) == b"new" * 1000
 
 
 async def test_nothing_is_kept_of_an_object_that_has_not_the_checksum_of_the_service(tmp_path: Path) -> None:
@@ -271,7 +255,7 @@ async def test_whoever_waits_for_a_fetch_that_fails_fetches_itself(tmp_path: Pat
 
 @pytest.mark.parametrize(("deadline_s", "waits_s"), [(60, 10), (6, 1)])
 async def test_nobody_waits_longer_than_the_bound_for_a_claim(
-    tmp_path: Path, autojump_clock: trio.testing.MockClock, deadline_s: float, waits_s: float
+    tmp_path: Path, autojump_clock: MockClock, deadline_s: float, waits_s: float
 ) -> None:
     store = CountingStore({"big": BIG})
     ref, settings = store.ref("big"), settings_of(tmp_path / "cache")
@@ -317,16 +301,6 @@ async def test_a_claim_dies_with_its_holder(tmp_path: Path) -> None:
     assert store.fetched == [("big", 0, MIB)]
 
 
-async def test_what_the_queue_cannot_take_is_not_kept_and_counted(tmp_path: Path) -> None:
-    store, counters = CountingStore({"big": BIG}), Counters()
-    ref = store.ref("big")
-    async with tier(store, settings_of(tmp_path / "cache"), counters, queue_bytes=MIB) as reader:
-        assert bytes(await reader.get(ref, 0, 2 * MIB)) == BIG[: 2 * MIB]
-        await reader.get(ref, 0, 2 * MIB)  # no claim is left
-    assert counters.get("fastfuse_cache_bytes", "skipped") == 4 * MIB
-    assert counters.get("fastfuse_cache_bytes", "written") == 0
-
-
 async def test_the_end_of_a_tier_says_how_much_its_disk_has_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -348,9 +322,7 @@ def used_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.iterdir())
 
 
-async def test_the_size_is_held_and_a_share_of_a_larger_epoch_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_size_is_held_and_a_share_of_an_epoch_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of many sizes; 0.45 is what the stable share of a scan of twice the size has to bring.
 
     The next range is asked for when the one before is written, so the outcome does not depend on the thread's pace.

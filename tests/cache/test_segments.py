@@ -20,7 +20,6 @@ SIZES = st.sampled_from([1, 39_000, 64 * KIB - 1, 64 * KIB, 100_001, BLOCK_BYTES
 
 
 def aligned_memory(size_bytes: int) -> memoryview:
-    """Return memory that is aligned, as that of parts is."""
     memory = np.empty(size_bytes + 4096, np.uint8)
     lead = -memory.ctypes.data % 4096
     return memory[lead : lead + size_bytes].data
@@ -31,9 +30,7 @@ def aligned_memory(size_bytes: int) -> memoryview:
     st.lists(st.tuples(SIZES, st.booleans(), st.booleans()), min_size=1, max_size=8),
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=8, max_size=8),
 )
-def test_every_cut_of_what_was_put_comes_back(
-    puts: list[tuple[int, bool, bool]], cuts: list[tuple[float, float]]
-) -> None:
+def test_every_cut_of_a_put_comes_back(puts: list[tuple[int, bool, bool]], cuts: list[tuple[float, float]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         directory_fd = os.open(directory, os.O_RDONLY)
         segments = Segments(directory_fd)
@@ -89,9 +86,7 @@ def test_nobody_begins_to_fill_a_segment_that_is_about_to_be_removed(tmp_path: P
     os.close(directory_fd)
 
 
-def test_a_segment_without_a_file_can_be_forgotten_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_without_a_file_is_forgotten_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory_fd = os.open(tmp_path, os.O_RDONLY)
     segments = Segments(directory_fd)
     monkeypatch.setattr(os, "open", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))

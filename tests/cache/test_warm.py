@@ -17,7 +17,7 @@ import trio
 from bench.s3server import LoopbackServer, MemoryObjects
 from fastfuse.cache import upkeep, writer
 from fastfuse.cache import warm as warm_module
-from fastfuse.cache.directory import open_cache, prepare
+from fastfuse.cache.directory import open_cache
 from fastfuse.cache.reader import CachedReader
 from fastfuse.cache.segments import Filling
 from fastfuse.cache.settings import CacheSettings
@@ -61,24 +61,12 @@ async def warmed(
 
 
 def rot(directory: Path) -> None:
-    """Change a byte of one block."""
     segment = min(directory.glob("*.segment"), key=lambda path: int(path.stem, 16))
     with segment.open("r+b") as file:
         file.seek(5000)
         byte = file.read(1)
         file.seek(5000)
         file.write(bytes([byte[0] ^ 1]))
-
-
-async def test_a_second_run_fetches_only_what_is_missing(tmp_path: Path) -> None:
-    store, settings = store_of(9 * MIB, 39_000, 0, 100), settings_of(tmp_path / "cache")
-    some, every = refs_in(store, [0]), refs_in(store, range(4))
-    assert (await warmed(store, settings, some)).missing_bytes == 0
-    assert store.fetched_bytes == 9 * MIB
-    state = await warmed(store, settings, every)
-    assert (store.fetched_bytes, state.fetched_bytes, state.there_bytes) == (39_100, 39_100, 9 * MIB)
-    state = await warmed(store, settings, every)
-    assert (store.fetched, state.missing_bytes, state.failures) == ([], 0, {})
 
 
 async def test_check_reads_what_is_kept_and_fetches_again_what_is_damaged(tmp_path: Path) -> None:
@@ -191,9 +179,7 @@ async def test_a_directory_that_is_removed_ends_it_at_once(tmp_path: Path, monke
     assert str(_incomplete(state, settings)) == f"40 MiB are not kept: the cache {settings.directory} was removed"
 
 
-async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_nor_of_what_is_pinned(
-    tmp_path: Path,
-) -> None:
+async def test_it_takes_the_place_of_what_was_kept_before_but_not_of_its_own_or_what_is_pinned(tmp_path: Path) -> None:
     """A tier of 64 MiB has room for 62 segments of 1 MiB."""
     store, settings = store_of(*[8 * MIB] * 20), settings_of(tmp_path / "cache")
     before, pinned, large = refs_in(store, range(4)), refs_in(store, [4]), refs_in(store, range(5, 20))
@@ -232,27 +218,6 @@ async def test_where_pins_leave_too_little_room_what_comes_first_is_kept(tmp_pat
     state = await warmed(store, settings, others)
     assert state.has_no_room
     assert (await warmed(store, settings, others[:2])).there_bytes == 16 * MIB
-
-
-async def test_verify_drops_what_is_bad_and_clear_everything_that_nobody_fills(tmp_path: Path) -> None:
-    store, settings = store_of(3 * MIB, 39_000), settings_of(tmp_path / "cache")
-    refs = refs_in(store, [0, 1])
-    await warmed(store, settings, refs)
-    prepare(settings, os.geteuid())
-    with closing(open_cache(settings, os.geteuid())) as cache:
-        assert upkeep.verify(cache, lambda _: None)["bad"] == 0
-        rot(settings.directory)
-        found = upkeep.verify(cache, lambda _: None)
-        assert (found["bad"], upkeep.status(cache)["ranges"]) == (1, found["ranges"] - 1)
-        assert upkeep.verify(cache, lambda _: None)["bad"] == 0
-    assert (await warmed(store, settings, refs)).missing_bytes == 0
-    async with tier(store, settings) as reader:
-        assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]
-        with closing(open_cache(settings, os.geteuid())) as cache:
-            assert upkeep.clear(cache)["busy_segments"] == 0
-            assert upkeep.status(cache)["segments"] == 0
-        assert await reader.get(refs[1], 0, 10) == content("1", 39_000)[:10]
-    assert store.fetched[-1] == ("01", 0, 10)
 
 
 def test_a_list_of_hints_names_files_as_a_mount_takes_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

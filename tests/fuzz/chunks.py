@@ -1,6 +1,6 @@
 """Bodies in chunks, in whatever pieces they come: the first byte says in which."""
 
-from tests.s3.test_http1 import Outcome, decoded, whole_body
+from tests.s3.test_http1 import decoded, whole_body
 
 TOKENS = (
     *(b"\r\n", b"0\r\n\r\n", b"0\r\n", b"1\r\n", b"a\r\n", b"ff\r\n", b"ffffffffffffffff\r\n"),
@@ -11,8 +11,8 @@ TOKENS = (
 
 def try_one(data: bytes) -> None:
     piece_bytes, raw = (data[0] or 256, data[1:]) if data else (1, b"")
-    at_once = _decoded(raw, max(len(raw), 1))
-    assert _decoded(raw, piece_bytes) == at_once
+    at_once = decoded(raw, max(len(raw), 1))
+    assert decoded(raw, piece_bytes) == at_once
     whole = whole_body(raw)
     if at_once is None:
         # The decoder refuses what takes too long to say, which a reader without limits accepts.
@@ -22,7 +22,3 @@ def try_one(data: bytes) -> None:
         assert len(at_once[0]) <= len(raw)
     else:
         assert at_once == (whole[0], True, whole[1])
-
-
-def _decoded(raw: bytes, piece_bytes: int) -> Outcome:
-    return decoded(raw[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes))

@@ -24,5 +24,4 @@ def target(name: str) -> Target:
 
 
 def seeds(name: str) -> dict[str, bytes]:
-    """Return the kept inputs of a target by the names of their files."""
     return {path.name: path.read_bytes() for path in sorted((CORPUS / name).iterdir())}

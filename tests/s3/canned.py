@@ -32,6 +32,13 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
 
+def chunks(body: bytes, size_bytes: int = 0, end: bytes = b"0\r\n\r\n") -> bytes:
+    """Return `body` in chunks of `size_bytes`, or in one."""
+    size_bytes = size_bytes or max(1, len(body))
+    pieces = [body[at : at + size_bytes] for at in range(0, len(body), size_bytes)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
+
+
 @contextmanager
 def canned_server(reply: Reply) -> Iterator[Canned]:
     """`reply` makes status, headers and body of a request target, for a HEAD too: there a body is one too many."""

@@ -23,7 +23,6 @@ class Identity:
     chain: list[x509.Certificate] = field(default_factory=list)
 
     def write(self, directory: Path, name: str) -> Path:
-        """Write certificate, chain and key to one PEM file."""
         path = directory / f"{name}.pem"
         certificates = [one.public_bytes(Encoding.PEM) for one in (self.certificate, *self.chain)]
         key = self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -45,6 +44,8 @@ def issue(
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     issuer, issuer_key = (name, key) if by is None else (by.certificate.subject, by.key)
     now = datetime.datetime.now(datetime.UTC)
+    # A server signs data, an authority certificates and lists of revoked ones, too.
+    key_usage = x509.KeyUsage(True, False, False, False, False, is_authority, is_authority, False, False)
     builder = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -54,7 +55,7 @@ def issue(
         .not_valid_before(now + from_days * DAY)
         .not_valid_after(now + to_days * DAY)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
-        .add_extension(_key_usage(signs_certificates=is_authority), critical=True)
+        .add_extension(key_usage, critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
     )
@@ -71,17 +72,3 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         return x509.DNSName(name)
-
-
-def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )

@@ -18,7 +18,6 @@ def no_settings_of_this_machine(aws_environment: Path) -> None:
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    """An empty file in memory."""
     fd = os.memfd_create("test")
     yield fd
     os.close(fd)

@@ -34,7 +34,6 @@ _LINGER_FOR_RESET = struct.pack("ii", 1, 0)
 
 
 def page_of(*sizes_bytes_by_key: tuple[str, int]) -> bytes:
-    """Return a whole page of ListObjectsV2."""
     entries = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2023-11-14T22:13:20.000Z</LastModified>"
         f"<ETag>&quot;{REF.etag.strip(chr(34))}&quot;</ETag><Size>{size_bytes}</Size>"
@@ -57,8 +56,6 @@ class _HungUpError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """One request as it came."""
-
     method: str
     target: str
     # By names in lower case.
@@ -111,7 +108,6 @@ class Reply:
         return replace(self, headers=(*self.headers, line))
 
     def with_body(self, body: bytes) -> "Reply":
-        """Replace the body, and Content-Length with it."""
         return replace(self.with_header("Content-Length", str(len(body))), body=body)
 
     def in_chunks(self, body: bytes) -> "Reply":
@@ -127,7 +123,6 @@ class Reply:
 
 
 def good_reply(request: Request) -> Reply:
-    """Return what S3 replies."""
     version = (f"ETag: {REF.etag}".encode(), f"Last-Modified: {formatdate(_MODIFIED_S, usegmt=True)}".encode())
     if request.verb == "head":
         return Reply(b"HTTP/1.1 200 OK", version, b"", has_body=False).with_body(DATA)
@@ -148,8 +143,6 @@ class Certificates:
 
 
 class Peer:
-    """One connection of a client."""
-
     def __init__(self, hostile: "Hostile", transport: trio.SocketStream, context: ssl.SSLContext | None) -> None:
         self.hostile = hostile
         # Below TLS, if there is any.
@@ -183,7 +176,6 @@ class Peer:
         await (self.tls or self.transport).send_all(data)
 
     async def flood(self, data: bytes) -> None:
-        """Send `data` again and again until the client hangs up."""
         while True:
             await self.send(data)
 
@@ -195,7 +187,6 @@ class Peer:
                 await trio.sleep(_DRIP_S)
 
     def reset(self) -> None:
-        """End the connection with an RST."""
         self.transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_FOR_RESET)
         self.transport.socket.close()
 
@@ -231,7 +222,6 @@ Act = Callable[[Peer], Awaitable[None]]
 
 
 async def good(peer: Peer, request: Request) -> None:
-    """Answer as S3 does."""
     await peer.send(good_reply(request).encode())
 
 

@@ -15,6 +15,7 @@ from functools import cache
 
 import trio
 
+from tests.s3.canned import chunks
 from tests.s3.hostile import DATA, PAGE, Act, Answer, Peer, Reply, Request, good, good_reply
 
 # The deadline of requests that end by it alone. A third of it is how long a connection may stall.
@@ -112,12 +113,10 @@ def _then(answer: Answer, act: Act) -> Answer:
 
 
 def _ended(change: Change) -> Answer:
-    """Send a changed reply, and end the connection."""
     return _then(_reply(change), Peer.end)
 
 
 def _only(verb: str, answer: Answer) -> Answer:
-    """Answer requests of the other verbs well."""
 
     async def only(peer: Peer, request: Request) -> None:
         await (answer if request.verb == verb else good)(peer, request)
@@ -126,7 +125,6 @@ def _only(verb: str, answer: Answer) -> Answer:
 
 
 def _once(answer: Answer) -> Answer:
-    """Do as `answer` the first time only."""
 
     async def once(peer: Peer, request: Request) -> None:
         await (answer if peer.hostile.hostile_replies == 1 else good)(peer, request)
@@ -140,7 +138,6 @@ def _flood(begin: Change, data: bytes) -> Answer:
 
 
 def _drip(begin: Change, data: bytes) -> Answer:
-    """As `_flood`, byte by byte."""
     return _then(_reply(begin), lambda peer: peer.drip(data))
 
 
@@ -156,24 +153,20 @@ async def _silence(peer: Peer) -> None:
 
 
 def _says(name: str, data: bytes) -> Row:
-    """Return a row whose server answers every request with `data`."""
     return Row(name, _reply(lambda reply: data), EIO)
 
 
 def _of_get(name: str, answer: Answer, promise: Promise) -> Row:
-    """Return a row that only a GET sees."""
     return Row(name, _only("get", answer), promise, NOT_ASKED, NOT_ASKED)
 
 
 def _line(name: str, line: bytes, promise: Promise = EIO) -> Row:
-    """Return a row whose good replies have one more header line."""
     return Row(name, _reply(lambda reply: reply.also(line)), promise)
 
 
 def _header(
     name: str, header: str, value: str, get: Promise, head: Promise | None = None, list: Promise | None = None
 ) -> Row:
-    """Return a row whose replies have another `header`."""
     return Row(name, _reply(lambda reply: reply.with_header(header, value)), get, head, list)
 
 
@@ -181,13 +174,6 @@ def _range(name: str, value: str, promise: Promise) -> Row:
     """Return a row with another Content-Range, which means nothing to HEAD and LIST."""
     change = _reply(lambda reply: reply.with_header("Content-Range", value))
     return Row(f"Content-Range {name}", change, promise, head=RIGHT, list=RIGHT)
-
-
-def _chunks(body: bytes, size_bytes: int = 0, end: bytes = b"0\r\n\r\n") -> bytes:
-    """Return `body` in chunks of `size_bytes`, or in one."""
-    size_bytes = size_bytes or max(1, len(body))
-    pieces = [body[at : at + size_bytes] for at in range(0, len(body), size_bytes)]
-    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + end
 
 
 def _chunked(
@@ -205,7 +191,6 @@ def _document(code: str, more: str = "") -> bytes:
 
 
 def _refusal(status: str, document: bytes = b"", *lines: bytes) -> Change:
-    """Make a refusal of every reply."""
     return lambda reply: Reply(f"HTTP/1.1 {status}".encode(), lines, b"", reply.has_body).with_body(document)
 
 
@@ -214,7 +199,6 @@ def _refuse(status: str, document: bytes = b"", *lines: bytes) -> Answer:
 
 
 def _code(status: str, code: str, get: Promise, head: Promise | None = None, list: Promise | None = None) -> Row:
-    """Return a row in which S3 refuses with `code`, of which a HEAD learns nothing."""
     return Row(f"refusal {status} {code}".strip(), _refuse(status, _document(code) if code else b""), get, head, list)
 
 
@@ -238,12 +222,10 @@ def _redirect(name: str, status: str, *lines: bytes, names_other: bool = False, 
 
 
 def _of_list(name: str, answer: Answer, promise: Promise = EIO, *, is_flood: bool = False) -> Row:
-    """Return a row that only a LIST sees."""
     return Row(f"page: {name}", _only("list", answer), NOT_ASKED, NOT_ASKED, promise, is_flood=is_flood)
 
 
 def _page(name: str, page: bytes, *lines: bytes, promise: Promise = EIO) -> Row:
-    """Return a row with another page."""
 
     def change(reply: Reply) -> Reply:
         changed = reply.with_body(page)
@@ -448,28 +430,28 @@ def _chunk_flood(name: str, begin: Change, data: bytes) -> Row:
 
 
 _CHUNKS = [
-    _chunked("one", _chunks, RIGHT),
-    _chunked("of 1,000 bytes", lambda body: _chunks(body, 1000), RIGHT),
-    _chunked("with another reply behind", lambda body: _chunks(body) + _STALE, RIGHT),
-    _chunked("then closed", _chunks, RIGHT, make=_ended),
+    _chunked("one", chunks, RIGHT),
+    _chunked("of 1,000 bytes", lambda body: chunks(body, 1000), RIGHT),
+    _chunked("with another reply behind", lambda body: chunks(body) + _STALE, RIGHT),
+    _chunked("then closed", chunks, RIGHT, make=_ended),
     Row(
         "chunks: encoding in capitals",
-        _reply(lambda reply: reply.in_chunks(_chunks(reply.body)).with_header("Transfer-Encoding", "CHUNKED")),
+        _reply(lambda reply: reply.in_chunks(chunks(reply.body)).with_header("Transfer-Encoding", "CHUNKED")),
         RIGHT,
         head=EIO,
     ),
-    _chunked("sum is short", lambda body: _chunks(body[:-1])),
-    _chunked("sum is long", lambda body: _chunks(body + b"x")),
+    _chunked("sum is short", lambda body: chunks(body[:-1])),
+    _chunked("sum is long", lambda body: chunks(body + b"x")),
     _chunked("none", lambda body: b"0\r\n\r\n"),
-    _chunked("ended before the last", lambda body: _chunks(body, end=b""), make=_ended),
-    _chunked("silent before the last", lambda body: _chunks(body, end=b"")),
-    _chunked("ended in one", lambda body: _chunks(body)[: len(body) // 2], make=_ended),
-    _chunked("silent in one", lambda body: _chunks(body)[: len(body) // 2]),
-    _chunked("ended in the trailers", lambda body: _chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
+    _chunked("ended before the last", lambda body: chunks(body, end=b""), make=_ended),
+    _chunked("silent before the last", lambda body: chunks(body, end=b"")),
+    _chunked("ended in one", lambda body: chunks(body)[: len(body) // 2], make=_ended),
+    _chunked("silent in one", lambda body: chunks(body)[: len(body) // 2]),
+    _chunked("ended in the trailers", lambda body: chunks(body, end=b"0\r\nA: b\r\n"), make=_ended),
     Row("chunks: dripping", _drip(lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n"), EIO),
     _chunk_flood("of one byte", lambda reply: reply.in_chunks(b""), b"1\r\nx\r\n" * 10_000),
-    _chunk_flood("of 64 KiB", lambda reply: reply.in_chunks(b""), _chunks(_BLOCK, end=b"")),
-    _chunk_flood("trailers", lambda reply: reply.in_chunks(_chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
+    _chunk_flood("of 64 KiB", lambda reply: reply.in_chunks(b""), chunks(_BLOCK, end=b"")),
+    _chunk_flood("trailers", lambda reply: reply.in_chunks(chunks(reply.body, end=b"0\r\n")), b"A: b\r\n" * 10_000),
     _chunk_flood("extension", lambda reply: reply.in_chunks(b"5;"), _BLOCK),
     _chunk_flood("size", lambda reply: reply.in_chunks(b""), b"0" * 10_000),
 ]
@@ -600,7 +582,7 @@ _ERRORS = [
     Row("error document: for ever", _flood(_unending, _BLOCK), EACCES, is_flood=True),
     *(
         Row(f"error document: {name} for ever", _flood(lambda reply: _IN_CHUNKS, data), EACCES, is_flood=True)
-        for name, data in (("chunks", _chunks(_BLOCK, end=b"")), ("of one byte chunks", b"1\r\nx\r\n" * 10_000))
+        for name, data in (("chunks", chunks(_BLOCK, end=b"")), ("of one byte chunks", b"1\r\nx\r\n" * 10_000))
     ),
     _error("of a huge length, then silence", b"", EACCES | EIO, answer=_reply(_unending)),
     _error("of a huge length, then the end", b"", answer=_ended(_unending)),
@@ -649,7 +631,7 @@ _PAGES = [
     ),
     _of_list(
         "in chunks for ever",
-        _flood(lambda reply: reply.in_chunks(_chunks(PAGE[:-19], end=b"")), _chunks(_ENTRY * 100, end=b"")),
+        _flood(lambda reply: reply.in_chunks(chunks(PAGE[:-19], end=b"")), chunks(_ENTRY * 100, end=b"")),
         is_flood=True,
     ),
 ]
@@ -658,7 +640,6 @@ _PAGES = [
 
 
 def _in_its_place(data: bytes) -> Act:
-    """Answer a handshake with something else."""
 
     async def answer(peer: Peer) -> None:
         await peer.transport.receive_some(1)
@@ -692,7 +673,6 @@ async def _handshake_for_ever(peer: Peer) -> None:
 
 
 def _tls(name: str, answer: Answer, get: Promise, head: Promise | None = None, *, context: str = "good") -> Row:
-    """Return a row for a server that speaks TLS."""
     return Row(f"TLS: {name}", answer, get, head, context=context, transports=("tls",))
 
 

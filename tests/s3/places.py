@@ -24,6 +24,7 @@ from tests.store import MemoryStore
 
 IN_A_REGION = ConnectionConfig(region="us-east-1")
 PLACES = ("memory", "client-moto", "client-rclone", "client-loopback", "client-tls", "cached-memory")
+LISTING = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 
 
 def client_of(config: ConnectionConfig) -> S3Client:
@@ -90,7 +91,6 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @asynccontextmanager
 async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
-    """Open a client for path-style buckets, which gives up within seconds."""
     config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
     async with aclosing(S3Client(S3Session(config))) as client:
         yield client
@@ -108,7 +108,6 @@ async def loopback_client(
 
 @asynccontextmanager
 async def canned_client(reply: Reply, config: ConnectionConfig = IN_A_REGION) -> AsyncIterator[tuple[S3Client, Canned]]:
-    """Open a client of a server that answers with what `reply` makes."""
     with canned_server(reply) as server:
         async with aclosing(client_of(replace(config, endpoint_url=server.url))) as client:
             yield client, server

@@ -42,9 +42,7 @@ def resolver(monkeypatch: pytest.MonkeyPatch) -> Resolver:
     return resolver
 
 
-async def test_the_last_answer_holds_while_the_resolver_fails(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_holds_while_the_resolver_fails(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses, now_s = Addresses(), 100.0
     monkeypatch.setattr(module, "monotonic", lambda: now_s)
     resolver.error = socket.gaierror(socket.EAI_AGAIN, "no answer")
@@ -63,9 +61,7 @@ async def test_the_last_answer_holds_while_the_resolver_fails(
     assert await hosts_of(addresses) == ["10.0.0.4"]
 
 
-async def test_the_last_answer_holds_while_the_next_is_late_and_that_is_kept_as_it_comes(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_answer_holds_while_the_next_is_late(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LATE_S", 0.01)
     addresses = Addresses()
     await addresses.find("s3.test", 80)
@@ -79,9 +75,7 @@ async def test_the_last_answer_holds_while_the_next_is_late_and_that_is_kept_as_
     assert resolver.lookups == 2
 
 
-async def test_an_address_to_avoid_is_the_last_for_a_minute(
-    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_address_to_avoid_is_last_for_a_minute(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
     addresses, now_s = Addresses(), 100.0
     monkeypatch.setattr(module, "monotonic", lambda: now_s)
     addresses.avoid("10.0.0.1")

@@ -55,9 +55,7 @@ def test_a_digest_is_that_of_other_implementations(algorithm: str, digest: bytes
         ({CRC: "ü", "x-amz-checksum-sha1": b64encode(b"s" * 20).decode()}, b"s" * 20, b"s" * 20),
     ],
 )
-def test_a_checksum_is_taken_only_if_it_is_one(
-    headers: dict[str, str], whole: bytes | None, part: bytes | None
-) -> None:
+def test_only_a_checksum_is_taken_for_one(headers: dict[str, str], whole: bytes | None, part: bytes | None) -> None:
     for is_part, digest in ((False, whole), (True, part)):
         found = given_checksum(headers, is_part=is_part)
         assert (found.digest if found else None) == digest
@@ -95,9 +93,7 @@ def test_only_an_etag_of_32_hexadecimal_digits_may_be_an_md5(etag: str, md5: str
     start=st.integers(0, 100),
     pieces=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), st.booleans()), max_size=30),
 )
-def test_pieces_in_any_order_have_the_crc_of_the_whole(
-    algorithm: str, data: bytes, start: int, pieces: list[tuple[int, int, bool]]
-) -> None:
+def test_crcs_of_pieces_join(algorithm: str, data: bytes, start: int, pieces: list[tuple[int, int, bool]]) -> None:
     """Against the naive model: the bytes of the pieces themselves, of which a later one drops those it touches."""
     joined = CrcPieces(algorithm, start, start + len(data))
     model: dict[int, bytes] = {}

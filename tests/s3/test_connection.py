@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -12,8 +11,10 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trio.testing import MockClock
 
 from fastfuse.s3.connection import _WAKING_BYTES, SILENT_CALLS, TASK_BYTES, Connection, Patience, _receive_plain
+from tests.s3.canned import chunks
 from tests.s3.queues import unread_bytes, unsent_bytes
 
 PATIENCE_S = 60.0
@@ -35,9 +36,7 @@ def ends() -> Iterator[Ends]:
 
 
 @pytest.mark.parametrize("left_bytes", [1, _WAKING_BYTES - 1])
-async def test_what_comes_last_of_a_long_body_is_taken_and_what_came_before_not_kept_waiting_for_it(
-    ends: Ends, left_bytes: int
-) -> None:
+async def test_the_last_of_a_long_body_is_taken_and_keeps_nothing_else_waiting(ends: Ends, left_bytes: int) -> None:
     """The kernel wakes a thread only where much is there: it would not for less than that."""
     server, client = ends
     connection = Connection(client, None)
@@ -88,7 +87,7 @@ async def test_what_came_is_acknowledged_at_once_where_more_is_waited_for(ends: 
 @pytest.mark.parametrize("head", [b"content-length: 99", b"connection: close"])
 @pytest.mark.parametrize(("pieces", "took_s"), [(0, 10), (3, 34), (9, 60)])
 async def test_a_body_may_be_silent_for_a_while_and_take_so_long_in_all(
-    ends: Ends, autojump_clock: trio.testing.MockClock, head: bytes, pieces: int, took_s: float
+    ends: Ends, autojump_clock: MockClock, head: bytes, pieces: int, took_s: float
 ) -> None:
     server, client = ends
     connection = Connection(client, None)
@@ -138,48 +137,33 @@ def test_only_a_long_silence_is_a_stall(counts: list[int | None], *, is_stalled:
         assert _receive_plain(sock, memoryview(bytearray(2))) == 2
 
 
-@dataclass(frozen=True)
-class Reply:
-    body: bytes
-    # None: with its length.
-    chunk_bytes: int | None
-    # Read in pieces of so many bytes, as many as there are here.
-    read_bytes: list[int]
-
-    def sent(self) -> bytes:
-        if self.chunk_bytes is None:
-            return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(self.body), self.body)
-        chunks = [self.body[at : at + self.chunk_bytes] for at in range(0, len(self.body), self.chunk_bytes)]
-        body = b"".join([b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks])
-        return b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + body + b"0\r\n\r\n"
-
-
-REPLIES = st.builds(
-    Reply, st.binary(max_size=50), st.none() | st.integers(1, 60), st.lists(st.integers(1, 60), max_size=4)
-)
+# A body, the size of its chunks (None: it comes with its length), and the sizes of the pieces in which it is read.
+Reply = tuple[bytes, int | None, list[int]]
+REPLIES = st.tuples(st.binary(max_size=50), st.none() | st.integers(1, 60), st.lists(st.integers(1, 60), max_size=4))
 
 
 @given(st.lists(st.tuples(REPLIES, st.booleans(), st.integers(0, 100)), max_size=5))
 @settings(deadline=None)
-async def test_a_connection_that_may_be_used_again_begins_with_the_next_reply(
-    replies: list[tuple[Reply, bool, int]],
-) -> None:
+async def test_a_connection_used_again_begins_with_the_next_reply(replies: list[tuple[Reply, bool, int]]) -> None:
     """However much of a body was read, and by which call."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     connection = Connection(ours, None)
     with theirs, ours:
-        for reply, is_read_at_once, most_bytes in replies:
-            theirs.sendall(reply.sent())
+        for (body, chunk_bytes, read_bytes), is_read_at_once, most_bytes in replies:
+            head, sent = b"content-length: %d" % len(body), body
+            if chunk_bytes is not None:
+                head, sent = b"transfer-encoding: chunked", chunks(body, chunk_bytes)
+            theirs.sendall(b"HTTP/1.1 200 OK\r\n%b\r\n\r\n%b" % (head, sent))
             assert await connection.ask(b"GET", PATIENCE) is not None
             if is_read_at_once:
-                assert await connection.read_all(most_bytes) == reply.body[:most_bytes]
+                assert await connection.read_all(most_bytes) == body[:most_bytes]
             else:
                 at = 0
-                for size_bytes in reply.read_bytes:
+                for size_bytes in read_bytes:
                     piece = bytearray(size_bytes)
                     count = await connection.read_into(memoryview(piece))
-                    assert piece[:count] == reply.body[at : at + size_bytes]
+                    assert piece[:count] == body[at : at + size_bytes]
                     at += count
             if not (connection.is_reusable and connection.is_fresh()):
                 break

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import EndpointConnectionError
+from trio.testing import MockClock
 
 from bench.s3server import EXPIRED_TOKEN, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import (
@@ -94,9 +95,7 @@ async def test_a_credential_process_that_fails_does_not_show_what_it_printed(aws
 
 
 @pytest.mark.usefixtures("no_environment_keys")
-async def test_the_service_that_issues_the_keys_is_that_of_the_given_region(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_keys_are_issued_in_the_given_region(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[str] = []
 
     async def send(_: object, request: AWSPreparedRequest) -> None:
@@ -114,29 +113,28 @@ async def test_the_service_that_issues_the_keys_is_that_of_the_given_region(
 
 
 @pytest.mark.usefixtures("no_environment_keys")
-async def test_a_region_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch, aws_environment: Path) -> None:
-    role = "role_arn = arn:aws:iam::123456789012:role/test\nsource_profile = base\n"
+@pytest.mark.parametrize(
+    ("region", "more", "error", "message", "hint"),
+    [
+        (None, "", ConfigurationError, "specify a region", "--region"),
+        ("us-east-1", "mfa_serial = arn:aws:iam::123456789012:mfa/user", AccessError, "asks for an MFA code", ""),
+    ],
+)
+async def test_a_role_that_lacks_something_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, aws_environment: Path, region: str | None, more: str, error: type[FastfuseError],
+    message: str, hint: str,
+) -> None:  # fmt: skip
+    role = f"role_arn = arn:aws:iam::123456789012:role/test\nsource_profile = base\n{more}\n"
     keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
     configure(aws_environment, f"[profile role]\n{role}{keys}")
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:1")
-    with pytest.raises(ConfigurationError, match="specify a region") as caught:
-        await source_of(ConnectionConfig(profile="role")).current()
-    assert "--region" in caught.value.hint
+    with pytest.raises(error, match=message) as caught:
+        await source_of(ConnectionConfig(profile="role", region=region)).current()
+    assert hint in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_environment_keys")
-async def test_a_profile_that_asks_for_an_mfa_code_asks_nobody(aws_environment: Path) -> None:
-    role = "role_arn = arn:aws:iam::123456789012:role/test\nmfa_serial = arn:aws:iam::123456789012:mfa/user\n"
-    keys = "[profile base]\naws_access_key_id = a\naws_secret_access_key = b\n"
-    configure(aws_environment, f"[profile role]\n{role}source_profile = base\n{keys}")
-    with pytest.raises(AccessError, match="asks for an MFA code"):
-        await source_of(ConnectionConfig(profile="role", region="us-east-1")).current()
-
-
-@pytest.mark.usefixtures("no_environment_keys")
-async def test_a_container_whose_service_cannot_be_reached_has_not_been_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_container_whose_service_cannot_be_reached_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.utils.ContainerMetadataFetcher.SLEEP_TIME", 0)
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1:1/keys")
     with pytest.raises(ServiceError, match="issues the AWS credentials cannot be used: Connection refused"):
@@ -231,9 +229,7 @@ async def test_a_read_waits_for_other_credentials_until_its_deadline(
 
 @pytest.mark.parametrize("character", ["\n", "\x7f", "é"])
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"])
-async def test_keys_that_no_header_can_carry_are_refused(
-    name: str, character: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_keys_unfit_for_a_header_are_refused(name: str, character: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, f"secret-part{character}")
     with pytest.raises(AccessError, match="a line break") as caught:
         await source_of().current()
@@ -241,9 +237,7 @@ async def test_keys_that_no_header_can_carry_are_refused(
 
 
 @pytest.mark.parametrize("size_bytes", [4, 1 << 20])
-async def test_a_read_is_signed_with_the_renewed_keys_and_the_renewal_is_counted(
-    aws_environment: Path, tmp_path: Path, size_bytes: int
-) -> None:
+async def test_reads_are_signed_with_renewed_keys(aws_environment: Path, tmp_path: Path, size_bytes: int) -> None:
     reply, data, counters = tmp_path / "reply", bytes(size_bytes), Counters()
     write_process_profile(aws_environment, reply, calls=tmp_path / "calls")
     reply.write_text(process_reply("AKIAFIRST", timedelta(seconds=60)))
@@ -376,9 +370,7 @@ async def test_a_failed_renewal_keeps_valid_keys_and_is_tried_again_later(caplog
     assert "are renewed; they expire at 2" in caplog.text
 
 
-async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     source, resolver, clock = await source_after(46)
     first = source.latest
@@ -394,9 +386,7 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again_later
     assert caplog.messages[1] == "The AWS credentials are renewed"
 
 
-async def test_a_failed_renewal_of_expired_keys_is_an_error(
-    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_expired_and_not_renewed_is_an_error(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
     caplog.set_level("INFO")
     source, resolver, _ = await source_after(120)
     resolver.error = ServiceError("no network")
@@ -409,9 +399,7 @@ async def test_a_failed_renewal_of_expired_keys_is_an_error(
 
 
 @pytest.mark.parametrize("when", ["never had", "expired"])
-async def test_all_who_wait_for_keys_share_one_search_and_its_failure(
-    when: str, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_all_waiters_share_one_search_and_its_failure(when: str, autojump_clock: MockClock) -> None:
     source, resolver, clock = source_with(timedelta(hours=1))
     if when == "expired":
         await source.current()
@@ -443,27 +431,7 @@ async def test_all_who_wait_for_keys_share_one_search_and_its_failure(
 SECOND = Credentials(access_key="second", secret_key="")
 
 
-async def test_many_who_are_refused_replace_once_by_what_is_found_from_the_start(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    source, resolver, _ = source_with(None)
-    first, answers = await source.current(), []
-    resolver.fixed = SECOND
-
-    async def replace() -> None:
-        answers.append(await source.replace(first))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(30):
-            nursery.start_soon(replace)
-    assert answers == [True] * 30
-    assert (resolver.calls, resolver.started_over) == (2, 1)
-    assert await source.current() == SECOND
-
-
-async def test_where_nothing_else_is_found_the_old_keys_stay_and_nobody_looks_twice_in_a_second(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
+async def test_old_keys_stay_and_nobody_looks_for_others_twice_a_second(autojump_clock: MockClock) -> None:
     source, resolver, _ = source_with(None)
     first = resolver.fixed = await source.current()
     for _ in range(10):
@@ -484,14 +452,14 @@ def test_a_later_loop_whose_clock_is_behind_looks_for_others_and_says_so(caplog:
         assert not await source.replace(source.latest)
 
     for after_s in (1000, 1):
-        trio.run(replace, after_s, clock=trio.testing.MockClock(autojump_threshold=0))
+        trio.run(replace, after_s, clock=MockClock(autojump_threshold=0))
     assert resolver.calls == 2
     assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize(("error", "words"), [(ServiceError("no network"), ": no network"), (None, "resolved anew.")])
 async def test_a_search_that_fails_or_finds_only_what_is_refused_again_does_not_fill_the_log(
-    error: Exception | None, words: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+    error: Exception | None, words: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     source, resolver, _ = source_with(None)
@@ -512,7 +480,6 @@ async def test_a_search_that_fails_or_finds_only_what_is_refused_again_does_not_
 # As the process that finds keys sends it: no process can be started.
 NO_ROOM = FastfuseError("no process can be started: Resource temporarily unavailable")
 PASSING = [NO_ROOM, ServiceError("The service that issues the AWS credentials cannot be used: no route.")]
-LASTING = [AccessError("No AWS credentials were found."), ConfigurationError("There is no AWS profile 'other'.")]
 
 
 class Failing:
@@ -572,7 +539,7 @@ async def test_who_comes_within_a_second_of_a_vain_search_for_others_tries_again
 
 @pytest.mark.parametrize("error", PASSING)
 @pytest.mark.parametrize("has_refused", [False, True], ids=["none", "refused"])
-async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
+async def test_a_read_without_credentials_fails_by_its_deadline(
     error: FastfuseError, has_refused: bool, mock_clock: trio.testing.MockClock
 ) -> None:
     resolver = Failing(error, 1000)
@@ -589,7 +556,7 @@ async def test_a_read_fails_where_credentials_cannot_be_had_until_its_deadline(
     ("provider", "kind"), [("iam-role", ServiceError), ("container-role", ServiceError), ("env", AccessError)]
 )
 async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
-    provider: str, kind: type[FastfuseError], when: str, autojump_clock: trio.testing.MockClock
+    provider: str, kind: type[FastfuseError], when: str, autojump_clock: MockClock
 ) -> None:
     source, resolver, clock = source_with(timedelta(hours=1))
     resolver.fixed = Credentials(
@@ -613,20 +580,7 @@ async def test_a_machine_that_gave_keys_and_gives_none_may_give_some_again(
     assert await source.current() == resolver.fixed
 
 
-@pytest.mark.usefixtures("no_pauses")
-@pytest.mark.parametrize("error", LASTING)
-@pytest.mark.parametrize("has_refused", [False, True], ids=["none", "refused"])
-async def test_a_read_is_denied_at_once_where_there_are_no_credentials(error: FastfuseError, has_refused: bool) -> None:
-    resolver = Failing(error, 1000)
-    async with client_with(resolver, has_refused=has_refused) as client:
-        with pytest.raises(ObjectDeniedError, match="refuses the credentials" if has_refused else str(error)):
-            await client.get(REF, 0, 4)
-    assert resolver.left == 999
-
-
-async def test_a_limit_that_keeps_a_credential_program_from_starting_may_pass(
-    aws_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_room_for_a_key_program_may_pass(aws_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> None:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,14 +49,8 @@ class Case:
         return resolve_endpoint(S3Session(config), self.bucket, self.region)
 
 
-class Sent(NamedTuple):
-    """What says where a request goes and how it is signed."""
-
-    scheme: str
-    host: str
-    path: str
-    region: str
-    signing_name: str
+# Where a request goes and how it is signed: scheme, host, path, region and the name of the service.
+Sent = tuple[str, str, str, str, str]
 
 
 @cache
@@ -83,12 +77,12 @@ def sent_by_botocore(case: Case) -> Sent:
     _, _, region, signing_name, _ = credential.split("/")
     default_port = {"http": ":80", "https": ":443"}[url.scheme]
     host = url.netloc.lower().removesuffix(default_port)
-    return Sent(url.scheme, host, url.path, region, signing_name)
+    return url.scheme, host, url.path, region, signing_name
 
 
 def sent_to(endpoint: Endpoint) -> Sent:
     path = f"{endpoint.base_path}/key"
-    return Sent(endpoint.scheme, endpoint.host_header, path, endpoint.region, endpoint.signing_name)
+    return endpoint.scheme, endpoint.host_header, path, endpoint.region, endpoint.signing_name
 
 
 REGIONS = (
@@ -164,7 +158,7 @@ def test_requests_go_where_botocores_go_and_are_signed_alike(aws_environment: Pa
             case.resolved()
         assert caught.value.hint
         return
-    if "[" in expected.host[1:]:  # "points.[::1]", which botocore's HTTP client would then not take
+    if "[" in expected[1][1:]:  # "points.[::1]", which botocore's HTTP client would then not take
         with pytest.raises(ConfigurationError, match="not a host name"):
             case.resolved()
         return
@@ -181,9 +175,7 @@ def test_requests_go_where_botocores_go_and_are_signed_alike(aws_environment: Pa
         ("https://s3.local:8443/base", "s3.local", 8443, "s3.local:8443"),
     ],
 )
-def test_the_host_to_connect_to_is_plain_and_the_one_to_send_is_not(
-    url: str, host: str, port: int, host_header: str
-) -> None:
+def test_the_host_to_connect_to_is_plain_and_the_sent_one_not(url: str, host: str, port: int, host_header: str) -> None:
     endpoint = Case("bucket", endpoint_url=url).resolved()
     assert (endpoint.host, endpoint.port, endpoint.host_header) == (host, port, host_header)
 
@@ -206,9 +198,7 @@ def test_the_environment_decides_like_the_profile(monkeypatch: pytest.MonkeyPatc
     ],
 )
 @pytest.mark.parametrize("endpoint_url", [None, OWN])
-def test_buckets_that_are_not_supported_are_refused_by_their_names(
-    bucket: str, kind: str, hint: str, endpoint_url: str | None
-) -> None:
+def test_unsupported_buckets_are_refused_by_name(bucket: str, kind: str, hint: str, endpoint_url: str | None) -> None:
     with pytest.raises(ConfigurationError, match=f"{kind}.*not supported") as caught:
         Case(bucket, endpoint_url=endpoint_url).resolved()
     assert hint in caught.value.hint

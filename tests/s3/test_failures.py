@@ -32,18 +32,6 @@ from fastfuse.s3.tls import CertificateError, TlsError
 REF = ObjectRef("bucket", "key", 1, "")
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (501, "NotImplemented", Kind.OTHER),
-        (404, "404", Kind.CHANGED),
-        (301, "", Kind.WRONG_REGION),
-    ],
-)
-def test_the_code_decides_and_the_status_where_there_is_none(status: int, code: str, kind: Kind) -> None:
-    assert failure_of_reply(status, code).kind is kind
-
-
 def test_a_malformed_header_is_a_wrong_region_only_where_the_right_one_is_told() -> None:
     assert failure_of_reply(400, "AuthorizationHeaderMalformed", "eu-west-1").kind is Kind.WRONG_REGION
     assert failure_of_reply(400, "AuthorizationHeaderMalformed").kind is Kind.BAD_KEYS
@@ -112,20 +100,13 @@ NO_HOST = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         (REFUSED, False, Kind.UNREACHABLE, "Connection refused"),
         (NO_HOST, False, Kind.UNREACHABLE, "Name or service not known"),
         (TimeoutError(errno.ETIMEDOUT, "no connection in time"), False, Kind.UNREACHABLE, "Connection timed out"),
-        (
-            ProxyRefusalError(errno.EACCES, "the proxy p answered 407"),
-            False,
-            Kind.UNREACHABLE,
-            "the proxy p answered 407",
-        ),
+        (ProxyRefusalError(errno.EACCES, "p answered 407"), False, Kind.UNREACHABLE, "p answered 407"),
         (ConnectionResetError(errno.ECONNRESET, ""), True, Kind.BROKEN, "Connection reset by peer"),
         (ConnectionResetError("the connection was cut off"), True, Kind.BROKEN, "the connection was cut off"),
         (OSError(), True, Kind.BROKEN, "OSError"),
     ],
 )
-def test_the_network_is_told_in_the_systems_words(
-    error: OSError, *, is_connected: bool, kind: Kind, detail: str
-) -> None:
+def test_the_network_is_told_in_system_words(error: OSError, *, is_connected: bool, kind: Kind, detail: str) -> None:
     failure = failure_of_network(error, is_connected=is_connected)
     assert (failure.kind, failure.detail) == (kind, detail)
 
@@ -151,9 +132,7 @@ def test_a_failure_of_tls_is_one_of_the_configuration_only_while_there_is_no_con
         (Kind.DENIED, "write", ForbiddenObjectError),
     ],
 )
-def test_an_object_that_is_not_to_be_had_is_named_as_a_string_is_written(
-    kind: Kind, operation: str, error: type[FastfuseError]
-) -> None:
+def test_an_object_not_to_be_had_is_named_as_a_string(kind: Kind, operation: str, error: type[FastfuseError]) -> None:
     found = object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="a\x1b]0;b", operation=operation)
     assert type(found) is error
     assert "'s3://bucket/a\\x1b]0;b'" in str(found)

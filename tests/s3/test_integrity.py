@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
+from trio.testing import MockClock
 
 from bench.s3server import (
     ACCESS_DENIED,
@@ -98,9 +98,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def benched(
-    *, verify: bool, config: ServerConfig | None = None, deadline_s: float = 60.0
-) -> AsyncIterator[Bench]:
+async def benched(*, verify: bool, config: ServerConfig | None = None, deadline_s: float = 60) -> AsyncIterator[Bench]:
     objects, counters = MemoryObjects(), Counters()
     with LoopbackServer({"bucket": objects}, config) as server:
         connection = ConnectionConfig(
@@ -117,9 +115,7 @@ async def benched(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("size_bytes", [1, 39_000, len(DATA)])
-async def test_an_object_that_one_get_reads_is_right_or_fetched_again_or_an_error(
-    algorithm: str, size_bytes: int
-) -> None:
+async def test_an_object_that_one_get_reads_is_right_fetched_again_or_an_error(algorithm: str, size_bytes: int) -> None:
     data = DATA[:size_bytes]
     async with benched(verify=False) as bench:
         ref = bench.put(data, told(algorithm, data))
@@ -224,9 +220,7 @@ async def test_a_small_upload_in_parts_is_checked_too(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sha1", "sha256", "md5"])
-async def test_a_hash_is_checked_where_the_pieces_are_fetched_in_order_even_if_they_come_in_another(
-    algorithm: str,
-) -> None:
+async def test_a_hash_is_checked_where_pieces_are_fetched_in_order_and_come_in_another(algorithm: str) -> None:
     async with benched(verify=True) as bench:
         ref = bench.put(DATA, {} if algorithm == "md5" else told(algorithm, DATA))
         pieces: dict[int, bytes] = {}
@@ -324,9 +318,7 @@ def hinder_heads(
 
 @pytest.mark.parametrize("trouble", PASSING)
 @pytest.mark.parametrize("skip", [0, 1, 2], ids=["the object", "its first part", "another part"])
-async def test_an_object_whose_heads_fail_for_a_while_is_checked_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, trouble: Action | str, skip: int
-) -> None:
+async def test_heads_may_fail_for_a_while(monkeypatch: pytest.MonkeyPatch, trouble: Action | str, skip: int) -> None:
     monkeypatch.setattr("random.random", lambda: 0.0)  # pauses of 0
     async with benched(verify=True) as bench:
         ref = bench.put_parts("crc32c", EVEN)
@@ -368,9 +360,7 @@ async def test_a_read_whose_heads_fail_until_its_deadline_fails_and_the_next_one
 
 
 @pytest.mark.parametrize("verify", [False, True])
-async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
-    verify: bool, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_second_fetch_has_the_same_deadline(verify: bool, autojump_clock: MockClock) -> None:
     head = ReplyHead(status=200, headers=told("crc32c", b"right"), is_persistent=True, body_bytes=5)
 
     async def fetch(ref: ObjectRef, start: int, end: int, ends_s: float) -> tuple[bytes, ReplyHead]:
@@ -388,9 +378,7 @@ async def test_a_damaged_object_is_fetched_again_within_the_same_deadline(
     assert trio.current_time() - began_s == 60
 
 
-async def test_a_checked_read_takes_one_deadline_in_all(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
-) -> None:
+async def test_a_checked_read_takes_one_deadline_in_all(autojump_clock: MockClock) -> None:
     """Also where it waits for the question of another one, which began later and takes longer."""
     head = ReplyHead(status=206, headers={}, is_persistent=True, body_bytes=0)
 

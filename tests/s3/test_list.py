@@ -3,6 +3,7 @@
 import errno
 import gzip
 import zlib
+from collections.abc import Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,7 @@ from typing import Literal
 
 import pytest
 
-from bench.s3server import (
-    SLOW_DOWN,
-    Answer,
-    FaultRule,
-    LoopbackServer,
-    MemoryObjects,
-    ServerConfig,
-)
+from bench.s3server import SLOW_DOWN, Answer, FaultRule, LoopbackServer, MemoryObjects, ServerConfig
 from fastfuse.errors import ConfigurationError, ServiceError
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.bodies import MAX_PAGE_BYTES
@@ -26,13 +20,12 @@ from fastfuse.s3.failures import Kind
 from fastfuse.s3.retries import RetryableError
 from fastfuse.s3.retry_policy import attempts
 from fastfuse.s3.routes import Route, Routes
-from tests.s3.canned import canned_server
-from tests.s3.places import IN_A_REGION, canned_client, client_of, loopback_client
+from tests.s3.canned import canned_server, chunks
+from tests.s3.places import IN_A_REGION, LISTING, canned_client, client_of, loopback_client
 from tests.s3.places import listed as listed_by
 from tests.servers import configure
 
 REF = ObjectRef("bucket", "key", 100, "")
-PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 ERROR = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>m</Message></Error>'
 
 
@@ -40,9 +33,7 @@ ERROR = b'<?xml version="1.0"?>\n<Error><Code>InternalError</Code><Message>m</Me
 
 
 @pytest.mark.parametrize("style", ["redirect", "malformed"])
-async def test_a_bucket_of_another_region_is_listed_there_and_that_is_told_once(
-    style: Literal["redirect", "malformed"], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_region_told_is_used(style: Literal["redirect", "malformed"], caplog: pytest.LogCaptureFixture) -> None:
     settings = ServerConfig(regions={"bucket": "eu-west-1"}, wrong_region=style)
     async with loopback_client({"key": b""}, settings) as (server, client):
         for _ in range(2):
@@ -73,9 +64,7 @@ async def test_a_throttled_page_is_left_to_who_asks_for_pages(action: Answer) ->
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-async def test_a_listing_that_has_begun_outlives_an_outage_that_keeps_others_from_beginning(
-    monkeypatch: pytest.MonkeyPatch, *, has_begun: bool
-) -> None:
+async def test_a_listing_that_has_begun_outlives_an_outage(monkeypatch: pytest.MonkeyPatch, *, has_begun: bool) -> None:
     monkeypatch.setattr("fastfuse.s3.retry_policy.FIRST_PAUSE_S", 0.0)
     # More than a command has attempts.
     refusals, connect = iter(range(3 * attempts(Kind.UNREACHABLE, is_read=False))), Routes.connect
@@ -85,19 +74,19 @@ async def test_a_listing_that_has_begun_outlives_an_outage_that_keeps_others_fro
             raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
         return await connect(routes, route)
 
-    async with canned_client(lambda _: (200, {"connection": "close"}, PAGE), IN_A_REGION) as (client, _):
+    async with canned_client(lambda _: (200, {"connection": "close"}, LISTING), IN_A_REGION) as (client, _):
         if has_begun:
             await listed_by(client)
         monkeypatch.setattr(Routes, "connect", connect_later)
         with nullcontext() if has_begun else pytest.raises(ServiceError, match="cannot be reached"):
-            assert await listed_by(client) == PAGE
+            assert await listed_by(client) == LISTING
 
 
 @pytest.mark.parametrize("signs", [False, True])
 @pytest.mark.parametrize("pays", [False, True])
 async def test_a_page_is_asked_for_in_path_style_with_encoded_names(signs: bool, pays: bool) -> None:
     config = replace(IN_A_REGION, sign_request=signs, request_payer=pays)
-    async with canned_client(lambda _: (200, {}, PAGE), config) as (client, server):
+    async with canned_client(lambda _: (200, {}, LISTING), config) as (client, server):
         await listed_by(client, prefix="a +/")
         [(target, headers)] = server.seen
     path, _, query = target.partition("?")
@@ -117,7 +106,7 @@ async def test_closed_it_starts_no_request() -> None:
 
 # --- what is taken for a page
 
-CHUNKED = {"Transfer-Encoding": "chunked"}
+CHUNKED, ZIPPED = {"Transfer-Encoding": "chunked"}, {"Content-Encoding": "gzip"}
 
 
 def page_of(size_bytes: int) -> bytes:
@@ -125,47 +114,24 @@ def page_of(size_bytes: int) -> bytes:
     return begin + b" " * (size_bytes - len(begin) - len(end)) + end
 
 
-def in_chunks(data: bytes, chunk_bytes: int) -> bytes:
-    chunks = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
-    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+WAYS: dict[str, Callable[[bytes], tuple[dict[str, str], bytes]]] = {
+    "with its length": lambda page: ({}, page),
+    "in chunks": lambda page: (CHUNKED, chunks(page, 50_000)),
+    "zipped": lambda page: (ZIPPED, gzip.compress(page)),
+    "zipped in chunks": lambda page: (ZIPPED | CHUNKED, chunks(gzip.compress(page), 1000)),
+    "deflated": lambda page: ({"Content-Encoding": "deflate"}, zlib.compress(page)),
+}
 
 
-async def listed(headers: dict[str, str], body: bytes) -> bytes:
-    """What a client makes of a page that is sent so."""
-    async with canned_client(lambda _: (200, headers, body)) as (client, server):
-        page = await listed_by(client)
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("size_bytes", [100, MAX_PAGE_BYTES, MAX_PAGE_BYTES + 1])
+async def test_a_page_is_taken_however_it_is_sent_unless_it_is_too_long(how: str, size_bytes: int) -> None:
+    page, is_too_long = page_of(size_bytes), size_bytes > MAX_PAGE_BYTES
+    refusal = pytest.raises(ServiceError, match="a page of the bucket 'bucket' of more than 8 MiB")
+    async with canned_client(lambda _: (200, *WAYS[how](page))) as (client, server):
+        with refusal if is_too_long else nullcontext():
+            assert await listed_by(client) == page
         assert len(server.seen) == 1
-        return page
-
-
-def sent(page: bytes, how: str) -> tuple[dict[str, str], bytes]:
-    match how:
-        case "with its length":
-            return {}, page
-        case "in chunks":
-            return CHUNKED, in_chunks(page, 50_000)
-        case "zipped":
-            return {"Content-Encoding": "gzip"}, gzip.compress(page)
-        case "zipped in chunks":
-            return {"Content-Encoding": "gzip", **CHUNKED}, in_chunks(gzip.compress(page), 1000)
-        case _:
-            return {"Content-Encoding": "deflate"}, zlib.compress(page)
-
-
-WAYS = ["with its length", "in chunks", "zipped", "zipped in chunks", "deflated"]
-
-
-@pytest.mark.parametrize("how", WAYS)
-@pytest.mark.parametrize("size_bytes", [100, MAX_PAGE_BYTES])
-async def test_a_page_is_taken_however_it_is_sent(how: str, size_bytes: int) -> None:
-    page = page_of(size_bytes)
-    assert await listed(*sent(page, how)) == page
-
-
-@pytest.mark.parametrize("how", WAYS)
-async def test_a_page_that_is_longer_than_any_is_refused_however_it_is_sent(how: str) -> None:
-    with pytest.raises(ServiceError, match="a page of the bucket 'bucket' of more than 8 MiB"):
-        await listed(*sent(page_of(MAX_PAGE_BYTES + 1), how))
 
 
 # --- connections
@@ -182,11 +148,9 @@ async def test_buckets_in_the_paths_of_one_endpoint_share_its_connections() -> N
             assert server.statistics().connections == 1
 
 
-async def test_buckets_with_hosts_of_their_own_share_no_connection(
-    aws_environment: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hosts_of_buckets_share_no_connection(aws_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(aws_environment, "[default]\ns3 =\n  addressing_style = virtual\n")
-    with canned_server(lambda target: (200, {}, PAGE)) as proxy:
+    with canned_server(lambda target: (200, {}, LISTING)) as proxy:
         monkeypatch.setenv("http_proxy", proxy.url)
         async with aclosing(client_of(replace(IN_A_REGION, endpoint_url="http://s3.test:81"))) as client:
             for bucket in ("one", "two", "one"):

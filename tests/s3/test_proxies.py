@@ -27,25 +27,18 @@ def basic(pair: str) -> str:
         ("http://me@proxy.local:3128", replace(PROXY, authorization=basic("me:"))),
     ],
 )
-def test_a_proxy_is_written_in_any_of_the_usual_ways(
-    monkeypatch: pytest.MonkeyPatch, value: str, expected: Proxy
-) -> None:
+def test_a_proxy_is_written_in_the_usual_ways(monkeypatch: pytest.MonkeyPatch, value: str, expected: Proxy) -> None:
     monkeypatch.setenv("https_proxy", value)
     assert proxy_for(HTTPS) == expected
 
 
-def test_the_scheme_of_the_url_chooses_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_scheme_has_its_variable_and_all_proxy_is_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.local:3128")
-    assert proxy_for("http://s3.local/") == PROXY
     assert proxy_for(HTTPS) is None
-
-
-def test_all_proxy_is_for_urls_without_a_proxy_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("all_proxy", "socks5://socks.local:1080")
-    monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
-    assert proxy_for(HTTPS) == PROXY
+    assert proxy_for("http://s3.local/") == PROXY
     with pytest.raises(ConfigurationError, match="all_proxy"):
-        proxy_for("http://s3.local/")
+        proxy_for(HTTPS)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +55,7 @@ def test_all_proxy_is_for_urls_without_a_proxy_of_their_own(monkeypatch: pytest.
         ("fd00::/8", "https://[fd00::1]/", None),
     ],
 )
-def test_no_proxy_names_hosts_domains_and_networks(
-    monkeypatch: pytest.MonkeyPatch, no_proxy: str, url: str, expected: Proxy | None
-) -> None:
+def test_no_proxy_names_hosts(monkeypatch: pytest.MonkeyPatch, no_proxy: str, url: str, expected: Proxy | None) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
     assert proxy_for(url) == PROXY
     monkeypatch.setenv("no_proxy", no_proxy)
@@ -85,9 +76,7 @@ def test_no_proxy_names_hosts_domains_and_networks(
         ),
     ],
 )
-def test_a_proxy_that_is_none_is_named_without_its_password(
-    monkeypatch: pytest.MonkeyPatch, value: str, message: str
-) -> None:
+def test_a_wrong_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch, value: str, message: str) -> None:
     monkeypatch.setenv("https_proxy", value)
     with pytest.raises(ConfigurationError) as caught:
         proxy_for(HTTPS)

@@ -49,9 +49,7 @@ def test_the_page_shows_the_policy() -> None:
     draws=st.lists(st.floats(0, 1), min_size=12, max_size=12),
     deadline_s=st.floats(0, 200),
 )
-def test_a_request_is_given_up_by_the_count_of_its_kind_or_the_deadline(
-    kinds: list[Kind], draws: list[float], deadline_s: float
-) -> None:
+def test_a_request_is_given_up_by_count_or_deadline(kinds: list[Kind], draws: list[float], deadline_s: float) -> None:
     budget = RetryBudget()
     failed, now_s = FailedAttempts(budget, began_s=0.0, deadline_s=deadline_s), 0.0
     latest_s = deadline_s - min(LAST_ATTEMPT_S, LAST_ATTEMPT_SHARE * deadline_s)

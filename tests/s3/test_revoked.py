@@ -1,10 +1,10 @@
 """Credentials that the service refuses from one moment to the next, while others are, or are not, there to be had."""
 
 import json
-import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -17,30 +17,18 @@ from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from tests.s3.canned import Target, canned_server
-from tests.s3.places import client_of, listed
+from tests.s3.places import LISTING, client_of, listed
+from tests.s3.test_credentials import process_reply, write_process_profile
 from tests.servers import configure
 
 IN_FLIGHT = 30
 REF = ObjectRef("bucket", "key", 1000, '"e"')
-PAGE = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 # A few attempts and what a program takes to start, on a busy machine, too.
 SOON_S = 20.0
 
-# Keys that expire do so an hour after each call, as many programs tell it.
-_PROGRAM = """
-import datetime, json
-with open("{calls}", "a") as calls, open("{reply}") as reply:
-    calls.write(".")
-    found = json.load(reply)
-if not {lasts}:
-    now = datetime.datetime.now(datetime.UTC)
-    found["Expiration"] = (now + datetime.timedelta(hours=1)).isoformat()
-print(json.dumps(found))
-"""
-
 
 class Service:
-    """Accepts one token only, or one access key. It refuses those that come first when all of them are there."""
+    """Accepts one access key only. It refuses those that come first when all of them are there."""
 
     def __init__(self, status: int, code: str) -> None:
         self.status = status
@@ -51,10 +39,9 @@ class Service:
         self.all_are_here: threading.Barrier | None = None
 
     def reply(self, target: Target) -> tuple[int, dict[str, str], bytes]:
-        authorization, token = target.headers.get("authorization", ""), target.headers["x-amz-security-token"]
-        key = authorization.partition("Credential=")[2].partition("/")[0]
-        if self.accepted not in (key, token):
-            self.refused.append(token or key)
+        key = target.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
+        if key != self.accepted:
+            self.refused.append(key)
             if self.all_are_here is not None:
                 self.all_are_here.wait(SOON_S)
             if target.method == "HEAD":  # no document, and so no code
@@ -63,7 +50,7 @@ class Service:
         if "range" in target.headers:
             return 206, {"ETag": REF.etag, "Content-Range": f"bytes 0-9/{REF.size_bytes}"}, b"0123456789"
         if "list-type" in target:
-            return 200, {}, PAGE
+            return 200, {}, LISTING
         return 200, {"ETag": REF.etag, "Content-Length": "1000", "Last-Modified": "Thu, 01 Jan 2026 00:00:00 GMT"}, b""
 
 
@@ -71,25 +58,22 @@ class Offer:
     """Where a client finds credentials: a shared file, or a program that prints them."""
 
     def __init__(self, kind: str, config: Path) -> None:
-        self._kind = kind
-        self._directory = config.parent
-        self.profile = "default" if kind == "file" else "process"
+        self._lasts = kind == "lasting process"
+        self._credentials, self._reply = config.with_name("credentials"), config.with_name("reply")
         # A byte for each call.
-        self._calls = self._directory / "calls"
+        self._calls = config.with_name("calls")
         configure(self._calls, "")
+        self.profile = "default" if kind == "file" else "process"
         if kind != "file":
-            program = self._directory / "process.py"
-            reply = self._directory / "reply"
-            configure(program, _PROGRAM.format(calls=self._calls, reply=reply, lasts=kind == "lasting process"))
-            configure(config, f"[profile process]\ncredential_process = {sys.executable} {program}\n")
+            write_process_profile(config, self._reply, calls=self._calls)
 
     def put(self, name: str) -> None:
-        if self._kind == "file":
-            keys = f"aws_access_key_id = {name}\naws_secret_access_key = s\naws_session_token = {name}\n"
-            configure(self._directory / "credentials", f"[default]\n{keys}")
-            return
-        reply = {"Version": 1, "AccessKeyId": name, "SecretAccessKey": "s", "SessionToken": name}
-        configure(self._directory / "reply", json.dumps(reply))
+        keys = f"[default]\naws_access_key_id = {name}\naws_secret_access_key = s\naws_session_token = {name}\n"
+        configure(self._credentials, keys)
+        reply = json.loads(process_reply(name, timedelta(hours=1)))
+        if self._lasts:
+            del reply["Expiration"]
+        configure(self._reply, json.dumps(reply))
 
     @property
     def call_count(self) -> int:
@@ -130,9 +114,7 @@ PROGRAMS = ("lasting process", "expiring process")
     [*(("file", *refusal) for refusal in REFUSALS), *((program, *REFUSALS[0]) for program in PROGRAMS)],
     indirect=["offer"],
 )
-async def test_credentials_that_are_revoked_are_replaced_by_those_on_offer_and_nothing_fails(
-    offer: Offer, status: int, code: str
-) -> None:
+async def test_revoked_credentials_are_replaced_by_those_on_offer(offer: Offer, status: int, code: str) -> None:
     offer.put("first")
     service = Service(status, code)
     async with client_for(service, offer) as client:
@@ -163,9 +145,7 @@ async def test_credentials_that_are_revoked_are_replaced_by_those_on_offer_and_n
     ],
     indirect=["offer"],
 )
-async def test_where_nothing_else_is_on_offer_the_refusal_is_told_soon(
-    offer: Offer, verb: str, status: int, code: str
-) -> None:
+async def test_without_another_offer_the_refusal_is_told_soon(offer: Offer, verb: str, status: int, code: str) -> None:
     offer.put("first")
     service = Service(status, code)
     async with client_for(service, offer) as client:

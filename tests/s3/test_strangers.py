@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.listing.page import Page, Pager, parse_page
-from fastfuse.objects import ObjectRef
 from fastfuse.s3 import retry_policy
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.bodies import failure_of_refusal
@@ -19,17 +18,15 @@ from fastfuse.s3.client import S3Client
 from fastfuse.s3.failures import Kind
 from fastfuse.s3.http1 import ReplyHead, first_words
 from tests.s3.hostile import Act, Answer, Certificates, Hostile, Peer, Request, create_certificates, serving
-from tests.s3.places import client_of
+from tests.s3.places import LISTING, client_of
 
 PAGE = b"<!DOCTYPE html><html><head><title>Welcome to nginx!</title></head><body>It works.</body></html>"
-LISTING = b'<?xml version="1.0"?>\n<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>'
 
 
 @asynccontextmanager
 async def stranger(
     answer: Answer, *, accept: Act | None = None, scheme: str = "http", certificates: Certificates | None = None
 ) -> AsyncIterator[tuple[ConnectionConfig, Hostile]]:
-    """Serve something else than S3; yield how to reach it."""
     async with serving(certificates) as server:
         server.misbehave(answer, accept=accept, context="good")
         yield ConnectionConfig(endpoint_url=f"{scheme}://127.0.0.1:{server.port}", region="us-east-1"), server
@@ -62,7 +59,6 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def use(config: ConnectionConfig, ask: Callable[[S3Client], Awaitable[object]]) -> FastfuseError:
-    """Return the error of a command's first request."""
     async with aclosing(client_of(config)) as client:
         with pytest.raises(FastfuseError) as caught:
             await ask(client)
@@ -79,8 +75,8 @@ STRANGERS = [
     ("a page that is forbidden", http("403 Forbidden", PAGE), "403, text/html: 'Welcome to nginx!"),
     (
         "a sign-in",
-        http("302 Found", PAGE, more="Location: https://login.test/?x=1\r\n"),
-        "302, a redirect to 'https://login.test', which is not followed, text/html: 'Welcome",
+        http("302 Found", PAGE, more="Location: https://a.test/?x=1\r\n"),
+        "302, a redirect to 'https://a.test', ",
     ),
     ("an API", http("200 OK", b'{"version": 1}', "application/json"), "200, application/json: '{\"version\": 1}'"),
     ("an empty page", http("200 OK"), "200, an empty body"),
@@ -91,15 +87,19 @@ STRANGERS = [
     ("a TLS port", reply(b"\x15\x03\x01\x00\x02\x02\x46"), "not HTTP/1.1: it begins with a TLS alert"),
     (
         "a TLS port of nginx",
-        http("400 Bad Request", b"<title>400 The plain HTTP request was sent to HTTPS port</title>"),
-        "400, text/html: '400 The plain HTTP request was sent to HTTPS port'",
+        http("400 Bad Request", b"<title>HTTP to HTTPS port</title>"),
+        "400, text/html: 'HTTP to HT",
     ),
     ("a server that closes", close, "the connection was closed without an answer"),
     ("a server that resets", reset, "the connection was closed without an answer"),
 ]
 
+OF_STRANGERS = pytest.mark.parametrize(
+    ("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS]
+)
 
-@pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
+
+@OF_STRANGERS
 async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve: Answer, shown: str) -> None:
     async with stranger(serve) as (config, server):
         error = await use(config, listed)
@@ -111,7 +111,7 @@ async def test_a_listing_of_what_is_not_s3_ends_soon_and_says_what_answers(serve
     assert server.hostile_replies in (1, 4)
 
 
-@pytest.mark.parametrize(("serve", "shown"), [row[1:] for row in STRANGERS], ids=[row[0] for row in STRANGERS])
+@OF_STRANGERS
 async def test_so_does_the_question_for_an_object(serve: Answer, shown: str) -> None:
     """What speaks HTTP is not told from S3: a page has no words in reply to a HEAD, and moto sends pages, too."""
     async with stranger(serve) as (config, server):
@@ -212,13 +212,6 @@ async def test_once_s3_has_answered_it_is_waited_for_whatever_comes(serve: Answe
     assert server.hostile_replies == 8
 
 
-async def test_a_read_waits_for_a_service_that_closes_connections() -> None:
-    answer = http("206 Partial Content", b"01234", more='Content-Range: bytes 0-4/10\r\nETag: "e"\r\n')
-    async with stranger(in_turn(*[close] * 6, answer)) as (config, server), aclosing(client_of(config)) as client:
-        assert await client.get(ObjectRef("bucket", "key", 10, '"e"'), 0, 5) == b"01234"
-    assert server.hostile_replies == 7
-
-
 # --- what is shown of hostile bytes
 
 
@@ -248,8 +241,6 @@ def test_long_words_are_not_shown_for_they_may_be_keys() -> None:
         (503, {}, PAGE, Kind.THROTTLED, False),
     ],
 )
-def test_which_refusals_are_of_s3(
-    status: int, headers: dict[str, str], document: bytes, kind: Kind, is_foreign: bool
-) -> None:
+def test_refusals_of_s3(status: int, headers: dict[str, str], document: bytes, kind: Kind, is_foreign: bool) -> None:
     failure = failure_of_refusal(ReplyHead(status, headers, True, None), document)
     assert (failure.kind, failure.is_foreign) == (kind, is_foreign)

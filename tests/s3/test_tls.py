@@ -175,9 +175,7 @@ BEHIND_INTERMEDIATE = issue(HOST, by=INTERMEDIATE)
         (replace(BEHIND_NO_SIGNER, chain=[NO_SIGNER.certificate]), HOST, "invalid CA certificate"),
     ],
 )
-def test_a_certificate_is_accepted_where_python_accepts_it(
-    tmp_path: Path, authority: str, identity: Identity, host: str, reason: str
-) -> None:
+def test_python_accepts_the_same(tmp_path: Path, authority: str, identity: Identity, host: str, reason: str) -> None:
     path = identity.write(tmp_path, "identity")
     ours = our_verdict(path, authority, host)
     theirs = verdict_of_python(path, authority, host)
@@ -199,16 +197,12 @@ def test_without_authorities_any_certificate_is_accepted(tmp_path: Path) -> None
         ends.say_hello()
 
 
-def test_a_file_of_authorities_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_of_authorities_that_is_none_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing\.pem"):
         TlsContext(authorities=str(tmp_path / "missing.pem"))
-
-
-def test_a_file_of_authorities_that_holds_something_else_is_refused(tmp_path: Path) -> None:
-    junk = tmp_path / "junk.pem"
-    junk.write_text("nothing")
+    (tmp_path / "junk.pem").write_text("nothing")
     with pytest.raises(TlsError, match="no certificate"):
-        TlsContext(authorities=str(junk))
+        TlsContext(authorities=str(tmp_path / "junk.pem"))
     assert is_error_queue_empty()
 
 
@@ -235,9 +229,7 @@ def test_older_versions_are_refused(context: TlsContext, server_context: ssl.SSL
 
 
 @pytest.mark.parametrize(("host", "told"), [(HOST, [HOST]), ("127.0.0.1", [None]), ("::1", [None])])
-def test_the_server_is_told_a_name_but_no_address_and_no_protocol(
-    tmp_path: Path, authority: str, host: str, told: list[str | None]
-) -> None:
+def test_the_server_is_told_a_name_alone(tmp_path: Path, authority: str, host: str, told: list[str | None]) -> None:
     server = server_context_of(issue(HOST, "127.0.0.1", "::1", by=AUTHORITY).write(tmp_path, "server"))
     server.set_alpn_protocols(["h2", "http/1.1"])
     seen: list[str | None] = []
@@ -277,9 +269,7 @@ def test_a_later_connection_resumes_the_session(context: TlsContext, server_cont
 
 
 @VERSIONS
-def test_no_session_is_resumed_with_another_host_or_another_context(
-    tmp_path: Path, authority: str, server_context: ssl.SSLContext
-) -> None:
+def test_no_session_is_resumed_elsewhere(tmp_path: Path, authority: str, server_context: ssl.SSLContext) -> None:
     server = server_context_of(issue(HOST, "s4.example.test", by=AUTHORITY).write(tmp_path, "server"))
     server.maximum_version = server_context.maximum_version
     context = TlsContext(authorities=authority)
@@ -492,9 +482,7 @@ BROKEN_RECORD = b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
     ],
     ids=["shut down here", "close_notify", "EOF", "reset", "broken record", "silence"],
 )
-def test_a_body_that_does_not_come_whole_ends_with_what_came_or_says_why(
-    ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]
-) -> None:
+def test_a_body_cut_off_says_why(ends: Ends, end: Callable[[Ends], object], outcome: int | type[OSError]) -> None:
     data = bytearray(100)
     with receiving(ends, data, silence_s=0.05 if outcome is BlockingIOError else PATIENCE_S) as outcomes:
         ends.server.send(b"hello")

@@ -48,7 +48,6 @@ class Server:
         self.tls = context.wrap_bio(self._coming, self._going, server_side=True)
 
     def take(self) -> bytes:
-        """Return the records that wait to be sent."""
         return self._going.read()
 
     def flush(self) -> None:
@@ -59,7 +58,6 @@ class Server:
         self.flush()
 
     def receive(self) -> bytes:
-        """Return what the client has sent by now."""
         with suppress(BlockingIOError):
             self._coming.write(self.sock.recv(1 << 16, socket.MSG_DONTWAIT))
         try:
@@ -87,7 +85,6 @@ class Server:
 
 
 def shake_hands(connection: TlsConnection, server: Server) -> None:
-    """Bring both ends through the handshake."""
     is_done = [False, False]
     while not all(is_done):
         if not is_done[0]:
@@ -103,11 +100,9 @@ class Ends:
         self.connection, self.sock, self.server = connection, sock, server
 
     def has_come(self) -> None:
-        """Wait until something has come that was not received."""
         assert select.select([self.sock], [], [], PATIENCE_S)[0]
 
     def read(self, size_bytes: int) -> bytes:
-        """Receive so many bytes, as a task does."""
         received = b""
         while len(received) < size_bytes:
             try:
@@ -121,7 +116,6 @@ class Ends:
         return received
 
     def say_hello(self) -> None:
-        """Have the client receive what the server sends."""
         self.server.send(b"hello")
         assert self.read(5) == b"hello"
 

@@ -30,7 +30,6 @@ _OBJECTS = {
 
 @pytest.fixture(scope="module")
 def clients(moto_server: S3Server) -> Iterator[tuple[Any, Any]]:
-    """Ours and moto's, with the same objects in bucket ``data``."""
     theirs = moto_server.client
     theirs.create_bucket(Bucket="data")
     for key, data in _OBJECTS.items():
@@ -40,7 +39,6 @@ def clients(moto_server: S3Server) -> Iterator[tuple[Any, Any]]:
 
 
 def _observe(clients: tuple[Any, Any], action: Callable[[Any], Any]) -> list[Any]:
-    """What `action` gives with each client, or how it fails."""
     observed = []
     for client in clients:
         try:

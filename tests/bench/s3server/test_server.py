@@ -1,6 +1,5 @@
 """The server on its sockets: faults, log, keep-alive, shutdown."""
 
-import http.client
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ import pytest
 
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, ObjectSet, Pace, ServerConfig, SyntheticObjects
 from bench.s3server.faults import Delay, Limit, Stall
+from bench.s3server.pages import ListQuery, decode_token, render_page, select_page
 from bench.s3server.synthetic import synthetic_bytes
 from tests.bench.s3server.clients import http_get
 from tests.descriptors import open_descriptors
@@ -61,32 +61,6 @@ def test_the_log_keeps_the_last_requests_and_counts_all() -> None:
             server.wait_until(lambda now: now.in_flight == 1, timeout_s=0)
 
 
-def test_a_connection_is_closed_after_the_reply_where_the_client_asks(server: LoopbackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
-        client.sendall(b"HEAD /data/key HTTP/1.1\r\nConnection: close\r\n\r\n")
-        reply = b"".join(iter(lambda: client.recv(65536), b""))
-    assert reply.endswith(b"Connection: close\r\n\r\n")
-
-
-def test_a_stalled_body_goes_on_when_its_rule_is_removed(server: LoopbackServer) -> None:
-    rule = server.faults.add(FaultRule(action=Stall(1000), times=1))
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", "/data/key")
-    response = connection.getresponse()
-    assert response.read(1000) == _DATA[:1000]
-    assert connection.sock is not None
-    connection.sock.setblocking(False)
-    with pytest.raises(BlockingIOError):
-        connection.sock.recv(1)
-    connection.sock.settimeout(5)
-    assert server.statistics().in_flight == 1
-    # Others are not held up.
-    assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
-    server.faults.remove(rule)
-    assert response.read() == _DATA[1000:]
-    connection.close()
-
-
 def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits_s: list[float] = []
     config = ServerConfig(pace=Pace(first_byte_delay_s=0.25, list_delay_s=0.5, rate_bytes_per_s=0.0))
@@ -101,22 +75,6 @@ def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
         assert waits_s[2] == 1.25
         assert len(waits_s) == 3 + 50
         assert 0.5 < waits_s[-1] <= 1.0
-
-
-def test_a_client_that_leaves_early_is_recorded_with_what_it_took(server: LoopbackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
-        leaving.sendall(b"GET /made/0000/0001 HTTP/1.1\r\n\r\n")
-        leaving.recv(100)
-    server.wait_until(lambda now: now.open_connections == 0)
-    assert server.requests[0].sent_bytes < 50 << 30
-    assert server.statistics().sent_bytes == server.requests[0].sent_bytes
-
-
-def test_nonsense_closes_its_own_connection_only(server: LoopbackServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as nonsense:
-        nonsense.sendall(b"\x16\x03\x01 hello\r\n\r\n")
-        assert nonsense.recv(1) == b""
-    assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
 
 
 def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
@@ -138,3 +96,42 @@ def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
         client.close()
     assert open_descriptors() == files
     server.close()
+
+
+def test_no_two_pages_have_the_same_token() -> None:
+    view, query, tokens = MemoryObjects({"a": b""}).view(), ListQuery(), set()
+    for _ in range(3):
+        body = render_page("data", view, query, select_page(view, query, 0))
+        token = body.split(b"<NextContinuationToken>")[1].split(b"<")[0].decode()
+        tokens.add(token)
+        query = ListQuery(token=token)
+    assert len(tokens) == 3
+
+
+@pytest.mark.parametrize("token", ["nonsense", "", "AAAA", "é", "b3RoZXI6MTo=", "ZmFzdGZ1c2U6eDo="])
+def test_a_token_of_another_server_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token"):
+        decode_token(token)
+
+
+def test_a_connection_is_closed_after_the_reply_where_the_client_asks(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"HEAD /data/key HTTP/1.1\r\nConnection: close\r\n\r\n")
+        reply = b"".join(iter(lambda: client.recv(65536), b""))
+    assert reply.endswith(b"Connection: close\r\n\r\n")
+
+
+def test_a_client_that_leaves_early_is_recorded_with_what_it_took(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+        leaving.sendall(b"GET /made/0000/0001 HTTP/1.1\r\n\r\n")
+        leaving.recv(100)
+    server.wait_until(lambda now: now.open_connections == 0)
+    assert server.requests[0].sent_bytes < 50 << 30
+    assert server.statistics().sent_bytes == server.requests[0].sent_bytes
+
+
+def test_nonsense_closes_its_own_connection_only(server: LoopbackServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as nonsense:
+        nonsense.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert nonsense.recv(1) == b""
+    assert http_get(server.endpoint_url, "/data/key")[1] == _DATA
