@@ -19,7 +19,7 @@ def advice(shape: Shape, job: Job, network: Network | None = None) -> Advice:
     [
         (FEW_LARGE, Job(), Mode.FAST_FILE),
         (ONE, Job(), Mode.FAST_FILE),
-        (FEW_LARGE, Job(epochs=10), Mode.CACHED),
+        (FEW_LARGE, Job(epochs=10), Mode.PAGE_CACHED),
         (MANY_SMALL, Job(), Mode.HINTED),
         (MANY_SMALL, Job(access=Access.LISTED), Mode.FAST_FILE),
         (many(20_000, 39_000), Job(), Mode.FAST_FILE),  # all of them fit ahead of their readers
