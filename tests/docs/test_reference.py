@@ -13,7 +13,7 @@ import typer.main
 from fastfuse.cli import commands
 from fastfuse.cli.instead import INSTEAD
 from fastfuse.cli.main import app
-from fastfuse.filesystem.figures.verdict import RULES
+from fastfuse.filesystem.figures.verdict import OF_CHANNELS, RULES
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
@@ -52,6 +52,12 @@ def test_the_table_of_label_values_is_complete() -> None:
 def test_the_table_of_verdicts_has_each_in_the_order_in_which_it_is_asked_for() -> None:
     _, *rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", TEXTS["docs/TUNING.md"], re.MULTILINE)
     assert rows == [name for name, _ in groupby(RULES, lambda rule: rule.name)]
+
+
+def test_the_verdicts_of_channels_are_named() -> None:
+    said = re.search(r"For File and Pipe channels only (.*?) are asked for", TEXTS["docs/TUNING.md"], re.DOTALL)
+    assert said is not None
+    assert tuple(re.findall(r'"([^"]+)"', said[1])) == OF_CHANNELS
 
 
 @cache
