@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastfuse.deploy.cluster_manifest import shipped
+from fastfuse.deploy import shipped
 from tests.deploy.queries import mistakes, selectors_of
 
 DASHBOARD: dict[str, Any] = json.loads(shipped("grafana/dashboard.json"))
