@@ -118,7 +118,10 @@ METRICS = (
     Counter("fastfuse_verified_objects", "Objects checked against their checksums, by outcome.", "outcome", CHECKS),
     Counter("fastfuse_read_served_bytes", "Bytes handed to readers."),
     Counter(
-        "fastfuse_read_source_bytes", "Bytes handed to readers, by whether they waited for them.", "source", SOURCES
+        "fastfuse_read_source_bytes",
+        "Bytes handed to readers, by whether they lay in memory when their reader came.",
+        "source",
+        SOURCES,
     ),
     Counter("fastfuse_reads", "Reads that reached the mount, by whether they waited for bytes.", "outcome", READS),
     Counter("fastfuse_cache_bytes", "Bytes of the local tier, by what became of them.", "event", CACHE_EVENTS),

@@ -29,8 +29,8 @@ class Mode(StrEnum):
     FILE = "File"
     FAST_FILE = "FastFile"
     HINTED = "FastFile+hints"
-    CACHED = "FastFile+cache"
-    TIERED = "FastFile+tier"
+    PAGE_CACHED = "FastFile+page cache"
+    TIERED = "FastFile+--cache"
     PIPE = "Pipe"
     EFS = "EFS"
     FSX = "FSx Lustre"
@@ -143,7 +143,7 @@ _CPU: Final[Mapping[Mode, _Rates]] = {
     Mode.PIPE: _Rates(4_600, 2.5e9),
 }
 # Modes that read S3 as FastFile does in the first epoch, and not at all later.
-_KEPT: Final = (Mode.CACHED, Mode.TIERED)
+_KEPT: Final = (Mode.PAGE_CACHED, Mode.TIERED)
 # A quarter of the largest default memory target: so many small files are fetched ahead in any order.
 _AHEAD_BYTES: Final = GIB
 _CONNECTIONS_AHEAD: Final = {Mode.FILE: 64, Mode.HINTED: 96, Mode.PIPE: 64}
@@ -174,7 +174,7 @@ def estimates(shape: Shape, network: Network, job: Job) -> list[Estimate]:
 
 
 def _can_serve(mode: Mode, shape: Shape, job: Job) -> bool:
-    if mode is Mode.CACHED:
+    if mode is Mode.PAGE_CACHED:
         return job.epochs > 1 and _fits_memory(shape, job)
     if mode is Mode.TIERED:
         # Random ranges of the next epoch are others.
@@ -220,7 +220,7 @@ def _streamed(mode: Mode, shape: Shape, network: Network, job: Job) -> Estimate:
     """Estimate a mode that reads S3 while it trains, and perhaps later what it has kept."""
     epoch_s = _epoch_s(Mode.FAST_FILE if mode in _KEPT else mode, shape, network, job)
     later_s = epoch_s
-    if mode is Mode.CACHED:
+    if mode is Mode.PAGE_CACHED:
         later_s = _WARM.seconds(shape)
     elif mode is Mode.TIERED:
         later_s = _tier_s(shape, job)
@@ -334,10 +334,10 @@ def _estimate(
 
 
 # The least trouble first.
-_PREFERRED = (Mode.FAST_FILE, Mode.CACHED, Mode.HINTED, Mode.TIERED, Mode.FILE, Mode.PIPE, Mode.EFS, Mode.FSX)
+_PREFERRED = (Mode.FAST_FILE, Mode.PAGE_CACHED, Mode.HINTED, Mode.TIERED, Mode.FILE, Mode.PIPE, Mode.EFS, Mode.FSX)
 _AS_GOOD = 1.25
 _HOW: Final[Mapping[Mode, str]] = {
-    Mode.CACHED: "The page cache holds all of it after the first epoch.",
+    Mode.PAGE_CACHED: "The page cache holds all of it after the first epoch.",
     Mode.TIERED: "Mount with --cache DIR on a local disk: later epochs ask S3 for nothing.",
     Mode.HINTED: "Announce the order of the files (fastfuse.hints): they are fetched before they are opened.",
     Mode.PIPE: "The script has to read one stream, in the order of the channel.",

@@ -37,7 +37,7 @@ _TOUCH_EVERY_S = 3600.0
 _PAUSE_S = 5.0
 # Another process may begin with a segment before the one that has added it.
 _TRIES = 8
-# A return that is longer than any.
+# The return of a segment that any range may replace: longer than any real one.
 _ANY_PLACE = 1 << 62
 # Segments that others fill are passed over.
 _VICTIMS = 16
@@ -50,7 +50,7 @@ class Range(NamedTuple):
     seed: int
     start: int
     data: memoryview
-    # Its return (`policy`); None if that is not known.
+    # After how many bytes asked for the range came back (`policy`); None if that is not known.
     return_bytes: int | None
 
     @property
@@ -402,7 +402,7 @@ class Writer:
         self._victim_bytes = victim_bytes
 
     def _return_of_victim(self) -> int | None:
-        """Return the return of the segment that is worth least, the last one listed; None if none may go."""
+        """Look up how soon the segment that is worth least comes back (`policy`); None if no segment may go."""
         unasked_since = NEVER if self._began_bytes is None else self._began_bytes
         return_bytes = self._victims.least(self._now_bytes, unasked_since)
         return return_bytes if return_bytes is None or self._began_bytes is None else _ANY_PLACE

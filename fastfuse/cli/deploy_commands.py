@@ -15,7 +15,8 @@ import typer
 from fastfuse.cli.config import mount_settings, parse_part_size
 from fastfuse.cli.messages import say, warn
 from fastfuse.cli.options import option
-from fastfuse.deploy.cluster_manifest import Kind, manifest, shipped
+from fastfuse.deploy import shipped
+from fastfuse.deploy.cluster_manifest import Kind, manifest
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.mounting.mount_settings import EXCESS_MEMORY_BYTES, MINIMUM_MEMORY_BYTES, most_worker_bytes
 from fastfuse.index.sources.uri import S3Uri

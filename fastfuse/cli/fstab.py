@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.cli import messages
-from fastfuse.cli.commands import Command
+from fastfuse.cli.help_pages import Command
 from fastfuse.cli.instead import instead_of
 from fastfuse.errors import ConfigurationError
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from typer.completion import get_completion_script  # type: ignore[attr-defined] # what --show-completion prints
 
-from fastfuse.cli.commands import PAGES, first_sentence, sections_of
+from fastfuse.cli.help_pages import PAGES, first_sentence, sections_of
 from fastfuse.version import VERSION
 
 # Characters that roff reads, or prints as another one where a reader copies them from.

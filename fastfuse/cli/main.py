@@ -12,8 +12,8 @@ import typer
 from fastfuse import log
 from fastfuse.cli import deploy_commands, fstab, messages, mounted, options, source_commands, startup
 from fastfuse.cli import run_command as cli_run
-from fastfuse.cli.commands import HELP_OPTIONS, Command, Group
 from fastfuse.cli.config import mount_settings
+from fastfuse.cli.help_pages import HELP_OPTIONS, Command, Group
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.log import LogConfig

@@ -206,7 +206,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
                 pass
             console.print(Screen(watch.look(), time.time(), is_live=False))
         else:
-            stack.enter_context(_left_in_order())
+            stack.enter_context(_single_keys())
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 _show(watch, live)
     return 0
@@ -313,7 +313,7 @@ def the_only_mount(who: str) -> Path:
 
 
 @contextmanager
-def _left_in_order() -> Iterator[None]:
+def _single_keys() -> Iterator[None]:
     """Take single keys from a terminal, and leave it as it was also after SIGTERM."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if not sys.stdin.isatty():

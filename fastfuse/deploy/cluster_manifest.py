@@ -12,10 +12,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Final
 
+from fastfuse.deploy import shipped
 from fastfuse.errors import ConfigurationError
 
 _LABEL: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", re.ASCII)
@@ -107,11 +107,6 @@ def _check_names(names: Mapping[str, str | None], images: Mapping[str, str | Non
     for option, image in images.items():
         if image is not None and not _IMAGE.fullmatch(image):
             raise ConfigurationError(f"{option} {_shown(image)} is not an image", hint="write it as HOST/NAME:TAG")
-
-
-def shipped(path: str) -> str:
-    """Return the text of a file that comes with fastfuse, by its path below ``fastfuse/deploy``."""
-    return files("fastfuse.deploy").joinpath(path).read_text("utf-8")
 
 
 def _filled(template: str, values: Mapping[str, object]) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from fastfuse.deploy.cluster_manifest import shipped
+from fastfuse.deploy import shipped
 from fastfuse.errors import FastfuseError
 
 # The path of the program in the unit as it lies in the package.

@@ -112,7 +112,7 @@ class Deaths:
 
 
 class Silence:
-    """Counts the time in which readers wait for a worker that is dead or stands still: it counts nothing itself."""
+    """Counts the time in which readers wait for a worker that is dead or stands still, and cannot count it itself."""
 
     def __init__(self, worker: WorkerProcess, counters: Counters) -> None:
         self._worker = worker

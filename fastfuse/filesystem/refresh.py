@@ -91,7 +91,7 @@ class Refresher:
     """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
     def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
-        """`session` has its files read before the first refresh."""
+        """`session` is to go through `s3.routes.read_files` before the first refresh."""
         self._source = source
         # A file of this mount is made anew. One of somebody else, and what hosts share, are read again; what they share
         # is made where there is none.

@@ -67,7 +67,8 @@ def make_index(
     """Write the index of `source` into the empty file (or memfd) `fd`, in a process of its own, which soon ends.
 
     `counters` count the requests that were tried again. `before_network` is called between the last use of the user's
-    files and the first request, with the function that saves the listing; it returns the one to call.
+    files and the first request, so that a process that speaks to S3 may give up the user's rights. It gets the function
+    that saves the listing, which takes these rights, and returns the one to call instead.
 
     Raises:
         FastfuseError: no complete index can be made; the content of `fd` is useless.
@@ -122,14 +123,14 @@ class _Making:
         if isinstance(origin.saved, S3Uri) and origin.max_age_s:
             return self.shared(origin.saved, origin.max_age_s)
         may_take = not isinstance(origin.saved, Path) or copy_index(origin.saved, self.fd, is_own=origin.is_own_file)
-        named = read_keys(origin.keys_from, self.source) if origin.keys_from is not None else []
+        references = read_keys(origin.keys_from, self.source) if origin.keys_from is not None else []
         if origin.inventory is not None:
             load_parquet()
         save = self.before_network(self.save)
         if (found := self.found(may_take=may_take)) is not None:
             self.accept(found)
             return found, 0
-        listed = self.listed(named)
+        listed = self.listed(references)
         if origin.is_own_file:
             save()
         return listed
@@ -181,8 +182,8 @@ class _Making:
             self.accept(snapshot)
         return snapshot, requests
 
-    def listed(self, named: Sequence[Reference]) -> tuple[Snapshot, int]:
-        """List the source, or the objects that the list of keys `named`, and write the index to `fd`."""
+    def listed(self, references: Sequence[Reference]) -> tuple[Snapshot, int]:
+        """List the source, or the `references` of the list of keys, and write the index to `fd`."""
         listed_at_ns = time.time_ns()
         objects_listed = (self.counters or Counters()).memory("fastfuse_objects_listed")
         before = objects_listed[0]
@@ -190,7 +191,7 @@ class _Making:
         def count(objects: int) -> None:
             objects_listed[0] = before + objects
 
-        listing = trio.run(self._list, named, listing_progress(self.source, count))
+        listing = trio.run(self._list, references, listing_progress(self.source, count))
         count(listing.table.metadata.file_count + listing.refusals.total)
         snapshot = Snapshot(
             source=str(self.source),
@@ -216,7 +217,7 @@ class _Making:
         is_part = self.origin.shard is not None and self.origin.kind is not SourceKind.PREFIX
         return self.origin.allow_empty or is_part or self.origin.kind is SourceKind.AUGMENTED_MANIFEST
 
-    async def _list(self, named: Sequence[Reference], progress: ProgressCallback) -> Listing:
+    async def _list(self, references: Sequence[Reference], progress: ProgressCallback) -> Listing:
         origin, retries = self.origin, Retries(self.counters)
         async with aclosing(S3Client(self.session, retries=retries)) as client:
             if origin.kind is SourceKind.PREFIX and origin.inventory is None and origin.keys_from is None:
@@ -230,22 +231,22 @@ class _Making:
                     progress=progress,
                     reader=client if origin.checks_reads else None,
                 )
-            listing = await self._list_named(client, named, progress)
+            listing = await self._list_named(client, references, progress)
             accept(self.source, listing.table, listing.refusals, strict=origin.strict, allow_empty=self._may_be_empty)
             if origin.checks_reads:
                 await check_readable(client, samples_of_table(listing.table))
             return listing
 
     async def _list_named(
-        self, objects: ObjectSource, named: Sequence[Reference], progress: ProgressCallback
+        self, objects: ObjectSource, references: Sequence[Reference], progress: ProgressCallback
     ) -> Listing:
-        """List the objects that a file names: a manifest, an inventory, or the list of keys that `named` them."""
+        """List the objects that a manifest or an inventory names, or the `references` of the list of keys."""
         source, origin = self.source, self.origin
         if origin.inventory is not None:
             async with aclosing(S3Client(self.session.without_key(), retries=Retries(self.counters))) as client:
                 return await list_inventory(client, origin.inventory, source, progress=progress)
         if origin.keys_from is not None:
-            return await list_keys(objects, named, source, name=str(origin.keys_from), progress=progress)
+            return await list_keys(objects, references, source, name=str(origin.keys_from), progress=progress)
         list_named = list_manifest
         if origin.kind is SourceKind.AUGMENTED_MANIFEST:
             list_named = partial(list_augmented_manifest, attribute_names=origin.attribute_names)

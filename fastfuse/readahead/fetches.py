@@ -37,7 +37,6 @@ class ReadCounts:
     demanded_parts: int = 0
     ahead_parts: int = 0
     prefetched_parts: int = 0
-    failed_parts: int = 0
 
 
 class Fetches:
@@ -101,8 +100,7 @@ class Fetches:
             self._land(part, landed, data)
 
     def failed(self, error: Exception) -> None:
-        """Note that a GET failed."""
-        self.counts.failed_parts += 1
+        """Note why a GET failed, if the service did not answer it."""
         if isinstance(error, UnavailableError):
             self._cause, self._failed_s = str(error), trio.current_time()
 

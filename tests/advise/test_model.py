@@ -94,7 +94,7 @@ def test_requests_are_those_of_every_host_and_epoch(sizes: list[int], job: Job) 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [1 << 40]])
 def test_nothing_and_one_object_have_estimates(sizes: list[int]) -> None:
     found = by_mode(shape_of_sizes(sizes), Network(), Job())
-    assert set(found) == set(Mode) - {Mode.CACHED, Mode.TIERED}
+    assert set(found) == set(Mode) - {Mode.PAGE_CACHED, Mode.TIERED}
     assert found[Mode.FAST_FILE].job_lists == 1
     assert (found[Mode.FAST_FILE].job_gets == 0) == (sum(sizes) == 0)
 
@@ -103,8 +103,8 @@ def test_modes_that_cannot_serve_a_job_are_left_out() -> None:
     shape = shape_of_sizes([1000])
     assert Mode.PIPE not in by_mode(shape, Network(), Job(access=Access.RANDOM))
     assert Mode.HINTED not in by_mode(shape, Network(), Job(access=Access.LISTED))
-    assert Mode.CACHED in by_mode(shape, Network(), Job(epochs=2))
-    assert Mode.CACHED not in by_mode(shape, Network(), Job(epochs=2, memory_bytes=1000))
+    assert Mode.PAGE_CACHED in by_mode(shape, Network(), Job(epochs=2))
+    assert Mode.PAGE_CACHED not in by_mode(shape, Network(), Job(epochs=2, memory_bytes=1000))
     assert Mode.TIERED not in by_mode(shape, Network(), Job(epochs=2))
     assert Mode.TIERED not in by_mode(shape, Network(), Job(memory_bytes=1000))
 
@@ -157,7 +157,7 @@ def advice(shape: Shape, job: Job, network: Network | None = None) -> Advice:
     [
         (FEW_LARGE, Job(), Mode.FAST_FILE),
         (ONE, Job(), Mode.FAST_FILE),
-        (FEW_LARGE, Job(epochs=10), Mode.CACHED),
+        (FEW_LARGE, Job(epochs=10), Mode.PAGE_CACHED),
         (MANY_SMALL, Job(), Mode.HINTED),
         (MANY_SMALL, Job(access=Access.LISTED), Mode.FAST_FILE),
         (many(20_000, 39_000), Job(), Mode.FAST_FILE),  # all of them fit ahead of their readers

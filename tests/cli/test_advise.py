@@ -32,8 +32,8 @@ def test_modes_stand_side_by_side_on_a_terminal(server: LoopbackServer, columns:
     assert code == 0, text
     lines = lines_on_screen(text)
     assert max(map(len, lines)) <= columns
-    rows = [line.split() for line in lines if re.match(r" (File|FastFile\S*|Pipe|EFS|FSx Lustre) +\d", line)]
-    assert [row[0] for row in rows] == ["File", "FastFile", "FastFile+hints", "FastFile+cache", "Pipe", "EFS", "FSx"]
+    modes = [found[1] for line in lines if (found := re.match(r" (\S.*?) +\d+\.\d[smhd] ", line))]
+    assert modes == ["File", "FastFile", "FastFile+hints", "FastFile+page cache", "Pipe", "EFS", "FSx Lustre"]
     assert not any("…" in line for line in lines)
     assert any(re.match(r" objects +101 in 2 directories, 3.1 MiB", line) for line in lines)
     assert any(line.startswith(" recommended  FastFile") for line in lines)

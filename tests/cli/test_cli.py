@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 from fastfuse import __version__
-from fastfuse.cli.commands import PAGES
+from fastfuse.cli.help_pages import PAGES
 from fastfuse.cli.main import app, main
 from fastfuse.errors import AccessError, EmptySourceError, FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.mounting.mount_settings import MountSettings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fastfuse.deploy.cluster_manifest import shipped
+from fastfuse.deploy import shipped
 from tests.deploy.queries import mistakes, selectors_of
 
 RULES = shipped("prometheus/alerts.yml")

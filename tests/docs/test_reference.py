@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import typer.main
 
-from fastfuse.cli import commands
+from fastfuse.cli.deploy_commands import Product
+from fastfuse.cli.help_pages import PAGES as HELP_PAGES
 from fastfuse.cli.instead import INSTEAD
 from fastfuse.cli.main import app
-from fastfuse.filesystem.figures.verdict import RULES
+from fastfuse.filesystem.figures.verdict import OF_CHANNELS, RULES
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS
 from tests.docs.blocks import PAGES, ROOT
 
@@ -54,6 +55,17 @@ def test_the_table_of_verdicts_has_each_in_the_order_in_which_it_is_asked_for() 
     assert rows == [name for name, _ in groupby(RULES, lambda rule: rule.name)]
 
 
+def test_the_verdicts_of_channels_are_named() -> None:
+    said = re.search(r"For File and Pipe channels only (.*?) are asked for", TEXTS["docs/TUNING.md"], re.DOTALL)
+    assert said is not None
+    assert tuple(re.findall(r'"([^"]+)"', said[1])) == OF_CHANNELS
+
+
+def test_each_product_of_deploy_is_named_in_its_help() -> None:
+    [what] = [one for one in _parameters("deploy") if one.metavar == "WHAT"]
+    assert re.findall(r"'(\w+)':", what.help) == [*Product]
+
+
 @cache
 def _parameters(command: str) -> list[Any]:
     parameters: list[Any] = typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
@@ -90,7 +102,7 @@ def test_every_option_that_is_named_exists(page: str) -> None:
         # The first column has the options of others, and so has each command line of theirs.
         text = re.sub(r"^\|.*?\||`(mount-s3|s3fs|goofys|rclone) [^`]*`|`--(rc|s3-…)`", "", text, flags=re.MULTILINE)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text)) - OTHERS
-    assert named <= set().union(*map(_options, commands.PAGES.keys() - {"fastfuse"}))
+    assert named <= set().union(*map(_options, HELP_PAGES.keys() - {"fastfuse"}))
 
 
 @pytest.mark.parametrize("command", ["mount", "run", "index", "advise"])

@@ -83,7 +83,7 @@ def test_a_moment_of_waiting_in_an_hour_is_no_fault() -> None:
     assert judge(replace(short, stalled_s=0.25)).name == "too few readers"
 
 
-@pytest.mark.parametrize("name", [*FAULTS][4:])
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("reads failed", "workers died")])
 def test_a_fault_that_makes_nobody_wait_is_none(name: str) -> None:
     assert judge(replace(FAULTS[name], stalled_s=100, blocked_s=100)).name == "not waiting"
 

@@ -10,7 +10,7 @@ from typing import Any
 import botocore
 import pytest
 
-from fastfuse.sagemaker.description.channel import Handling
+from fastfuse.sagemaker.description.channel import FieldRow, Handling
 from fastfuse.sagemaker.description.request import FIELDS, given_fields
 from tests.docs.blocks import ROOT
 from tests.mounting import run_fastfuse
@@ -58,9 +58,15 @@ def test_every_member_of_the_api_has_a_row() -> None:
 
 
 def test_every_row_is_of_a_field_that_the_api_has() -> None:
-    # SageMaker gives the ARN in its answers, and the script finds it.
+    # SageMaker gives the ARN in its answers, and the script finds it. Rows that are ahead of the model stand here, too.
     assert [field.path for field in FIELDS if not exists(field.path)] == ["TrainingJobArn"]
     assert len({field.path for field in FIELDS}) == len(FIELDS)
+
+
+def test_a_row_is_enough_for_a_field_that_the_model_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = FieldRow("AddedByAws", Handling.NOT_DONE, "not known here")
+    monkeypatch.setattr("fastfuse.sagemaker.description.request.FIELDS", (*FIELDS, new))
+    assert new in job_of(request(AddedByAws={"Name": "x"})).fields
 
 
 @pytest.mark.parametrize("nothing", [None, False, "", [], {}, [{}], {"Subnets": []}])

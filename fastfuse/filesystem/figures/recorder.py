@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from fastfuse.metrics import Counters
 
-# A job leaves its record here, below the directory of its outputs.
+# The file, in the directory of its outputs, in which a job leaves its record.
 HISTORY_NAME: Final = "job-history.json"
 
 # A chart of two hours has 720 points then, and a sample has 1.2 KB.

@@ -222,7 +222,7 @@ def _asked_s(it: Figures) -> float:
     return max(it.active_s, it.stalled_s)
 
 
-def _waited_in_s(it: Figures) -> float:
+def _in_use_s(it: Figures) -> float:
     return max(it.in_use_s, it.stalled_s, 1e-9)
 
 
@@ -339,7 +339,7 @@ RULES: Final = (
         _is_of_tier,
         lambda it: (
             f"readers waited for the cache, which served nearly all, "
-            f"{three_digits(it.served_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
+            f"{three_digits(it.served_bytes / _in_use_s(it) / 1e6)} MB/s on average"
         ),
         "use more DataLoader workers; compare with what the disk of --cache delivers",
     ),
@@ -394,7 +394,7 @@ RULES: Final = (
         lambda it: 0 < it.mean_file_bytes <= _TINY_BYTES,
         lambda it: (
             f"files of {format_size(int(it.mean_get_bytes))} take a GET each, "
-            f"{three_digits(it.gets / _waited_in_s(it))} a second on average"
+            f"{three_digits(it.gets / _in_use_s(it))} a second on average"
         ),
         "put many into one shard; compare with fastfuse advise",
     ),
@@ -405,7 +405,7 @@ RULES: Final = (
             # A download and a stream count no readers.
             f"readers waited{f', {it.readers:.0f} at a time,' if it.reads else ''} "
             f"for what S3 and the network deliver, "
-            f"{three_digits(it.fetched_bytes / _waited_in_s(it) / 1e6)} MB/s on average"
+            f"{three_digits(it.fetched_bytes / _in_use_s(it) / 1e6)} MB/s on average"
         ),
         "compare with fastfuse advise; raise --max-connections, or use an instance with a faster network",
     ),
@@ -413,13 +413,18 @@ RULES: Final = (
 
 # A stream and a download are fetched in their order, by as many GETs at a time as the network bears; what is wrong then
 # is not how the files are read.
-_OF_CHANNELS: Final = {
-    *("too little to judge", "not waiting", "throttled", "requests failed", "request limit", "network limit")
-}
+OF_CHANNELS: Final = (
+    "not waiting",
+    "too little to judge",
+    "throttled",
+    "requests failed",
+    "request limit",
+    "network limit",
+)
 
 
 def judge(figures: Figures, mode: str = "") -> Verdict:
     """Return the verdict of the first rule that holds; `mode` is the input mode of a channel that is not mounted."""
     is_channel = mode in {"File", "Pipe"}
-    found = next(rule for rule in RULES if rule.holds(figures) and (not is_channel or rule.name in _OF_CHANNELS))
+    found = next(rule for rule in RULES if rule.holds(figures) and (not is_channel or rule.name in OF_CHANNELS))
     return Verdict(found.name, found.text(figures), found.advice)

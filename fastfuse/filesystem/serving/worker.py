@@ -66,7 +66,7 @@ SWAPPED = b"swapped"
 
 # The first byte of a message through that socket says what it is; a level comes without a descriptor.
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
-# The longest is a client's request (mount.control).
+# The longest is a client's request (`filesystem.talking.control`).
 _MOST_MESSAGE_BYTES = 8192
 # A disk of 450 MB/s takes the whole queue.
 _RETIRE_FLUSH_S = 0.3
@@ -83,7 +83,7 @@ class WorkerTask:
     counters: Counters
     board: Board
     in_hand: ReadsInHand
-    # Its files are read.
+    # It went through `s3.routes.read_files`: the worker may not read the user's files.
     session: S3Session
     snapshot_fd: int
     # The connection to the kernel.

@@ -39,6 +39,8 @@ MAX_MANIFEST_BYTES: Final = 1 << 30
 def read_keys(path: Path, source: S3Uri) -> list[Reference]:
     """Return the objects of `source` that the file `path` names, as `parse_keys`.
 
+    This may run as root on a file of another user, before rights are given up, so the parser must stay trivial.
+
     Raises:
         ConfigurationError: the file cannot be read, or a line of it is no key of `source`.
     """

@@ -9,8 +9,8 @@ SageMaker promises each host "approximately 1/n" of the objects and says no more
   parts differ by no more than the largest object, and the largest part is at most 4/3 of what the best division has
   (R. Graham, "Bounds on multiprocessing timing anomalies", 1969).
 
-Objects that are dealt out anew in each epoch (`pipe.sequence`) come shuffled: then their order is the given one instead
-of that of keys, by bytes they are dealt out in it, not from the largest on, and the 4/3 become 2.
+Objects that are dealt out anew in each epoch (`sagemaker.pipe.content`) come shuffled: then their order is the given
+one instead of that of keys, by bytes they are dealt out in it, not from the largest on, and the 4/3 become 2.
 
 In every case the parts have no object in common, have all objects together, and are the same wherever they are made.
 """

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
 
+import botocore
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
 
@@ -33,7 +34,8 @@ class FieldError(Exception):
 # everything below it, and no two overlap. A test compares them with botocore's model, and fails for a field that AWS
 # adds. Paths leave out the indices of lists.
 #
-# Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar.
+# Below the path of a structure, a line for each of its fields: mark, names, and the note behind the bar. A line with
+# `.` returns to the job itself.
 _MARKS: Final = {"+": Handling.DONE, "~": Handling.DIFFERENTLY, "-": Handling.NOT_DONE}
 _TABLE: Final = """
 + TrainingJobName TrainingJobArn Environment
@@ -121,6 +123,8 @@ _NOT_REQUIRED: Final = frozenset({"TrainingInputMode"})
 # hyperparameters may hold anything.
 _FREE: Final = frozenset({"S3Uri", "TrainingInstanceType", "HyperParameterKey", "HyperParameterValue"})
 
+# AWS may have added the field after this version of the model.
+_UNKNOWN: Final = f"botocore {botocore.__version__} knows no such field there: leave it out if AWS has added it since"
 _HINTS: Final = {
     "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
     "S3OutputPath": "write it as s3://BUCKET/PREFIX",
@@ -151,14 +155,15 @@ def _structure(members: Mapping[str, Shape], required: frozenset[str], value: An
     _check_kind(value, dict, path)
     above = "".join(f"{step}." for step in path if isinstance(step, str))
     rows = {row.path.removeprefix(above).partition(".")[0] for row in FIELDS if row.path.startswith(above)}
-    # A field without a row would be ignored silently. Those that only answers have share one row.
-    known = members.keys() | {"ResponseMetadata"} if not path else rows or members.keys()
+    # A field without a row would be ignored silently. Those that only answers have share one row. A row may be ahead of
+    # the model.
+    known = rows | members.keys() | {"ResponseMetadata"} if not path else rows or members.keys()
     made = {}
     for name, item in value.items():
         if name not in known:
             close = get_close_matches(name, sorted(known), n=1) or [one for one in known if one.lower() == name.lower()]
             is_source = not path and str(item).startswith("s3://")
-            other = "give a channel as --channel NAME=S3_URI" if is_source else "the API has no such field there"
+            other = "give a channel as --channel NAME=S3_URI" if is_source else _UNKNOWN
             hint = f"did you mean {close[0]}?" if close and not is_source else other
             raise FieldError((*path, name), "is not a field of the API", hint=hint)
         is_read = (path or name in rows) and above + name not in _UNREAD

@@ -1,8 +1,8 @@
 """A process that clears up after a parent that was killed, and otherwise only waits.
 
 The channels' processes die with their parent. A mount without its process is an error to every reader. A FIFO without
-its writer looks like the end of an epoch, so the guardian holds it open (`pipe.Guard`) until its readers are gone. When
-a whole control group is killed, the next run clears up instead.
+its writer looks like the end of an epoch, so the guardian holds it open (`pipe.fifo.Guard`) until its readers are gone.
+When a whole control group is killed, the next run clears up instead.
 """
 
 import logging
