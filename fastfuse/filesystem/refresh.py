@@ -1,6 +1,6 @@
 """List the source in processes of their own: once before the mount, and again for each refresh (clause L6).
 
-A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
+A lister makes the index in a memfd, reports in another, and exits with its garbage. A refresh takes two
 short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
 numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
 the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. If it
@@ -141,8 +141,8 @@ class Refresher:
         """Return the memfd of a listing that has just ended, and its report; to be swapped in before `send_notices`."""
         if self._pid or self._error or self._answer_fd < 0:
             return None
-        with os.fdopen(self._answer_fd, "rb") as pipe:
-            message = pipe.read()
+        with os.fdopen(self._answer_fd, "rb") as file:
+            message = file.read()
         self._answer_fd = -1
         try:
             answer = result_of(message, "the lister", self._exit_code)
@@ -226,9 +226,8 @@ class Refresher:
         self._is_running = True
         try:
             self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._answer_fd, writing_fd = os.pipe()
-            with os.fdopen(writing_fd):
-                self._pid = self._fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
+            self._answer_fd = os.memfd_create("fastfuse-answer")
+            self._pid = self._fork(lambda: answer_on(self._answer_fd, lambda: self._make(snapshot_fd)))
         except (FastfuseError, OSError) as error:
             self._error = ServiceError(f"the lister cannot be started: {error}")
 

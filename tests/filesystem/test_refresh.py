@@ -80,7 +80,7 @@ def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_no
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def no_descriptor() -> tuple[int, int]:
+    def no_descriptor(*_: object) -> int:
         raise OSError(24, "Too many open files")
 
     here = refresher(no_room if what == "process" else children.fork)
@@ -88,7 +88,7 @@ def test_a_refresh_for_which_there_is_no_room_has_failed_and_the_next_one_may_no
     asking_fd, before = asking.fileno(), open_descriptors()
     with monkeypatch.context() as patch:
         if what == "descriptor":
-            patch.setattr(os, "pipe", no_descriptor)
+            patch.setattr(os, "memfd_create", no_descriptor)
         here.want(SNAPSHOT_FD, asking)
         assert here.new_table() is None
         assert here.outcome(SNAPSHOT_FD) == "failed"
@@ -155,15 +155,15 @@ def test_a_lister_whose_error_is_long_ends_and_what_it_says_is_cut(
 def test_a_lister_that_is_killed_while_it_answers_has_failed(
     client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = os.write
+    write = os.pwrite
 
-    def write_some(fd: int, data: bytes) -> None:
-        write(fd, data[:10])
+    def write_some(fd: int, data: bytes, offset: int) -> None:
+        write(fd, data[:10], offset)
         os.kill(os.getpid(), signal.SIGKILL)
 
     listers = Listers(SourceError("no such bucket"), monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", write_some)
+        patched.setattr(os, "pwrite", write_some)
         listers.refresher.want(SNAPSHOT_FD, client[0])
     listers.end()
     assert listers.refresher.new_table() is None

@@ -172,18 +172,15 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
     Raises:
         ServiceError: the process, `who` in the message, did not live to answer.
     """
-    reading_fd, writing_fd = os.pipe()
-    child = fork_child(lambda: answer_on(writing_fd, make))
-    os.close(writing_fd)
-    try:
-        with os.fdopen(reading_fd, "rb") as pipe:
-            answer = pipe.read()
-        exit_code, child = wait_child(child), 0
-    finally:
-        if child:  # interrupted
-            os.kill(child, signal.SIGKILL)
-            wait_child(child)
-    return result_of(answer, who, exit_code)
+    with os.fdopen(os.memfd_create("fastfuse-answer"), "rb") as answer:
+        child = fork_child(lambda: answer_on(answer.fileno(), make))
+        try:
+            exit_code, child = wait_child(child), 0
+        finally:
+            if child:  # interrupted
+                os.kill(child, signal.SIGKILL)
+                wait_child(child)
+        return result_of(answer.read(), who, exit_code)
 
 
 def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
@@ -200,11 +197,12 @@ def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
 
 
 def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the result of `make`, or the error that it raises, to the pipe `fd` for `heard`."""
+    """Write the result of `make`, or the error that it raises, to the begin of the file `fd` for `result_of`."""
     try:
-        os.write(fd, json.dumps(make()).encode())
+        answer = json.dumps(make()).encode()
     except FastfuseError as error:
-        os.write(fd, error_message(error))
+        answer = error_message(error)
+    os.pwrite(fd, answer, 0)  # whoever reads shares the offset
 
 
 def error_message(error: FastfuseError) -> bytes:
