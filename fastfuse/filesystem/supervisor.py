@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -38,6 +37,7 @@ from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_re
 from fastfuse.filesystem.processes.children import (
     STOPPING,
     NoRoomError,
+    ended_children,
     error_message,
     fork_child,
     ignore_unheeded,
@@ -343,7 +343,10 @@ class Supervisor:
 
     def _worker_has_ended(self) -> bool:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
-        self._reap()
+        for pid, exit_code in ended_children():
+            if not self._worker.has_exited(pid, exit_code):
+                for owner in (self._endpoint, self._keys, self._refresher):
+                    owner.child_ended(pid, exit_code)
         self._keys.look_after()
         if (log_fd := log.moved_file()) >= 0:
             self._worker.take_log_file(log_fd)
@@ -351,14 +354,6 @@ class Supervisor:
         self._endpoint.look_after()
         self._worker.kill_if_hung()
         return not self._worker.pid
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):  # there is no child
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, exit_code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if not self._worker.has_exited(pid, exit_code):
-                    for owner in (self._endpoint, self._keys, self._refresher):
-                        owner.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.

@@ -9,7 +9,8 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fastfuse.errors
@@ -149,6 +150,13 @@ def fork() -> int:
 def wait_child(pid: int) -> int:
     """Reap `pid` and return its exit code, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Reap each child that has ended; yield its pid, and its exit code as of `wait_child`."""
+    with suppress(ChildProcessError):  # there is no child
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
 
 
 def is_over_within(pid: int, timeout_s: float) -> bool:
