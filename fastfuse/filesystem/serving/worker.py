@@ -31,13 +31,13 @@ from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.figures.status import Board, delivered, show_trouble
+from fastfuse.filesystem.figures.status import Board, TroubleGauges
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
-from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
+from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import ask_for_keys
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
@@ -49,7 +49,7 @@ from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
-from fastfuse.metrics import MEMORY_USES, READ_ERRNOS, Counters
+from fastfuse.metrics import MEMORY_USES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers, private_bytes
@@ -349,26 +349,21 @@ class _Report:
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
-    failing = FailingReads(delivered(counters), _failed_reads(counters))
+    gauges = TroubleGauges(counters)
     # Those that failed until now, since when, and what had been delivered then.
     failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
-        trouble, now_s, delivered_now = retries.trouble(), trio.current_time(), delivered(counters)
-        if show_trouble(counters, failing, trouble, _failed_reads(counters), now_s):
-            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered_now
+        trouble, now_s = retries.trouble(), trio.current_time()
+        if gauges.look(trouble, now_s):
+            (failed_for_s, failed), delivered_then = gauges.reads.failures(now_s), gauges.reads.delivered
             failing_since_s = now_s - failed_for_s
             trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
-        elif failed and delivered_now > delivered_then:
+        elif failed and gauges.reads.delivered > delivered_then:
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
             _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}
         board.show({"trouble": trouble, "errors": list(reads.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
-
-
-def _failed_reads(counters: Counters) -> dict[str, int]:
-    """Return how many reads failed, by errno, though S3 did not say that their object is gone or another one."""
-    return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
 async def _watch_memory(parts_bytes: int, target_bytes: int, counters: Counters, retire: Callable[[], None]) -> None:
