@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
-from fastfuse.s3.whole import write_all
+from fastfuse.s3.whole import read_fully, write_all
 
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
@@ -85,7 +85,8 @@ class Segments:
         whole_to = start
         if start % BLOCK_BYTES == 0:
             whole_to += _aligned_bytes(extent.offset + start, into) // BLOCK_BYTES * BLOCK_BYTES
-            _read_all(file.fd, extent.offset + start, into[: whole_to - start])
+            if not read_fully(into[: whole_to - start], file.fd, extent.offset + start):
+                raise DamagedError("its segment is too short")
         for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
             if behind <= whole_to:
@@ -271,14 +272,6 @@ def _try_lock(fd: int) -> bool:
 
 def _name(number: int) -> str:
     return f"{number:x}{_SUFFIX}"
-
-
-def _read_all(fd: int, offset: int, into: memoryview) -> None:
-    while into:
-        count = os.preadv(fd, [into], offset)
-        if not count:
-            raise DamagedError("its segment is too short")
-        into, offset = into[count:], offset + count
 
 
 def _open_direct(directory_fd: int, name: str, flags: int) -> int:
