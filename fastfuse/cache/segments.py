@@ -141,23 +141,22 @@ class Segments:
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of the segments that are there."""
         for name in os.listdir(self._directory_fd):
-            stem, dot, suffix = name.partition(".")
-            if dot + suffix == _SUFFIX:
+            if name.endswith(_SUFFIX):
                 with suppress(ValueError):
-                    yield int(stem, 16)
+                    yield int(name.removesuffix(_SUFFIX), 16)
 
     def fill(self, number: int) -> "Filling | None":
         """Open a segment to be filled; None if another process fills it."""
         fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
         try:
-            if _try_lock(fd):
-                give_to_owner(fd, self._directory_fd)
-                return Filling(fd)
-        except BaseException:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            give_to_owner(fd, self._directory_fd)
+            return Filling(fd)
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, BlockingIOError):
+                return None
             raise
-        os.close(fd)
-        return None
 
     def _file(self, number: int) -> _File:
         with self._mutex:
@@ -260,14 +259,6 @@ def give_to_owner(fd: int, directory_fd: int) -> None:
     os.fchmod(fd, there.st_mode & 0o660)  # while the file is this user's: later it takes CAP_FOWNER
     if os.geteuid() == 0:
         os.fchown(fd, there.st_uid, there.st_gid)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _name(number: int) -> str:
