@@ -23,7 +23,7 @@ from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
 from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, how_it_ended, result_of
 from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
-from fastfuse.filesystem.processes.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.processes.privileges import become_nobody, keep_memory_private
 from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
@@ -157,7 +157,7 @@ class Refresher:
         """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
         self._exit_code = 0
         try:
-            self._pid = self._fork(as_nobody(lambda: self._send(session_fd)))
+            self._pid = self._fork(lambda: self._send(session_fd))
         except FastfuseError as error:
             self._error = _untold(error)
 
@@ -249,6 +249,7 @@ class Refresher:
         return os.fstat(self._owed_fd).st_size
 
     def _send(self, session_fd: int) -> None:
+        become_nobody()
         if size_bytes := self._owed_bytes():
             with mmap.mmap(self._owed_fd, size_bytes, prot=mmap.PROT_READ) as notices:  # one read returns 2 GiB at most
                 send_notices(session_fd, notices)
