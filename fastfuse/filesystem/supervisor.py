@@ -236,7 +236,7 @@ class Supervisor:
             _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
-        def work(tables: socket.socket, ready_fd: int) -> None:
+        def work(tables: socket.socket) -> None:
             os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
@@ -249,7 +249,6 @@ class Supervisor:
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session.fd,
                 requests=session.requests,
-                ready_fd=ready_fd,
                 tables=tables,
                 keys=keys,
                 hints=self._hints,
@@ -260,7 +259,7 @@ class Supervisor:
             run_worker(task)
 
         with keys:
-            self._worker.start(lambda *ends: self._fork(partial(work, *ends)))
+            self._worker.start(lambda tables: self._fork(partial(work, tables)))
 
     def _is_alive(self) -> None:
         """Tell the service manager that this process lives, and look after the worker; call it every second."""

@@ -58,13 +58,10 @@ from fastfuse.s3.retries import Retries
 
 _log = logging.getLogger(__name__)
 
-# The worker writes this to its supervisor's pipe once it takes requests,
-READY = b"{}"
+# What the worker says to its supervisor: it takes requests, and it answers from the table that came.
+READY, SWAPPED = b"ready", b"swapped"
 
-# and this to the socket once it answers from the table that came through it.
-SWAPPED = b"swapped"
-
-# The first byte of a message through that socket says what it is; a level comes without a descriptor.
+# The first byte of a message to the worker says what it is; a level comes without a descriptor.
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (mount.control).
 _MOST_MESSAGE_BYTES = 8192
@@ -90,10 +87,8 @@ class WorkerTask:
     session_fd: int
     # Outlives this process: the requests that it has not answered (`filesystem.kernel.replies`).
     requests: mmap.mmap
-    # Gets `READY`.
-    ready_fd: int
-    # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files. Its end
-    # ends this process.
+    # Gets `READY`. Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log
+    # files. Its end ends this process.
     tables: socket.socket
     # Answers with credentials.
     keys: socket.socket
@@ -170,8 +165,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
         nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
-        os.write(task.ready_fd, READY)
-        os.close(task.ready_fd)
+        task.tables.send(READY)
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
