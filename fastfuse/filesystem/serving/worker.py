@@ -30,6 +30,7 @@ import trio
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
+from fastfuse.cache.settings import data_bytes
 from fastfuse.errors import FastfuseError
 from fastfuse.filesystem.figures.status import Board, TroubleGauges
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
@@ -123,7 +124,7 @@ def run_worker(task: WorkerTask) -> None:
 async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) -> None:
     settings, operations, counters = task.settings, task.operations, task.counters
     readahead = ReadaheadConfig.within(
-        settings.memory_target_bytes - settings.queue_bytes,
+        data_bytes(settings.memory_target_bytes, settings.cache),
         part_size_bytes=settings.part_size_bytes,
         max_parts_in_flight=settings.connection.max_connections,
         expects_whole_files=settings.expects_whole_files,
