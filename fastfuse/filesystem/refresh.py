@@ -156,8 +156,13 @@ class Refresher:
     def send_notices(self, session_fd: int) -> None:
         """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
         self._exit_code = 0
+
+        def send() -> None:
+            become_nobody()
+            self._send(session_fd)
+
         try:
-            self._pid = self._fork(lambda: self._send(session_fd))
+            self._pid = self._fork(send)
         except FastfuseError as error:
             self._error = _untold(error)
 
@@ -249,7 +254,6 @@ class Refresher:
         return os.fstat(self._owed_fd).st_size
 
     def _send(self, session_fd: int) -> None:
-        become_nobody()
         if size_bytes := self._owed_bytes():
             with mmap.mmap(self._owed_fd, size_bytes, prot=mmap.PROT_READ) as notices:  # one read returns 2 GiB at most
                 send_notices(session_fd, notices)
