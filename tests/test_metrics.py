@@ -26,9 +26,8 @@ from fastfuse import __version__
 from fastfuse.errors import MountError
 from fastfuse.filesystem.figures import scrapes
 from fastfuse.filesystem.figures.scrapes import bind_metrics, health, serve_metrics
-from fastfuse.filesystem.figures.status import delivered, show_trouble
+from fastfuse.filesystem.figures.status import TroubleGauges
 from fastfuse.filesystem.processes.children import fork_child, wait_child
-from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.metrics import (
     BUILD_INFO,
     HISTOGRAMS,
@@ -206,12 +205,12 @@ def test_probes_learn_whether_the_mount_serves(
 
 def test_a_channel_whose_requests_are_tried_in_vain_is_ill_and_well_once_one_succeeds() -> None:
     train = Counters()
-    failing = FailingReads(delivered(train), {})
+    gauges = TroubleGauges(train)
     trouble = {"since": time.time() - 60, "failures": {"503 SlowDown": 9}, "requests": 3}
-    assert show_trouble(train, failing, trouble, {}, 0.0)
+    assert gauges.look(trouble, 0.0)
     assert health({"test": Counters(), "train": train}) == "train: reads fail: nothing was delivered"
     train.count("fastfuse_fetch_requests", 1, "ok")
-    assert not show_trouble(train, failing, trouble, {}, 1.0)
+    assert not gauges.look(trouble, 1.0)
     assert (health({"train": train}), train.get("fastfuse_in_trouble")) == ("", 1)
 
 

@@ -182,13 +182,8 @@ def is_full(error: sqlite3.Error) -> bool:
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:
         yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 class Index:

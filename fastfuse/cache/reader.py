@@ -385,7 +385,7 @@ class CachedReader:
             if len(self._damaged) >= _MAX_DAMAGED:
                 self._damaged.clear()
             self._damaged.add(extent)
-            self.writer.lose(object_id, extent)
+            self.writer.forget((object_id, extent))
         if is_lost:
             self._tell("corrupt", f"{self._where}: a kept range cannot be used and is fetched again: {error}")
         else:

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 
 from fastfuse.cache.catalog import BLOCK_BYTES, Extent, Index, is_full
-from fastfuse.s3.whole import write_all
+from fastfuse.s3.whole import read_fully, write_all
 
 _MIB = 1 << 20
 # One segment is evicted at a time: a fine grain for small tiers, and few files for large ones.
@@ -85,7 +85,8 @@ class Segments:
         whole_to = start
         if start % BLOCK_BYTES == 0:
             whole_to += _aligned_bytes(extent.offset + start, into) // BLOCK_BYTES * BLOCK_BYTES
-            _read_all(file.fd, extent.offset + start, into[: whole_to - start])
+            if not read_fully(into[: whole_to - start], file.fd, extent.offset + start):
+                raise DamagedError("its segment is too short")
         for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
             at, behind = number * BLOCK_BYTES, min(size_bytes, (number + 1) * BLOCK_BYTES)
             if behind <= whole_to:
@@ -140,23 +141,22 @@ class Segments:
     def numbers(self) -> Iterator[int]:
         """Yield the numbers of the segments that are there."""
         for name in os.listdir(self._directory_fd):
-            stem, dot, suffix = name.partition(".")
-            if dot + suffix == _SUFFIX:
+            if name.endswith(_SUFFIX):
                 with suppress(ValueError):
-                    yield int(stem, 16)
+                    yield int(name.removesuffix(_SUFFIX), 16)
 
     def fill(self, number: int) -> "Filling | None":
         """Open a segment to be filled; None if another process fills it."""
         fd = _open_direct(self._directory_fd, _name(number), os.O_WRONLY | os.O_CREAT)
         try:
-            if _try_lock(fd):
-                give_to_owner(fd, self._directory_fd)
-                return Filling(fd)
-        except BaseException:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            give_to_owner(fd, self._directory_fd)
+            return Filling(fd)
+        except BaseException as error:
             os.close(fd)
+            if isinstance(error, BlockingIOError):
+                return None
             raise
-        os.close(fd)
-        return None
 
     def _file(self, number: int) -> _File:
         with self._mutex:
@@ -261,24 +261,8 @@ def give_to_owner(fd: int, directory_fd: int) -> None:
         os.fchown(fd, there.st_uid, there.st_gid)
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _name(number: int) -> str:
     return f"{number:x}{_SUFFIX}"
-
-
-def _read_all(fd: int, offset: int, into: memoryview) -> None:
-    while into:
-        count = os.preadv(fd, [into], offset)
-        if not count:
-            raise DamagedError("its segment is too short")
-        into, offset = into[count:], offset + count
 
 
 def _open_direct(directory_fd: int, name: str, flags: int) -> int:

@@ -23,5 +23,10 @@ class CacheSettings:
 
 
 def queue_bytes(memory_target_bytes: int) -> int:
-    """Return how much of a memory target may wait to be written to the tier; parts in use have the rest."""
+    """Return how much of a memory target may wait to be written to the tier."""
     return min(memory_target_bytes // _QUEUE_DIVISOR, _MAX_QUEUE_BYTES)
+
+
+def data_bytes(memory_target_bytes: int, cache: CacheSettings | None) -> int:
+    """Return how much of a memory target parts may have; what waits for the tier, if there is one, has the rest."""
+    return memory_target_bytes - (0 if cache is None else queue_bytes(memory_target_bytes))

@@ -186,13 +186,9 @@ class Writer:
             self._give_up_queue()
         return True
 
-    def lose(self, object_id: int, extent: Extent) -> None:
-        """Have an extent forgotten that cannot be read."""
-        self._queue.put((object_id, extent))
-
-    def forget(self, object_id: int) -> None:
-        """Have everything forgotten that is kept of an object, or was offered before."""
-        self._queue.put(object_id)
+    def forget(self, what: tuple[int, Extent] | int) -> None:
+        """Have an extent of an object forgotten, or all that is kept of an object or was offered before."""
+        self._queue.put(what)
 
     def _count(self, what: str, size_bytes: int) -> None:
         self._counters.count("fastfuse_cache_bytes", size_bytes, what)

@@ -142,7 +142,7 @@ def _rows_of(hints: Path, table: InodeTable, name: str) -> list[int]:
     try:
         with hints.open("rb") as listing:
             for path in paths_in(listing, b"\n"):
-                inode = table.find(_segments_of(path.removeprefix(os.fsencode(name) + b"/")))
+                inode = table.find(path.removeprefix(os.fsencode(name) + b"/"), resolves=True)
                 if inode is None or table.is_directory(inode):
                     unknown.append(path)
                 else:
@@ -155,12 +155,6 @@ def _rows_of(hints: Path, table: InodeTable, name: str) -> list[int]:
             raise ConfigurationError(told, hint="name files by their paths below it, one a line")
         _log.warning("%s", told)
     return list(rows)
-
-
-def _segments_of(path: bytes) -> bytes:
-    """Return `path` without what the kernel passes over in it, as in ``./a//b``, and as mounts do with hints."""
-    *folders, name = path.split(b"/")
-    return b"/".join([*(folder for folder in folders if folder not in (b"", b".")), name])
 
 
 def _figures(state: WarmState, total_bytes: int, began_s: float) -> str:

@@ -109,12 +109,7 @@ def run(
     of a ShardedByS3Key channel are dealt out, are fastfuse's own.
     """
     with startup.loading():
-        from fastfuse.sagemaker.description.channel import (
-            InputMode,
-            LocalDirectory,
-            divide_memory,
-            minimum_job_bytes,
-        )
+        from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory, divide_memory, minimum_job_bytes
         from fastfuse.sagemaker.description.cluster import find_cluster
         from fastfuse.sagemaker.description.job import located
         from fastfuse.sagemaker.files import JobPaths

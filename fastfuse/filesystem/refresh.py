@@ -1,6 +1,6 @@
 """List the source in processes of their own: once before the mount, and again for each refresh (clause L6).
 
-A lister makes the index in a memfd, reports through a pipe, and exits with its garbage. A refresh takes two
+A lister makes the index in a memfd, reports in another, and exits with its garbage. A refresh takes two
 short-lived processes, one after the other. The first makes the new index, gives unchanged files their old inode
 numbers, and writes down the changes. Then the supervisor hands the new table to the worker. The second process sends
 the kernel the notices: they wait for locks of directories that readers hold until the worker has answered them. If it
@@ -23,7 +23,7 @@ from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
 from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, how_it_ended, result_of
 from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
-from fastfuse.filesystem.processes.privileges import as_nobody, keep_memory_private
+from fastfuse.filesystem.processes.privileges import become_nobody, keep_memory_private
 from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.index.inodes.changes import take_over
 from fastfuse.index.make import IndexReport, make_index
@@ -141,8 +141,8 @@ class Refresher:
         """Return the memfd of a listing that has just ended, and its report; to be swapped in before `send_notices`."""
         if self._pid or self._error or self._answer_fd < 0:
             return None
-        with os.fdopen(self._answer_fd, "rb") as pipe:
-            message = pipe.read()
+        with os.fdopen(self._answer_fd, "rb") as file:
+            message = file.read()
         self._answer_fd = -1
         try:
             answer = result_of(message, "the lister", self._exit_code)
@@ -156,8 +156,13 @@ class Refresher:
     def send_notices(self, session_fd: int) -> None:
         """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
         self._exit_code = 0
+
+        def send() -> None:
+            become_nobody()
+            self._send(session_fd)
+
         try:
-            self._pid = self._fork(as_nobody(lambda: self._send(session_fd)))
+            self._pid = self._fork(send)
         except FastfuseError as error:
             self._error = _untold(error)
 
@@ -226,9 +231,8 @@ class Refresher:
         self._is_running = True
         try:
             self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._answer_fd, writing_fd = os.pipe()
-            with os.fdopen(writing_fd):
-                self._pid = self._fork(lambda: answer_on(writing_fd, lambda: self._make(snapshot_fd)))
+            self._answer_fd = os.memfd_create("fastfuse-answer")
+            self._pid = self._fork(lambda: answer_on(self._answer_fd, lambda: self._make(snapshot_fd)))
         except (FastfuseError, OSError) as error:
             self._error = ServiceError(f"the lister cannot be started: {error}")
 

@@ -17,7 +17,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -38,6 +37,7 @@ from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_re
 from fastfuse.filesystem.processes.children import (
     STOPPING,
     NoRoomError,
+    ended_children,
     error_message,
     fork_child,
     ignore_unheeded,
@@ -236,7 +236,7 @@ class Supervisor:
             _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
-        def work(tables: socket.socket, ready_fd: int) -> None:
+        def work(tables: socket.socket) -> None:
             os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
@@ -249,7 +249,6 @@ class Supervisor:
                 snapshot_fd=self._snapshot_fd,
                 session_fd=session.fd,
                 requests=session.requests,
-                ready_fd=ready_fd,
                 tables=tables,
                 keys=keys,
                 hints=self._hints,
@@ -260,7 +259,7 @@ class Supervisor:
             run_worker(task)
 
         with keys:
-            self._worker.start(lambda *ends: self._fork(partial(work, *ends)))
+            self._worker.start(lambda tables: self._fork(partial(work, tables)))
 
     def _is_alive(self) -> None:
         """Tell the service manager that this process lives, and look after the worker; call it every second."""
@@ -343,7 +342,10 @@ class Supervisor:
 
     def _worker_has_ended(self) -> bool:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
-        self._reap()
+        for pid, exit_code in ended_children():
+            if not self._worker.has_exited(pid, exit_code):
+                for owner in (self._endpoint, self._keys, self._refresher):
+                    owner.child_ended(pid, exit_code)
         self._keys.look_after()
         if (log_fd := log.moved_file()) >= 0:
             self._worker.take_log_file(log_fd)
@@ -351,14 +353,6 @@ class Supervisor:
         self._endpoint.look_after()
         self._worker.kill_if_hung()
         return not self._worker.pid
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):  # there is no child
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, exit_code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if not self._worker.has_exited(pid, exit_code):
-                    for owner in (self._endpoint, self._keys, self._refresher):
-                        owner.child_ended(pid, exit_code)
 
     def _replace_worker(self) -> bool:
         """Start another worker after a death; return False if the mount is gone and none is needed.

@@ -66,11 +66,10 @@ class WorkerProcess:
         """Return whether a worker may not die when it is killed: a disk may hold it, and it the connection."""
         return bool(self.undead) or (self.pid != 0 and is_held(self.pid))
 
-    def start(self, fork: Callable[[socket.socket, int], int]) -> None:
+    def start(self, fork: Callable[[socket.socket], int]) -> None:
         """Have `fork` start a worker, and wait until it serves.
 
-        `fork` passes the worker its end of the socket for tables, and the descriptor to which it writes `READY`. It
-        returns the worker's pid.
+        `fork` passes the worker its end of the socket for tables, and returns the worker's pid.
 
         Raises:
             ServiceError: it died or hung before.
@@ -80,17 +79,15 @@ class WorkerProcess:
             self.tables.close()
         self.tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.tables.settimeout(_SWAP_S)
-        reading_fd, writing_fd = os.pipe()
-        with os.fdopen(reading_fd, "rb") as pipe:
-            with theirs, os.fdopen(writing_fd, "wb"):
-                self.pid, self.has_served = fork(theirs, writing_fd), False
-            self._heartbeat.restart(time.monotonic())
-            if self._comes(reading_fd):
-                self.has_served = pipe.read() == READY
-                if self.has_served:
-                    self._heartbeat.restart(time.monotonic())
-                    return
-                self.has_exited(self.pid, wait_child(self.pid))
+        with theirs:
+            self.pid, self.has_served = fork(theirs), False
+        self._heartbeat.restart(time.monotonic())
+        if self._comes():
+            self.has_served = self._says(READY)
+            if self.has_served:
+                self._heartbeat.restart(time.monotonic())
+                return
+            self.has_exited(self.pid, wait_child(self.pid))
         raise ServiceError(f"the worker did not come to serve: {self.end}", hint="see the log")
 
     def take_table(self, snapshot_fd: int) -> None:
@@ -101,10 +98,8 @@ class WorkerProcess:
         except OSError:  # it has died, or takes nothing any more
             self.kill()
             return
-        if self._comes(self.tables.fileno(), within_s=_SWAP_S):
-            with suppress(OSError):
-                if self.tables.recv(len(SWAPPED)) == SWAPPED:
-                    return
+        if self._comes(within_s=_SWAP_S) and self._says(SWAPPED):
+            return
         _log.warning("the worker does not take the new table")
         self.kill()
 
@@ -159,10 +154,18 @@ class WorkerProcess:
         elif self.pid:
             _log.warning("worker %d was killed and does not end: a disk that hangs may hold it", self.pid)
 
-    def _comes(self, fd: int, *, within_s: float = float("inf")) -> bool:
-        """Wait until `fd` is readable; return False if the worker hung before, or that time is over."""
+    def _says(self, word: bytes) -> bool:
+        """Return whether the worker has said this."""
+        assert self.tables is not None
+        with suppress(OSError):  # it has died
+            return self.tables.recv(len(word)) == word
+        return False
+
+    def _comes(self, *, within_s: float = float("inf")) -> bool:
+        """Wait until the worker says something, or dies; return False if it hung before, or that time is over."""
+        assert self.tables is not None
         until_s = time.monotonic() + within_s
-        while not select.select([fd], [], [], BEAT_EVERY_S)[0]:
+        while not select.select([self.tables], [], [], BEAT_EVERY_S)[0]:
             self._is_alive()
             if self.kill_if_hung() or time.monotonic() >= until_s:
                 return False

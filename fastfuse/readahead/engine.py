@@ -5,6 +5,7 @@ readers lasts until one of them has come to its end, the kernel forgets the inod
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass
 from itertools import islice
 from math import inf
 
@@ -16,7 +17,7 @@ from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.own_pace import OwnPace
 from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.pool import PartPool
-from fastfuse.readahead.prefetch import Announcer, Listing, Prefetcher
+from fastfuse.readahead.prefetch import Listing, Prefetcher
 from fastfuse.readahead.ranges import known_part_end
 from fastfuse.readahead.shelves import Threads
 from fastfuse.readahead.stream import Stream
@@ -34,6 +35,7 @@ _BEGUN_SMALL_DIVISOR = 4
 _MAX_STREAMS = 4096
 
 
+@dataclass(eq=False)
 class ReadEngine:
     """Reads listed objects by inode, ahead of the readers, within one limit of memory.
 
@@ -41,20 +43,17 @@ class ReadEngine:
     in `nursery`, which must outlive every `read`. Its cancellation ends them and fails the reads that wait for them.
     """
 
-    def __init__(
-        self,
-        reader: RangeReader,
-        config: ReadaheadConfig,
-        nursery: trio.Nursery,
-        listing: Callable[[], Listing],
-    ) -> None:
-        """Begin without streams; `listing` returns the table of the moment."""
-        self._reader = reader
-        self._config = config
-        self._listing = listing
+    _reader: RangeReader
+    _config: ReadaheadConfig
+    nursery: InitVar[trio.Nursery]
+    # Returns the table of the moment.
+    listing: InitVar[Callable[[], Listing]]
+
+    def __post_init__(self, nursery: trio.Nursery, listing: Callable[[], Listing]) -> None:
+        config = self._config
         self.pool = PartPool(config)
         # `DirectFiles` sets `begin` and `take`.
-        self.fetches = Fetches(reader, self.pool, nursery, config)
+        self.fetches = Fetches(self._reader, self.pool, nursery, config)
         self.counts = self.fetches.counts
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
@@ -64,16 +63,13 @@ class ReadEngine:
         self._unforeseen_files = 0
         self._own_pace = OwnPace()
         self._prefetcher = Prefetcher(listing, self._delivered, self.pool, config, self.fetches, self._own_pace)
+        self.new_order = self._prefetcher.new_order
 
     def fetch_small_by(self, threads: Threads) -> None:
         """Leave small files to `threads`, before any is read: what they fetch ahead is kept in memory of the engine."""
         expected = self.pool.expected
         expected.small_files.threads = threads
         threads.bound_begun(expected.max_bytes // _BEGUN_SMALL_DIVISOR)
-
-    def new_order(self) -> Announcer:
-        """Return the place for one order of files that somebody announces."""
-        return self._prefetcher.new_order()
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         """Return what `read` would where one part that is here has all of it, and at the end; None otherwise."""
@@ -226,8 +222,7 @@ class ReadEngine:
 
     def refreshed(self) -> None:
         """Keep nothing of files that the table of the moment does not have."""
-        self._prefetcher.refreshed()
-        table = self._listing()
+        table = self._prefetcher.current_table()
         for inode in {*self._streams, *self.pool.inodes()}:
             if inode not in table:
                 self.release(inode)

@@ -140,10 +140,6 @@ class Prefetcher:
             self._announcers.remove(announcer)
         announcer.wake()
 
-    def refreshed(self) -> None:
-        """Keep the table of the moment only: another one would stay in memory until the next file is begun."""
-        self._current_table()
-
     def begun(self, inode: int, *, is_found: bool, is_missed: bool) -> None:
         """Note the first read of a file, and fetch what comes after it in some order.
 
@@ -153,7 +149,7 @@ class Prefetcher:
         is_found |= self._small_files.adopt(inode) > 0
         for announcer in self._announcers:
             self._drop(announcer.decisions.begun(inode))
-        row = _known(self._current_table().row, inode)
+        row = _known(self.current_table().row, inode)
         if row is not None:  # else a refresh has taken it out of the table
             self._drop_rows(self._listed.begun(row))
             if self._shuffled.begun(row, is_found=is_found, is_missed=is_missed):
@@ -165,12 +161,12 @@ class Prefetcher:
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that are likely to be begun when `inode` is at its end, one after the other."""
-        row = _known(self._current_table().row, inode)
+        row = _known(self.current_table().row, inode)
         return self._large_files(() if row is None else self._listed.followers(row))
 
     def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
         """Return the large files that the listing begins with."""
-        table = self._current_table()
+        table = self.current_table()
         return self._large_files(range(self._first_file_row(table), len(table)))
 
     def _large_files(self, rows: Sequence[int]) -> Iterator[tuple[int, ObjectRef]]:
@@ -184,7 +180,8 @@ class Prefetcher:
                 return
             yield file[0], ref
 
-    def _current_table(self) -> Listing:
+    def current_table(self) -> Listing:
+        """Return the table of the moment, and keep no other: it would stay in memory until the next file is begun."""
         table = self._listing()
         if table is not self._table:
             # Rows mean something else now. What was fetched by the old ones is found if it is begun.
@@ -216,7 +213,7 @@ class Prefetcher:
 
     def _next_part(self) -> Part | Literal[True] | None:
         """Return the next part to fetch now, as `_part_of` does; None if nothing is wanted or allowed."""
-        self._current_table()  # or an order of the old table's rows would be carried out with the new one
+        self.current_table()  # or an order of the old table's rows would be carried out with the new one
         if self._own_pace.is_faster:
             return None
         for _ in range(len(self._announcers)):
@@ -287,13 +284,13 @@ class Prefetcher:
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
-        table = self._current_table()
+        table = self.current_table()
         ref = _known(table.ref, inode)
         is_fetched = ref and ref.size_bytes and ref.bucket and ref.storage_class not in table.unread_classes
         return ref if is_fetched else None
 
     def _file_at(self, row: int) -> tuple[int, int] | None:
-        return _known(self._current_table().file_at, row)
+        return _known(self.current_table().file_at, row)
 
     def _has_room(self, size_bytes: int, *, is_guess: bool) -> bool:
         """Return whether `size_bytes` fit; a known file may take the place of orders that nobody seems to follow."""

@@ -79,6 +79,16 @@ def read_all(fd: int, size_bytes: int, offset: int) -> bytes:
     return b"".join(pieces)
 
 
+def read_fully(into: memoryview, fd: int, offset: int) -> bool:
+    """Read from `offset` of the file `fd` on until `into` is full; return False if the file ends before."""
+    while into:
+        count = os.preadv(fd, [into], offset)
+        if not count:
+            return False
+        into, offset = into[count:], offset + count
+    return True
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` to the file `fd` at `offset`, however little one call takes."""
     rest = memoryview(data)

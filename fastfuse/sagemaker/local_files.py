@@ -38,6 +38,7 @@ from fastfuse.metrics import Counters
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.regular_files import open_regular
 from fastfuse.s3.buffers import PartBuffers
+from fastfuse.s3.whole import read_fully
 from fastfuse.sagemaker.description.channel import LocalDirectory
 from fastfuse.sagemaker.files import quoted
 
@@ -321,11 +322,8 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
     try:
         fd = os.open(f"{ref.bucket}/{ref.key}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            done = 0
-            if is_same := _is_of(ref, fd):
-                while done < len(buffer) and (count := os.preadv(fd, [buffer[done:]], start + done)):
-                    done += count
-                is_same = _is_of(ref, fd)  # it may have been written to meanwhile
+            # It may be written to meanwhile.
+            is_same = _is_of(ref, fd) and read_fully(buffer, fd, start) and _is_of(ref, fd)
         finally:
             os.close(fd)
     except FileNotFoundError as error:
@@ -333,7 +331,7 @@ def _fill(buffer: memoryview, ref: ObjectRef, start: int) -> None:
     except OSError as error:
         kind = ObjectDeniedError if isinstance(error, PermissionError) else UnavailableError
         raise kind(f"{ref.uri!r} cannot be read: {error.strerror}") from error
-    if not is_same or done < len(buffer):
+    if not is_same:
         raise ObjectChangedError(f"{ref.uri!r} has changed since the job began")
 
 

@@ -16,6 +16,7 @@ from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.processes.children import (
     UNHEEDED,
     NoRoomError,
+    ask_child,
     error_message,
     fork_child,
     heard,
@@ -24,6 +25,7 @@ from fastfuse.filesystem.processes.children import (
     wait_child,
 )
 from fastfuse.filesystem.talking.control import DeadMountError
+from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_until
 
 
@@ -50,6 +52,10 @@ def test_no_room_for_another_process_is_an_error_that_can_be_told(monkeypatch: p
     with pytest.raises(NoRoomError, match="no process can be started: Resource temporarily unavailable") as caught:
         fork_child(lambda: None)
     assert "pids.max" in caught.value.hint
+    before = open_descriptors()
+    with pytest.raises(NoRoomError):
+        ask_child(dict, "the lister")
+    assert open_descriptors() == before
 
 
 def test_children_are_waited_for_although_whoever_started_us_ignores_theirs() -> None:

@@ -76,7 +76,7 @@ def test_a_refresh_for_which_there_is_no_descriptor_has_failed_and_the_next_one_
     asking, asked = client
     asking_fd, before = asking.fileno(), open_descriptors()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "pipe", Mock(side_effect=OSError(24, "Too many open files")))
+        patch.setattr(os, "memfd_create", Mock(side_effect=OSError(24, "Too many open files")))
         here.want(SNAPSHOT_FD, asking)
         assert here.new_table() is None
         assert here.outcome(SNAPSHOT_FD) == "failed"
@@ -141,15 +141,15 @@ def test_a_lister_whose_error_is_long_ends_and_what_it_says_is_cut(
 def test_a_lister_that_is_killed_while_it_answers_has_failed(
     client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = os.write
+    write = os.pwrite
 
-    def write_some(fd: int, data: bytes) -> None:
-        write(fd, data[:10])
+    def write_some(fd: int, data: bytes, offset: int) -> None:
+        write(fd, data[:10], offset)
         os.kill(os.getpid(), signal.SIGKILL)
 
     listers = Listers(SourceError("no such bucket"), monkeypatch)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", write_some)
+        patched.setattr(os, "pwrite", write_some)
         listers.refresher.want(SNAPSHOT_FD, client[0])
     listers.end()
     assert listers.refresher.new_table() is None

@@ -30,7 +30,7 @@ from fastfuse.readahead.fetches import ReadCounts
 from fastfuse.s3.retries import Retries
 from tests.filesystem.waiting import wait_until
 
-Life = Callable[[socket.socket, int], object]
+Life = Callable[[socket.socket], object]
 
 
 class Place:
@@ -42,8 +42,8 @@ class Place:
         self.pids: list[int] = []
 
     def start(self, life: Life) -> None:
-        def fork(tables: socket.socket, ready_fd: int) -> int:
-            self.pids.append(fork_child(lambda: life(tables, ready_fd)))
+        def fork(tables: socket.socket) -> int:
+            self.pids.append(fork_child(lambda: life(tables)))
             return self.pids[-1]
 
         self.worker.start(fork)
@@ -52,19 +52,17 @@ class Place:
         self.said_alive += 1
 
 
-def stop(_: socket.socket, __: int) -> None:
+def stop(_: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def serve_and_stop(tables: socket.socket, ready_fd: int) -> None:
-    os.write(ready_fd, READY)
-    os.close(ready_fd)
-    stop(tables, ready_fd)
+def serve_and_stop(tables: socket.socket) -> None:
+    tables.send(READY)
+    stop(tables)
 
 
-def serve_and_hang_up(tables: socket.socket, ready_fd: int) -> None:
-    os.write(ready_fd, READY)
-    os.close(ready_fd)
+def serve_and_hang_up(tables: socket.socket) -> None:
+    tables.send(READY)
     tables.recv(1)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from math import inf
 
 from fastfuse.filesystem.processes.children import Fork, NoRoomError, how_it_ended, wait_child
-from fastfuse.filesystem.processes.privileges import as_nobody
+from fastfuse.filesystem.processes.privileges import become_nobody
 from fastfuse.metrics import Counters
 
 _log = logging.getLogger(__name__)
@@ -82,4 +82,9 @@ class MetricsEndpoint:
         from fastfuse.filesystem.figures.scrapes import serve_metrics
 
         self._started_s = time.monotonic()
-        self.pid = self._fork(as_nobody(lambda: serve_metrics(listener, self._channels)))
+
+        def serve() -> None:
+            become_nobody()
+            serve_metrics(listener, self._channels)
+
+        self.pid = self._fork(serve)

@@ -17,7 +17,7 @@ from fastfuse.filesystem.figures.recorder import Recorder, moment
 from fastfuse.filesystem.figures.verdict import Figures, figures_of, judge
 from fastfuse.filesystem.mounting.mountpoint import readahead_kib
 from fastfuse.filesystem.processes.health import FailingReads
-from fastfuse.metrics import METRICS, Counters
+from fastfuse.metrics import METRICS, READ_ERRNOS, Counters
 from fastfuse.sizes import format_size, three_digits
 
 _log = logging.getLogger(__name__)
@@ -160,28 +160,30 @@ def _ms(seconds: float) -> str:
     return f"{three_digits(seconds * 1000)} ms"
 
 
-def show_trouble(
-    counters: Counters,
-    failing: FailingReads,
-    trouble: Mapping[str, Any] | None,
-    failed: Mapping[str, int],
-    now_s: float,
-) -> bool:
-    """Set the gauges that ``/healthz`` and alerts ask for, and return whether reads fail; call it about once a second.
+class TroubleGauges:
+    """The gauges that ``/healthz`` and alerts ask for, of a process that looks once a second whether its reads fail."""
 
-    `trouble` is that of the requests, as of `s3.retries`. `failed` counts the reads that failed, by errno.
-    """
-    counters.set("fastfuse_in_trouble", int(trouble is not None))
-    # Nobody waits for a trouble without requests: it is over with the next answer.
-    trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
-    is_failing = failing.look(now_s, delivered(counters), failed, trouble_s=trouble_s)
-    counters.set("fastfuse_reads_failing", int(is_failing))
-    return is_failing
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self.reads = FailingReads(*self._counted())
 
+    def look(self, trouble: Mapping[str, Any] | None, now_s: float) -> bool:
+        """Set the gauges, and return whether reads fail. `trouble` is that of the requests, as of `s3.retries`."""
+        # Nobody waits for a trouble without requests: it is over with the next answer.
+        trouble_s = time.time() - trouble["since"] if trouble and trouble["requests"] else 0.0
+        is_failing = self.reads.look(now_s, *self._counted(), trouble_s=trouble_s)
+        self._counters.set("fastfuse_in_trouble", int(trouble is not None))
+        self._counters.set("fastfuse_reads_failing", int(is_failing))
+        return is_failing
 
-def delivered(counters: Counters) -> int:
-    """Return a number that grows with each GET and each read that succeeds."""
-    return counters.get("fastfuse_fetch_requests", "ok") + counters.get("fastfuse_read_served_bytes")
+    def _counted(self) -> tuple[int, dict[str, int]]:
+        """Return a number that grows with each GET and each read that succeeds, and how many reads failed, by errno.
+
+        Reads are left out of which S3 said that their object is gone, or another one.
+        """
+        get = self._counters.get
+        delivered = get("fastfuse_fetch_requests", "ok") + get("fastfuse_read_served_bytes")
+        return delivered, {name: get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
 class Board:

@@ -9,7 +9,7 @@ one task serves all.
 """
 
 import os
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, cast
@@ -89,14 +89,19 @@ class Requests(trio.abc.Instrument):
             replies.begin_put_off()
 
 
+def own_fds(is_wanted: Callable[[int], bool]) -> set[int]:
+    """Return the descriptors of this process for which `is_wanted` is true."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the descriptor that listed the directory
+            if is_wanted(fd):
+                found.add(fd)
+    return found
+
+
 def _epolls() -> set[int]:
     """Return the epoll descriptors of this process: trio does not tell which is its own."""
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor that listed the directory
-            if os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventpoll]":
-                found.add(int(fd))
-    return found
+    return own_fds(lambda fd: os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventpoll]")
 
 
 async def _wait_readable(fd: int) -> None:

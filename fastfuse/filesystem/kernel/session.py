@@ -21,7 +21,7 @@ import trio
 
 from fastfuse.errors import MountError
 from fastfuse.filesystem.kernel.fuse import interposed, pyfuse3, replies
-from fastfuse.filesystem.kernel.loop import serve, take_over_waiting
+from fastfuse.filesystem.kernel.loop import own_fds, serve, take_over_waiting
 from fastfuse.filesystem.kernel.notices import OUT_HEADER
 from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.mounting.mount_settings import quoted
@@ -286,12 +286,7 @@ async def _serve_tried(operations: InitialisedOperations) -> list[int]:
 
 def _fuse_fds() -> set[int]:
     """Return the descriptors of this process that are open on the FUSE device."""
-    found = set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):  # the descriptor that listed the directory
-            if os.fstat(fd).st_rdev == DEVICE_NUMBER:
-                found.add(fd)
-    return found
+    return own_fds(lambda fd: os.fstat(fd).st_rdev == DEVICE_NUMBER)
 
 
 def _mount_error(mountpoint: Path, reason: str) -> MountError:

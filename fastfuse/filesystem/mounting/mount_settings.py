@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.cache.settings import CacheSettings
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
@@ -120,8 +120,3 @@ class MountSettings:
                     f"{option} {str(path)!r} lies in the mountpoint {self.mountpoint}",
                     hint="name a place that the mount does not cover",
                 )
-
-    @property
-    def queue_bytes(self) -> int:
-        """The share of the memory target that may wait to be written to the local tier; parts in use have the rest."""
-        return queue_bytes(self.memory_target_bytes) if self.cache else 0

@@ -9,7 +9,8 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fastfuse.errors
@@ -151,6 +152,13 @@ def wait_child(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Reap each child that has ended; yield its pid, and its exit code as of `wait_child`."""
+    with suppress(ChildProcessError):  # there is no child
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            yield ended[0], os.waitstatus_to_exitcode(ended[1])
+
+
 def is_over_within(pid: int, timeout_s: float) -> bool:
     """Return whether the child `pid` ends within `timeout_s`; it is not reaped."""
     until_s = time.monotonic() + timeout_s
@@ -172,18 +180,15 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
     Raises:
         ServiceError: the process, `who` in the message, did not live to answer.
     """
-    reading_fd, writing_fd = os.pipe()
-    child = fork_child(lambda: answer_on(writing_fd, make))
-    os.close(writing_fd)
-    try:
-        with os.fdopen(reading_fd, "rb") as pipe:
-            answer = pipe.read()
-        exit_code, child = wait_child(child), 0
-    finally:
-        if child:  # interrupted
-            os.kill(child, signal.SIGKILL)
-            wait_child(child)
-    return result_of(answer, who, exit_code)
+    with os.fdopen(os.memfd_create("fastfuse-answer"), "rb") as answer:
+        child = fork_child(lambda: answer_on(answer.fileno(), make))
+        try:
+            exit_code, child = wait_child(child), 0
+        finally:
+            if child:  # interrupted
+                os.kill(child, signal.SIGKILL)
+                wait_child(child)
+        return result_of(answer.read(), who, exit_code)
 
 
 def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
@@ -200,11 +205,12 @@ def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
 
 
 def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the result of `make`, or the error that it raises, to the pipe `fd` for `heard`."""
+    """Write the result of `make`, or the error that it raises, to the begin of the file `fd` for `result_of`."""
     try:
-        os.write(fd, json.dumps(make()).encode())
+        answer = json.dumps(make()).encode()
     except FastfuseError as error:
-        os.write(fd, error_message(error))
+        answer = error_message(error)
+    os.pwrite(fd, answer, 0)  # whoever reads shares the offset
 
 
 def error_message(error: FastfuseError) -> bytes:

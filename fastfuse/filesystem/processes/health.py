@@ -98,7 +98,7 @@ class FailingReads:
 
     def __init__(self, delivered: int, failed: Mapping[str, int]) -> None:
         """Begin with what was delivered before, and with the reads that had failed, by errno."""
-        self._delivered, self._failed = delivered, failed
+        self.delivered, self._failed = delivered, failed
         self._delivered_at_s = self._failed_at_s = -inf
         # The first failure after the last delivery, and what had failed before it.
         self._since_s: float | None = None
@@ -109,13 +109,13 @@ class FailingReads:
 
         `delivered` grows with each GET and each read that succeeds; requests have been tried again for `trouble_s`.
         """
-        if delivered > self._delivered:
+        if delivered > self.delivered:
             self._delivered_at_s, self._since_s = now_s, None
         if failed != self._failed:
             self._failed_at_s = now_s
             if self._since_s is None:
                 self._since_s, self._failed_before = now_s, self._failed
-        self._delivered, self._failed = delivered, failed
+        self.delivered, self._failed = delivered, failed
         if now_s - self._delivered_at_s <= _LOOK_BACK_S:
             return False
         return now_s - self._failed_at_s <= _LOOK_BACK_S or trouble_s > _LOOK_BACK_S

@@ -8,7 +8,7 @@ import ctypes
 import errno
 import os
 import resource
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,16 +88,6 @@ def confine(session: S3Session) -> None:
     if not session.names_program:
         _bound_capabilities(_CONFINED)
         _keep_capabilities(_CONFINED)
-
-
-def as_nobody(work: Callable[[], object]) -> Callable[[], None]:
-    """Return a function for `fork_child` that calls `work` after `become_nobody`."""
-
-    def work_as_nobody() -> None:
-        become_nobody()
-        work()
-
-    return work_as_nobody
 
 
 def become_nobody() -> None:

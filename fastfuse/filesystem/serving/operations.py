@@ -219,6 +219,15 @@ class MountOperations(InitialisedOperations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return list(self._xattrs(inode))
 
+    # Clause R1. The kernel refuses most of these itself, because the mount is `ro`; the handlers refuse the rest.
+    @answered
+    async def write(self, *_: object) -> NoReturn:
+        raise pyfuse3.FUSEError(errno.EROFS)
+
+    # They take more than mypy knows of `write`.
+    create = link = mkdir = mknod = removexattr = rename = rmdir = write  # type: ignore[assignment]
+    setattr = setxattr = symlink = unlink = write  # type: ignore[assignment]
+
     def _fill(self, entry: pyfuse3.EntryAttributes, attributes: Attributes) -> None:
         inode, is_directory, size_bytes, mtime_ns = attributes
         entry.st_ino = inode
@@ -247,19 +256,3 @@ class MountOperations(InitialisedOperations):
 def unread_classes(table: InodeTable) -> bytes:
     """Return a 1 for each storage class of the table whose objects cannot be read at once, by its number."""
     return bytes(name in table.unread_classes for name in table.metadata.storage_classes).ljust(256, b"\0")
-
-
-def _refuse_change(name: str) -> Callable[..., Coroutine[Any, Any, None]]:
-    async def refuse(self: MountOperations, *_: object) -> None:
-        raise pyfuse3.FUSEError(errno.EROFS)
-
-    refuse.__name__ = name
-    return answered(refuse)
-
-
-# Clause R1. The kernel refuses most of these itself, because the mount is `ro`; the handlers refuse the rest.
-for _name in (
-    "create", "link", "mkdir", "mknod", "removexattr", "rename", "rmdir", "setattr", "setxattr", "symlink", "unlink",
-    "write",
-):  # fmt: skip
-    setattr(MountOperations, _name, _refuse_change(_name))

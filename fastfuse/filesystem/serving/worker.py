@@ -30,14 +30,15 @@ import trio
 from fastfuse import log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
+from fastfuse.cache.settings import data_bytes
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.figures.status import Board, delivered, show_trouble
+from fastfuse.filesystem.figures.status import Board, TroubleGauges
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
-from fastfuse.filesystem.processes.health import BEAT_EVERY_S, FailingReads
+from fastfuse.filesystem.processes.health import BEAT_EVERY_S
 from fastfuse.filesystem.processes.key_finder import ask_for_keys
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
@@ -49,7 +50,7 @@ from fastfuse.filesystem.talking.watching import RecordedReader, WatchedReads
 from fastfuse.index.made import MadeReader
 from fastfuse.index.snapshot import open_snapshot
 from fastfuse.malloc import trim_malloc, tune_malloc
-from fastfuse.metrics import MEMORY_USES, READ_ERRNOS, Counters
+from fastfuse.metrics import MEMORY_USES, Counters
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.buffers import PartBuffers, private_bytes
@@ -58,13 +59,10 @@ from fastfuse.s3.retries import Retries
 
 _log = logging.getLogger(__name__)
 
-# The worker writes this to its supervisor's pipe once it takes requests,
-READY = b"{}"
+# What the worker says to its supervisor: it takes requests, and it answers from the table that came.
+READY, SWAPPED = b"ready", b"swapped"
 
-# and this to the socket once it answers from the table that came through it.
-SWAPPED = b"swapped"
-
-# The first byte of a message through that socket says what it is; a level comes without a descriptor.
+# The first byte of a message to the worker says what it is; a level comes without a descriptor.
 TABLE, LOG_FILE, REQUEST, LOG_LEVEL = b"t", b"l", b"r", b"v"
 # The longest is a client's request (`filesystem.talking.control`).
 _MOST_MESSAGE_BYTES = 8192
@@ -90,10 +88,8 @@ class WorkerTask:
     session_fd: int
     # Outlives this process: the requests that it has not answered (`filesystem.kernel.replies`).
     requests: mmap.mmap
-    # Gets `READY`.
-    ready_fd: int
-    # Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log files. Its end
-    # ends this process.
+    # Gets `READY`. Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log
+    # files. Its end ends this process.
     tables: socket.socket
     # Answers with credentials.
     keys: socket.socket
@@ -128,7 +124,7 @@ def run_worker(task: WorkerTask) -> None:
 async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) -> None:
     settings, operations, counters = task.settings, task.operations, task.counters
     readahead = ReadaheadConfig.within(
-        settings.memory_target_bytes - settings.queue_bytes,
+        data_bytes(settings.memory_target_bytes, settings.cache),
         part_size_bytes=settings.part_size_bytes,
         max_parts_in_flight=settings.connection.max_connections,
         expects_whole_files=settings.expects_whole_files,
@@ -170,8 +166,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
         nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
-        os.write(task.ready_fd, READY)
-        os.close(task.ready_fd)
+        task.tables.send(READY)
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
@@ -349,26 +344,21 @@ class _Report:
 
 async def _show(board: Board, reads: Reads, retries: Retries, counters: Counters) -> None:
     """Show every second what `fastfuse status` and ``/healthz`` tell of this process."""
-    failing = FailingReads(delivered(counters), _failed_reads(counters))
+    gauges = TroubleGauges(counters)
     # Those that failed until now, since when, and what had been delivered then.
     failed, failing_since_s, delivered_then = dict[str, int](), 0.0, 0
     while True:
-        trouble, now_s, delivered_now = retries.trouble(), trio.current_time(), delivered(counters)
-        if show_trouble(counters, failing, trouble, _failed_reads(counters), now_s):
-            (failed_for_s, failed), delivered_then = failing.failures(now_s), delivered_now
+        trouble, now_s = retries.trouble(), trio.current_time()
+        if gauges.look(trouble, now_s):
+            (failed_for_s, failed), delivered_then = gauges.reads.failures(now_s), gauges.reads.delivered
             failing_since_s = now_s - failed_for_s
             trouble = trouble or {"since": time.time() - failed_for_s, "failures": failed, "requests": 0}
-        elif failed and delivered_now > delivered_then:
+        elif failed and gauges.reads.delivered > delivered_then:
             told = ", ".join(f"{count} × {name}" for name, count in failed.items())
             _log.info("reads succeed again after %.0f s: %s", now_s - failing_since_s, told)
             failed = {}
         board.show({"trouble": trouble, "errors": list(reads.last_errors)})
         await trio.sleep(BEAT_EVERY_S)
-
-
-def _failed_reads(counters: Counters) -> dict[str, int]:
-    """Return how many reads failed, by errno, though S3 did not say that their object is gone or another one."""
-    return {name: counters.get("fastfuse_errors", name) for name in READ_ERRNOS if name != "ESTALE"}
 
 
 async def _watch_memory(parts_bytes: int, target_bytes: int, counters: Counters, retire: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from fastfuse.filesystem.processes.sockets import (
     peer_uid,
     split_paths,
 )
-from fastfuse.index.inodes.table import ROOT, InodeTable
+from fastfuse.index.inodes.table import InodeTable
 from fastfuse.metrics import Counters
 from fastfuse.readahead.prefetch import Announcer
 from fastfuse.repeats import RepeatedFailures
@@ -98,8 +98,8 @@ class HintTaker:
         # The order of each user that stands.
         self._standing: dict[int, Announcer] = {}
         # Not the table itself: after a refresh, nothing but a cache would hold gigabytes.
-        self._directories_of: weakref.ref[InodeTable] = weakref.ref(table())
-        self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(self._find)
+        self._directories_of: weakref.ref[InodeTable] = weakref.ref(self._table())
+        self._directory = lru_cache(_MAX_REMEMBERED_DIRECTORIES)(lambda path: self._table().find(path, resolves=True))
 
     async def run(self, listener: socket.socket) -> None:
         """Serve every connection, for ever. Nothing that a client does ends it."""
@@ -194,21 +194,10 @@ class HintTaker:
         if table is not self._directories_of():
             self._directories_of = weakref.ref(table)
             self._directory.cache_clear()
-        folder, _, name = path.rpartition(b"/")
-        directory = self._directory(folder)
+        folder, slash, name = path.rpartition(b"/")
+        directory = self._directory(folder + slash)  # None for what is no directory
         inode = None if directory is None else table.lookup(directory, name)
         return None if inode is None or table.is_directory(inode) else inode
-
-    def _find(self, folder: bytes) -> int | None:
-        """Return the inode of a directory; None if `folder` is none."""
-        table = self._table()
-        inode: int | None = ROOT
-        for segment in folder.split(b"/"):
-            if segment not in {b"", b"."} and inode is not None:
-                inode = table.lookup(inode, segment)
-                if inode is not None and not table.is_directory(inode):
-                    return None
-        return inode
 
 
 async def cancel_when_gone(connection: trio.socket.SocketType, scope: trio.CancelScope) -> None:

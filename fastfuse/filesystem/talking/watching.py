@@ -111,11 +111,9 @@ class RecordedReader:
             self._note(took_s, key(inode), 0, size_bytes)
 
     def _note(self, took_s: float, key: str, start: int, end: int) -> None:
-        ended = (took_s, key, start, end)
-        if len(self._slowest) < _KEPT_GETS:
-            heapq.heappush(self._slowest, ended)
-        else:
-            heapq.heappushpop(self._slowest, ended)
+        heapq.heappush(self._slowest, (took_s, key, start, end))
+        if len(self._slowest) > _KEPT_GETS:
+            heapq.heappop(self._slowest)
 
     @property
     def running(self) -> int:

@@ -154,13 +154,19 @@ class InodeTable:
                 high = middle
         return self.inode(low) if low < end and self.name_at(low) == name else None
 
-    def find(self, path: bytes) -> int | None:
-        """Return the inode at `path` below the root, or None; the segments are those of a key."""
+    def find(self, path: bytes, *, resolves: bool = False) -> int | None:
+        """Return the inode at `path` below the root, or None; the segments are those of a key.
+
+        If it `resolves` the path, as the kernel does, it passes over what is empty or a dot, as in ``./a//b``.
+        """
         inode: int | None = ROOT
+        is_directory = True
         for name in path.split(b"/"):
-            if inode is None or not self.is_directory(inode):
+            if inode is None or not is_directory:
                 return None
-            inode = self.lookup(inode, name)
+            if not resolves or name not in {b"", b"."}:
+                inode = self.lookup(inode, name)
+                is_directory = inode is not None and self.is_directory(inode)
         return inode
 
     def children(self, directory: int, start: int = 0) -> Iterator[tuple[bytes, Attributes]]:

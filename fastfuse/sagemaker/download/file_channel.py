@@ -18,7 +18,7 @@ import trio
 
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
-from fastfuse.cache.settings import CacheSettings, queue_bytes
+from fastfuse.cache.settings import CacheSettings, data_bytes
 from fastfuse.errors import FastfuseError, ReadError, first_of
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.index.inodes.table import InodeTable
@@ -103,8 +103,7 @@ def download_channel(
     """
     table, counters = open_snapshot(snapshot_fd).table, counters or Counters()
     memory_bytes = settings.memory_target_bytes
-    if settings.cache is not None:
-        settings = replace(settings, memory_target_bytes=memory_bytes - queue_bytes(memory_bytes))
+    settings = replace(settings, memory_target_bytes=data_bytes(memory_bytes, settings.cache))
 
     async def download_and_close() -> DownloadReport:
         buffers = PartBuffers(part_bytes=settings.part_size_bytes, limit_bytes=settings.memory_target_bytes)

@@ -10,7 +10,7 @@ import trio
 
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
-from fastfuse.cache.settings import queue_bytes
+from fastfuse.cache.settings import data_bytes
 from fastfuse.errors import FastfuseError, SourceError, first_of
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.processes.privileges import worker_uid
@@ -98,12 +98,12 @@ class PipeStream:
         self._sequence = sequence
         self._task = task
         self._counters = counters
-        settings, memory_bytes = task.settings, task.memory_target_bytes
+        settings = task.settings
         is_local = isinstance(task.channel.source, LocalDirectory)
         # The local tier keeps objects of S3.
         self._cache = None if is_local else settings.cache
         self._config = ReadaheadConfig.within(
-            memory_bytes - (queue_bytes(memory_bytes) if self._cache else 0),
+            data_bytes(task.memory_target_bytes, self._cache),
             part_size_bytes=settings.part_size_bytes,
             # The engine leaves a quarter to readers of other files, of which there are none.
             max_parts_in_flight=-(-settings.connection.max_connections * 4 // 3) + 1,

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import STOP_ORDER, ignore_unheeded, next_signal
+from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, ignore_unheeded, next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
@@ -372,16 +372,14 @@ class _Run:
         return True
 
     def _reap(self) -> None:
-        with suppress(ChildProcessError):  # there is no child
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, exit_code = ended[0], os.waitstatus_to_exitcode(ended[1])
-                if self._command is not None and pid == self._command.pid:
-                    self._command.ended(exit_code)
-                for channel in self._channels:
-                    if channel.pid == pid:
-                        channel.ended(exit_code, self._phases)
-                self._delivery.ended(pid, exit_code)
-                self._endpoint.child_ended(pid, exit_code)
+        for pid, exit_code in ended_children():
+            if self._command is not None and pid == self._command.pid:
+                self._command.ended(exit_code)
+            for channel in self._channels:
+                if channel.pid == pid:
+                    channel.ended(exit_code, self._phases)
+            self._delivery.ended(pid, exit_code)
+            self._endpoint.child_ended(pid, exit_code)
 
     def _failures(self, mode: InputMode | None = None) -> list[FastfuseError]:
         found = (channel.failure for channel in self._channels if mode in {None, channel.channel.input_mode})

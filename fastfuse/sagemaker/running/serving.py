@@ -14,10 +14,9 @@ import trio
 from fastfuse.cache.directory import prepare
 from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.figures.status import Recent, delivered, show_trouble
+from fastfuse.filesystem.figures.status import Recent, TroubleGauges
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.mounting.mountpoint import find_mount
-from fastfuse.filesystem.processes.health import FailingReads
 from fastfuse.filesystem.processes.privileges import worker_uid
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.index.snapshot import open_snapshot
@@ -84,13 +83,13 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
     snapshot_fd = _index(task, counters, tell)
     recent = Recent(counters, "File")
     recent.begin()
-    retries, failing = Retries(counters), FailingReads(delivered(counters), {})
+    retries, gauges = Retries(counters), TroubleGauges(counters)
 
     def report(progress: DownloadReport) -> None:
         counters.set("fastfuse_fetched_parts", progress.requests, "prefetched")
         # The command waits for all of it.
         _note_waiting(counters, progress.elapsed_s, is_waiting=True)
-        show_trouble(counters, failing, retries.trouble(), {}, trio.current_time())
+        gauges.look(retries.trouble(), trio.current_time())
         recent.look()
         tell(progress=(progress.done_bytes, progress.total_bytes))
 
@@ -128,7 +127,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
     _remove_mountpoint(task.place)
     snapshot_fd = _index(task, counters, tell)
     are_local = isinstance(task.channel.source, LocalDirectory)
-    recent, failing = Recent(counters, "Pipe"), FailingReads(delivered(counters), {})
+    recent, gauges = Recent(counters, "Pipe"), TroubleGauges(counters)
 
     def ready() -> None:
         what = f"files of {task.channel.source}" if are_local else "objects"
@@ -139,7 +138,7 @@ def _stream(task: ChannelTask, counters: Counters, tell: Callable[..., None]) ->
 
     def report(stream: PipeStream) -> None:
         _note_waiting(counters, stream.waited_s, is_waiting=stream.is_waiting)
-        show_trouble(counters, failing, stream.retries.trouble(), {}, trio.current_time())
+        gauges.look(stream.retries.trouble(), trio.current_time())
         recent.look()
         if stream.failure is not None:
             tell(stream.failure)
