@@ -35,6 +35,9 @@ _NEAR_BYTES = 1 << 20
 _AROUND_BYTES = 1 << 20
 # So many faults in a row that were not read on from show that only their pages are wanted.
 _SHORT_RUNS = 3
+# Faults that are less than so many times as far apart as what is put off leave little of the file: who looks at each
+# tensor of a small model reads all of them later, and page by page where it was put off.
+_FAR = 4
 
 
 class Cursor:
@@ -303,6 +306,8 @@ class Faults:
             return True
         # Readers who read on at each place gain nothing.
         if not self._is_mapped or not is_answered or self._short_runs < _SHORT_RUNS - 1 or not self._is_short(last):
+            return False
+        if abs(offset - last.begin) < _FAR * self._fault_bytes:
             return False
         if any(run.begin - _AROUND_BYTES <= offset <= run.position + _AROUND_BYTES for run in runs):
             return False

@@ -485,6 +485,17 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
     assert not pool.window.puts_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
 
 
+@pytest.mark.parametrize(("apart_bytes", "is_put_off"), [(2 * MIB, False), (10 * MIB, True)])
+def test_faults_that_leave_little_of_a_file_are_not_put_off(
+    pool: EndlessPool, apart_bytes: int, *, is_put_off: bool
+) -> None:
+    """Whoever looks at each tensor of a small model reads all of them later."""
+    for place in range(1, 6):
+        pool.read(place * apart_bytes, place * apart_bytes + MIB)
+    start = 6 * apart_bytes + 4 * KIB
+    assert pool.window.puts_off(start, start + MIB) == is_put_off
+
+
 @pytest.mark.parametrize("is_together", [True, False])
 def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_once(*, is_together: bool) -> None:
     pool = EndlessPool(GIB)
