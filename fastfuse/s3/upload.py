@@ -11,11 +11,11 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from botocore.exceptions import BotoCoreError, ClientError
@@ -41,6 +41,8 @@ from fastfuse.s3.retries import Retries, RetryableError
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE
 from fastfuse.s3.upload_clients import UPLOADS_IN_FLIGHT, UploadClient
 from fastfuse.s3.whole import read_all
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -351,9 +353,17 @@ class ObjectWriter:
         if self._session.config.request_payer:
             arguments["RequestPayer"] = "requester"
         arguments |= {"Bucket": self._bucket, "Key": self.key}
+        reply: dict[str, Any] = await self._patiently(partial(self._request_once, operation, arguments), deadline_s)
+        return reply
+
+    async def find_region(self) -> None:
+        """Find out the region of the bucket, without which no request can be made, as patiently as any is made."""
+        await self._patiently(partial(self._client.region, self._bucket, is_read=self._outlives_outages))
+
+    async def _patiently(self, once: Callable[[], Awaitable[T]], deadline_s: float = _UPLOAD_DEADLINE_S) -> T:
         deadline_s = min(deadline_s, max(_LEAST_DEADLINE_S, _UPLOAD_DEADLINE_S - self._retries.silent_s))
         with trio.move_on_after(deadline_s):
-            return await self._retries.run(partial(self._request_once, operation, arguments), name=self._shown)
+            return await self._retries.run(once, name=self._shown)
         raise ServiceError(f"The S3 service did not answer for {self._shown} within {deadline_s:.3g} s.")
 
     async def _request_once(self, operation: str, arguments: dict[str, object]) -> dict[str, Any]:

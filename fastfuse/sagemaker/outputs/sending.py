@@ -275,6 +275,7 @@ class _Sending:
         uri, status, name = self._outgoing.uri, self._outgoing.status, self._outgoing.name
         if status not in _REPLACES:
             return writer
+        await writer.find_region()  # without it nothing can be sent
         with suppress(FastfuseError):
             if (found := await writer.state()) is None:
                 return writer

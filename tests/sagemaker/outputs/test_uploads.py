@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, aclosing
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from aiobotocore.httpxsession import HttpxSession
@@ -347,6 +348,22 @@ async def test_an_archive_replaces_that_of_a_run_that_ended_no_better(
         assert any(line.startswith(told) for line in caplog.messages) == (replaces is None), number
         is_told = f"{uri} is of a run with the status {replaces}, and is replaced" in said
         assert is_told == bool(replaces), number
+
+
+async def test_nothing_is_said_of_an_earlier_model_in_an_outage(
+    aws_environment: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("_UPLOAD_DEADLINE_S", "_LEAST_DEADLINE_S"):
+        monkeypatch.setattr(f"fastfuse.s3.upload.{name}", 0.1)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/weights").write_text("worse")
+    uri = S3Uri("bucket", "model.tar.gz")
+    outgoing = [sending.Outgoing(name="model", place=tmp_path / "model", uri=uri, status="Failed")]
+    connection = ConnectionConfig(endpoint_url="http://127.0.0.1:1", force_path_style=True)
+    told = Mock()
+    await sending.send_outputs(outgoing, tmp_path, S3Session(connection), "", told)
+    assert "did not answer" in str(told.call_args_list)
+    assert "of a run that ended better" not in caplog.text
 
 
 def test_the_model_of_a_failed_run_is_sent_though_nobody_says_whether_there_is_an_earlier_one(
