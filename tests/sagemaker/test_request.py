@@ -3,13 +3,13 @@
 import re
 from typing import NamedTuple
 
-import botocore
 import pytest
 
 from fastfuse.index.origin import SourceKind
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
 from fastfuse.sagemaker.description.request import FieldPath
+from fastfuse.version import VERSION
 from tests.sagemaker.jobs import ABSENT, CHANNEL, S3, channel_of, job_of, refusal, request, source, with_field
 
 BASE = request()
@@ -217,7 +217,7 @@ def test_another_value_is_refused_with_the_path_of_the_field(case: Refused) -> N
         (("ResourceConfig", "InstancType"), "did you mean InstanceType?"),
         (
             ("Zzz",),
-            f"botocore {botocore.__version__} knows no such field there: leave it out if AWS has added it since",
+            f"fastfuse {VERSION} knows no such field there: leave it out if AWS has added it since",
         ),
     ],
 )

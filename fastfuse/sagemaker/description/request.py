@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, Final
 
-import botocore
 from botocore.loaders import Loader
 from botocore.model import ServiceModel, Shape
 
 from fastfuse.sagemaker.description.channel import FieldRow, Handling
+from fastfuse.version import VERSION
 
 FieldPath = tuple[str | int, ...]
 # The value of a field that one object of a file has twice.
@@ -123,8 +123,8 @@ _NOT_REQUIRED: Final = frozenset({"TrainingInputMode"})
 # hyperparameters may hold anything.
 _FREE: Final = frozenset({"S3Uri", "TrainingInstanceType", "HyperParameterKey", "HyperParameterValue"})
 
-# AWS may have added the field after this version of the model.
-_UNKNOWN: Final = f"botocore {botocore.__version__} knows no such field there: leave it out if AWS has added it since"
+# AWS may have added the field after this version.
+_UNKNOWN: Final = f"fastfuse {VERSION} knows no such field there: leave it out if AWS has added it since"
 _HINTS: Final = {
     "InputDataConfig": "it is the list of the job's channels; a job without channels needs no fastfuse",
     "S3OutputPath": "write it as s3://BUCKET/PREFIX",
