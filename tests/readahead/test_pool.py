@@ -1,5 +1,7 @@
 """The pool alone: what fits, what goes first, who waits, and that its books, and those of files, are always right."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,6 +75,16 @@ def test_files_that_will_be_opened_and_parts_ahead_share_three_quarters_of_the_m
     for index in range(9):
         pool.held(index)
     assert (pool.ahead(20), pool.expect(30)) == (None, None)
+
+
+def test_readahead_of_all_files_leaves_the_last_quarter_of_the_connections_to_demands() -> None:
+    pool = Pool(replace(CONFIG, max_parts_in_flight=4))
+    other = pool.open(2, listed("b", 100 * MIB))
+    granted = [pool.ahead(0), pool.ahead(1), pool.ahead(0, other), pool.ahead(1, other)]
+    assert [part is not None for part in granted] == [True, True, True, False]
+    assert granted[0] is not None
+    pool.land(granted[0], bytes(PART))
+    assert pool.ahead(1, other) is not None
 
 
 def is_expected(pool: PartPool, inode: int) -> bool:
