@@ -6,7 +6,7 @@ import stat
 
 
 def open_regular(path: str | bytes | os.PathLike[str], directory_fd: int | None = None) -> int:
-    """Return a descriptor to read a regular file by; below a directory that is given, no symbolic link is followed.
+    """Return a descriptor to read a regular file by; in a directory that is given, `path` is a name and may be no link.
 
     Raises:
         OSError: it cannot be opened, or is something else.

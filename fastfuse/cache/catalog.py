@@ -26,7 +26,7 @@ _WRITER_WAITS_S = 5.0
 # A look-up waits only for whoever repairs what a killed process left; it holds up the loop.
 _READER_WAITS_S = 0.01
 NEVER = (1 << 63) - 1
-# So many victims are listed at a time. The list is made anew once a 2,048th of the tier was asked for: of 10 TB, that
+# The victims that are listed at a time. The list is made anew once a 2,048th of the tier was asked for: of 10 TB, that
 # is as many segments.
 _LISTED, _LISTED_FOR_SHIFT = 64, 11
 

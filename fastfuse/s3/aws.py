@@ -310,7 +310,7 @@ class S3Session:
     async def mend(
         self, kind: Kind, date: str, credentials: Credentials | None, *, is_head: bool
     ) -> tuple[bool, Failure | None]:
-        """Take over the time, or resolve credentials anew, if a refusal of this `kind`, made at `date`, was for those.
+        """Correct the clock, or resolve credentials anew, if that is why the service refused a request at `date`.
 
         Return whether the next request may succeed, and what keeps credentials from being looked for, if it may pass.
         """

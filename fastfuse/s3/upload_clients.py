@@ -33,7 +33,7 @@ class UploadClient:
         self._boto: Any = None  # its class is made at run time
 
     async def current(self, region: str) -> tuple[Any, Credentials | None]:
-        """Return the client of the region, and the credentials that sign its next request."""
+        """Return the client, which keeps the first region that is given, and the credentials of its next request."""
         source = self._session.credentials
         credentials = None if source is None else await source.current()
         async with self._opening:

@@ -179,7 +179,7 @@ class TroubleGauges:
     def _counted(self) -> tuple[int, dict[str, int]]:
         """Return a number that grows with each GET and each read that succeeds, and how many reads failed, by errno.
 
-        Reads are left out of which S3 said that their object is gone, or another one.
+        Leave out reads whose object S3 calls gone or replaced (ESTALE).
         """
         get = self._counters.get
         delivered = get("fastfuse_fetch_requests", "ok") + get("fastfuse_read_served_bytes")

@@ -81,7 +81,7 @@ class WorkerTask:
     counters: Counters
     board: Board
     in_hand: ReadsInHand
-    # It went through `s3.routes.read_files`: the worker may not read the user's files.
+    # The session went through `s3.routes.read_files`: the worker may not read the user's files.
     session: S3Session
     snapshot_fd: int
     # The connection to the kernel.
