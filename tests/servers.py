@@ -53,7 +53,7 @@ class S3Server:
         )
 
     def put(self, key: str, data: bytes, **extra: str) -> ObjectRef:
-        """Creates or replaces the object and returns it as the server lists it, with the time of its replies.
+        """Create or replace the object, and return it with the ETag of its listing and the time of its replies.
 
         rclone lists the time of the file, and its replies tell when the PUT came, which may be in the second before.
         """

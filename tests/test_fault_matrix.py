@@ -422,9 +422,10 @@ async def test_what_lasts_is_the_error_that_the_policy_says_and_one_line(
     took_s, error, told = time.monotonic() - began_s, first_of(caught.value), [*map(untimed, caplog.messages)]
     counts = row.counts()
     is_tried_again = ("fastfuse_retries", row.cause.failure.cause) in counts
-    assert is_tried_again == (row.most > 1) or is_timed  # a busy machine may be at the first attempt then
+    # A busy machine may be at the first attempt when the deadline comes.
+    assert is_tried_again == (row.most > 1) or (is_timed and took_s >= DEADLINE_S - LONGEST_PAUSE_S)
     if is_tried_again:
-        told.remove(row.cause.retry_line(row.name))
+        assert told.pop(0) == row.cause.retry_line(row.name)
     if told and told[-1].startswith(f"requests tried again after {row.cause.detail}: "):
         told.pop()  # where the run ends with the error, it tells of the tries that had no line
     if not row.is_exact:

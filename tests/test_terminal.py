@@ -132,10 +132,9 @@ def test_a_daemon_returns_to_its_terminal(server: LoopbackServer, tmp_path: Path
 
 @pytest.mark.parametrize("settings", [PLAIN, DUMB | NO_COLOR], ids=["plain", "dumb"])
 def test_a_job_runs_its_command(server: LoopbackServer, tmp_path: Path, settings: Mapping[str, str]) -> None:
-    channel = f"a-channel-of-twenty-six-le={URI},mode=File"
-    words = ["run", "--base-dir", str(tmp_path), "--channel", channel, *access(server.endpoint_url), "--", "tty"]
-    code, text = finished_on_terminal(*words, settings=settings)
+    words = ["run", "--base-dir", str(tmp_path), "--channel", f"train={URI},mode=File"]
+    code, text = finished_on_terminal(*words, *access(server.endpoint_url), "--", "tty", settings=settings)
     assert code == 0, text
     assert_sane(text, settings)
-    lines = lines_on_screen(text)
-    assert any(line.startswith("/dev/pts/") for line in lines)
+    assert "\x1b" not in text
+    assert any(line.startswith("/dev/pts/") for line in lines_on_screen(text))

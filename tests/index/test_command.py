@@ -1,5 +1,6 @@
 """`fastfuse index`, and `mount --index`, as a user has them: real processes and real mounts."""
 
+import json
 import os
 import signal
 import subprocess
@@ -118,16 +119,21 @@ def test_an_index_in_s3_is_mounted_by_another_host(moto_server: S3Server, tmp_pa
     assert (done.returncode, done.stderr) == (4, "fastfuse: error: There is no object 's3://bucket/kept/absent'.\n")
 
 
-def test_the_keys_of_a_file_are_mounted_and_a_missing_one_is_named(server: LoopbackServer, tmp_path: Path) -> None:
+def test_the_keys_of_a_file_are_mounted_and_summed_up_and_a_missing_one_is_named(
+    server: LoopbackServer, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("train/b/c\ns3://bucket/train/a\n")
     before = server.count("ListObjectsV2")
     with mounted("s3://bucket/train", server.endpoint_url, "--keys-from", str(keys)) as mount:
         assert tree(mount.path) == {"a": b"a", "b/c": b"cc"}
+    words = ("index", "s3://bucket/train", "--summary", "--keys-from", str(keys), *access(server.endpoint_url))
+    done = run_fastfuse(*words, "--json")
+    summary = json.loads(done.stdout)
+    assert (done.returncode, summary["objects"], summary["total_bytes"]) == (0, 2, 3)
     assert server.count("ListObjectsV2") == before
     keys.write_text("train/a\ntrain/absent\n")
-    options = ("--summary", "--keys-from", str(keys), *access(server.endpoint_url))
-    done = run_fastfuse("index", "s3://bucket/train", *options)
+    done = run_fastfuse(*words)
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr

@@ -178,7 +178,9 @@ async def running(
         reader.let_go()
         await settled()
         pool = engine.pool
-        while delay_s and pool.parts_in_flight:
+        for _ in range(1000 if delay_s else 0):
+            if not pool.parts_in_flight:
+                break
             await trio.sleep(delay_s)
             await settled()
         check_books(engine)

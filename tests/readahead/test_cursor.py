@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastfuse.readahead.cursor import Cursor, RunLengths
+from fastfuse.readahead.cursor import Cursor, Latest, RunLengths
 from tests.readahead.readers import KIB, MIB
 
 
@@ -77,6 +77,14 @@ def test_a_look_at_the_beginning_says_nothing_of_how_long_pieces_are() -> None:
 def test_pieces_that_touch_or_overlap_are_no_stride() -> None:
     assert not stride(10, step_bytes=64 * KIB).is_strided
     assert not stride(10, step_bytes=-10 * MIB).is_strided
+
+
+def test_runs_near_to_one_another_are_dense_and_so_are_others_after_a_jump() -> None:
+    latest = Latest()
+    for begin in (MIB, 5000 * MIB):
+        for number in range(12):
+            latest.append(Cursor(begin + number * MIB, begin + number * MIB + 8 * KIB))
+            assert latest.dense_bytes == (11 * MIB if number == 11 else 0)
 
 
 def lengths(*runs: int) -> RunLengths:

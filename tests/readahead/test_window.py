@@ -631,5 +631,5 @@ def test_readers_at_different_places_that_take_turns_at_random_all_become_sequen
         pool.read(positions[reader], positions[reader] + 16 * KIB)
         positions[reader] += 16 * KIB
     assert all(cursor.sequential for cursor in pool.window.cursors)
-    # None of them waits for more than its first REQUESTS.
+    # None of them waits for more than its first requests.
     assert len(pool.demanded) <= 8 * readers

@@ -66,6 +66,7 @@ async def test_a_deleted_object_is_changed_and_the_reader_stays_usable(place: Pl
 async def test_an_object_without_a_listed_etag_is_read(place: Place) -> None:
     """D1: its time is compared, which a listing may tell to the millisecond and no reply does."""
     ref = place.put("no etag", DATA)
+    # The replies' time: rclone lists that of the file, which may be in the second after.
     second_ns = ref.modified_ns // 10**9 * 10**9
     assert second_ns
     for listed_ns in (ref.modified_ns, second_ns + 123_000_000, second_ns + 999_000_000, 0):

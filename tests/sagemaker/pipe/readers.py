@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,8 +57,11 @@ class Reader:
         assert self.process.returncode == 0
         return [(int(total), found) for total, found in map(str.split, told.splitlines())]
 
-    def is_done(self) -> bool:
-        return self.process.poll() is not None
+    def waits(self) -> bool:
+        """Return whether a second passes without an end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        return self.process.returncode is None
 
     def kill(self) -> None:
         self.process.kill()

@@ -153,7 +153,7 @@ def test_an_epoch_of_bytes_that_were_damaged_has_no_end(server: LoopbackServer, 
     with stream("data/large", "--verify") as job:
         reader = Reader.start(job.data)
         job.wait_for_log("'data/large' was received damaged")
-        assert not reader.is_done()
+        assert reader.waits()
         reader.kill()
 
 
@@ -161,7 +161,7 @@ def test_damaged_gzip_fails_the_epoch(stream: Run) -> None:
     with stream("damaged", CompressionType="Gzip") as job:
         reader = Reader.start(job.data)
         job.wait_for_log("'s3://bucket/damaged' cannot be decompressed: the gzip data is cut short")
-        assert not reader.is_done()
+        assert reader.waits()
         reader.kill()
         assert job.stop() == 4
 

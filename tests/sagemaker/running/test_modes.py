@@ -178,11 +178,16 @@ with open(os.environ["SM_CHANNEL_TRAIN"] + "_2", "rb") as whole:
 
 def test_a_stream_that_breaks_off_is_never_taken_for_whole(server: LoopbackServer, run: Run) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", key="test/x"))
-    read = "import os; open(os.environ['SM_CHANNEL_TEST'] + '_0', 'rb').read(); print('whole')"
+    program = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda number, frame: print("told", flush=True))
+open(os.environ["SM_CHANNEL_TEST"] + "_0", "rb").read()
+print("whole", flush=True)
+"""
     channels = [channel("train", "FastFile", "train/"), channel("test", "Pipe", "test/")]
-    with run(channels, command=read, ends_with=1) as job:
+    with run(channels, "--stop-timeout", "3", command=program, ends_with=1) as job:
         assert "error: channel test: " in job.log
-        assert job.output == ""
+        assert job.output.split() == ["told"]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,9 @@ def test_two_hosts_of_two_ranks_list_once_and_mount_once_each(server: LoopbackSe
             job.wait_for_output("}")
         assert mounts(tmp_path) == 2
         assert server.count("ListObjectsV2") == 1
-        for owner in (job for job in jobs if "Downloading" in job.log):
+        owners = [job for job in jobs if "Downloading" in job.log]
+        assert len(owners) == 2
+        for owner in owners:
             assert re.search(r'^fastfuse_table_files{.*channel="data",.*} 24.0$', owner.metrics(), re.MULTILINE)
         assert sum("serves the metrics" in job.log for job in jobs) == 2
         gate.close()
