@@ -18,6 +18,7 @@ from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials
 from fastfuse.s3.failures import Kind, failure_of_exception, resolution_error
+from fastfuse.s3.proxies import proxy_for
 
 UPLOADS_IN_FLIGHT: Final = 4
 
@@ -84,6 +85,8 @@ def _boto_config(session: S3Session) -> AioConfig:
         options["signature_version"] = UNSIGNED
     if config.force_path_style:
         options["s3"] = session.s3_settings | {"addressing_style": "path"}
+    if session.endpoint_url is not None and proxy_for(session.endpoint_url) is None:
+        options["proxies"] = {}  # botocore knows no networks in no_proxy
     return AioConfig(
         connect_timeout=CONNECT_TIMEOUT_S,
         read_timeout=stall_timeout_s(config),

@@ -183,6 +183,14 @@ async def writing(endpoint_url: str, key: str, *, kms_key_id: str = "") -> Async
         yield client, ObjectWriter(client, exits, "bucket", key, kms_key_id=kms_key_id)
 
 
+async def test_an_upload_goes_past_the_proxy_to_a_network_of_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "127.0.0.0/8")
+    with LoopbackServer({"bucket": MemoryObjects({})}, ServerConfig(writes="unconditional")) as server:
+        async with writing(server.endpoint_url, "key") as (_, writer):
+            assert await writer.put(b"data")
+
+
 async def pieces_of(*pieces: bytes) -> AsyncIterator[bytes]:
     for piece in pieces:
         yield piece
