@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Self
 
 from bench.s3server.buckets import ObjectSet
@@ -219,7 +220,8 @@ class LoopbackServer:
         ending = _body_ending(faults)
         is_refused = ending is not None and isinstance(ending.action, Reset) and ending.action.after_bytes is None
         planned = _planned_bytes(reply, ending)
-        writer = ResponseWriter(sock, reply, bytes_per_s=self._rate_bytes_per_s(faults), closing=self._closing)
+        rate = partial(self._rate_bytes_per_s, faults)
+        writer = ResponseWriter(sock, reply, rate_bytes_per_s=rate, closing=self._closing)
         number = self._log.begin(_record(connection, call, reply, planned, is_refused=is_refused))
         try:
             self._closing.wait(self._delay_s(call, faults))
@@ -250,5 +252,6 @@ class LoopbackServer:
         return own_s + sum(fault.action.seconds for fault in faults if isinstance(fault.action, Delay))
 
     def _rate_bytes_per_s(self, faults: list[Fault]) -> float:
-        rates = [fault.action.bytes_per_s for fault in faults if isinstance(fault.action, Limit)]
+        in_force = [fault.action for fault in faults if not fault.removed.is_set()]
+        rates = [action.bytes_per_s for action in in_force if isinstance(action, Limit)]
         return min(rates) if rates else self._config.pace.rate_bytes_per_s

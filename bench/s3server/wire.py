@@ -11,7 +11,7 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from http.client import responses
 from urllib.parse import unquote, unquote_to_bytes
@@ -143,38 +143,40 @@ def _reply_head(reply: Reply, keep_alive: bool) -> bytes:
 
 
 class _Pacer:
-    """Keeps a body at a rate: a slice is sent when the time for all its bytes has passed."""
+    """Keeps a body at a rate, which may change: a slice is sent when the time for all its bytes has passed."""
 
-    def __init__(self, bytes_per_s: float, closing: threading.Event) -> None:
-        self._bytes_per_s = bytes_per_s
+    def __init__(self, rate_bytes_per_s: Callable[[], float], closing: threading.Event) -> None:
+        self._rate_bytes_per_s = rate_bytes_per_s
         self._closing = closing
-        self._started_s = time.monotonic()
-        self._paced_bytes = 0
+        self._due_s = time.monotonic()
 
     def wait_slice(self, wanted_bytes: int) -> int:
         """Wait, and return how many of the wanted bytes may be sent now."""
-        if not self._bytes_per_s:
+        bytes_per_s = self._rate_bytes_per_s()
+        if not bytes_per_s:
             return wanted_bytes
-        slice_bytes = min(wanted_bytes, int(self._bytes_per_s * _PACE_S) + 1)
-        self._paced_bytes += slice_bytes
-        due_s = self._started_s + self._paced_bytes / self._bytes_per_s
-        self._closing.wait(max(0.0, due_s - time.monotonic()))
+        slice_bytes = min(wanted_bytes, int(bytes_per_s * _PACE_S) + 1)
+        self._due_s += slice_bytes / bytes_per_s
+        self._closing.wait(max(0.0, self._due_s - time.monotonic()))
         return slice_bytes
 
 
 class ResponseWriter:
     """Writes one reply; `sent_bytes` is how much of its body the kernel has taken."""
 
-    def __init__(self, sock: socket.socket, reply: Reply, *, bytes_per_s: float, closing: threading.Event) -> None:
+    def __init__(
+        self, sock: socket.socket, reply: Reply, *, rate_bytes_per_s: Callable[[], float], closing: threading.Event
+    ) -> None:
+        """Ask for the rate before each piece of the body; 0 is no limit."""
         self._sock = sock
         self._reply = reply
-        self._bytes_per_s = bytes_per_s
+        self._rate_bytes_per_s = rate_bytes_per_s
         self._closing = closing
         self.sent_bytes = 0
 
     def send_head(self, *, keep_alive: bool) -> None:
         head = _reply_head(self._reply, keep_alive)
-        if isinstance(self._sock, ssl.SSLSocket) or self._bytes_per_s or not self._reply.body_bytes:
+        if isinstance(self._sock, ssl.SSLSocket) or self._rate_bytes_per_s() or not self._reply.body_bytes:
             self._sock.sendall(head)
         else:
             # The head leaves with the first bytes of the body, in one segment (tcp(7)).
@@ -182,7 +184,7 @@ class ResponseWriter:
 
     def send_body(self, start: int, end: int) -> None:
         """Send the bytes ``[start, end)`` of the body; `OSError` when the client has gone."""
-        pacer = _Pacer(self._bytes_per_s, self._closing)
+        pacer = _Pacer(self._rate_bytes_per_s, self._closing)
         origin = self._reply.start
         with contextlib.closing(self._reply.content.spans(origin + start, origin + end)) as spans:
             for span in spans:

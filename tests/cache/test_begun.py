@@ -170,7 +170,9 @@ async def test_a_tier_that_is_left_alone_claims_nothing(threads: Threads, monkey
 
 
 @pytest.mark.parametrize("is_worth_it", [False, True])
-async def test_a_kept_claim_stops_no_get(is_worth_it: bool, threads: Threads, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_that_cannot_be_released_stops_no_get(
+    is_worth_it: bool, threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file system does not let it go."""
     set_lock = shared.set_lock
 

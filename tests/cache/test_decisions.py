@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bench.tier_policy import WORKLOADS, lru, tier
 from fastfuse.cache.catalog import Extent, Index, create_in, gaps, pieces
-from fastfuse.cache.policy import Returns
+from fastfuse.cache.policy import Returns, is_worth_it
 
 UNIT = 4 << 20
 
@@ -99,6 +99,15 @@ def test_a_range_of_another_name_in_the_same_slot_is_unknown() -> None:
     returns = Returns(1)
     for name in (1 << 48, 2 << 48, 1 << 48, 2 << 48, 1 << 48):
         assert returns.ask(name, 0, 0) is None
+
+
+def test_a_segment_that_nobody_reads_makes_room_and_one_that_is_read_only_for_what_is_read_twice_as_often() -> None:
+    assert not is_worth_it(None, 250, 0, 100)
+    assert is_worth_it(None, 251, 0, 100)
+    assert not is_worth_it(None, 150, 100, 1000)
+    assert is_worth_it(None, 151, 100, 1000)
+    assert not is_worth_it(50, 100, 100, 1000)
+    assert is_worth_it(49, 100, 100, 1000)
 
 
 def test_hit_rates() -> None:

@@ -105,7 +105,9 @@ def test_a_directory_that_cannot_be_trusted_is_refused(make: Callable[[Path], No
     ],
     ids=["no limit", "half of the limit", "more", "on a disk"],
 )
-def test_memory_takes_half(monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, kinds: set[int], why: str) -> None:
+def test_a_directory_in_memory_takes_at_most_half_of_it(
+    monkeypatch: pytest.MonkeyPatch, limit_bytes: int | None, kinds: set[int], why: str
+) -> None:
     monkeypatch.setattr(directory, "memory_limit_bytes", lambda: limit_bytes)
     monkeypatch.setattr(directory, "_IN_MEMORY", kinds)
     refusal = pytest.raises(ConfigurationError, match=why) if why else nullcontext()
@@ -136,7 +138,7 @@ def test_a_directory_that_another_version_uses_stays(tmp_path: Path, caplog: pyt
 
 
 @pytest.mark.parametrize("make", [other_owner, world_writable, foreign_files])
-def test_another_there_is_checked(
+def test_a_directory_that_came_in_place_of_the_prepared_one_is_checked(
     make: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = settings_of(tmp_path / "cache")

@@ -397,7 +397,9 @@ def test_where_a_small_file_is_kept_is_remembered_until_it_is_not_there(tmp_path
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_threads_get_what_is_remembered_and_gone(hangs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_threads_fetch_from_s3_what_the_tier_has_lost(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     change = """
     from fastfuse.filesystem.serving import reads
     answer = reads.Reads.answer
@@ -449,7 +451,7 @@ def test_no_thread_asks_for_an_archived_object_with_a_tier(tmp_path: Path) -> No
     assert get_count() == get_count(*options_of(tmp_path))
 
 
-def test_a_worker_that_the_disk_ends_is_followed_by_one_without(
+def test_a_worker_that_the_disk_ends_is_followed_by_one_without_the_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     change = """

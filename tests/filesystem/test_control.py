@@ -170,6 +170,18 @@ def test_a_connection_is_a_signal_and_so_is_what_it_says() -> None:
         assert connection.recv(10) == b""
 
 
+def test_requests_are_taken_together_and_each_once() -> None:
+    with control_socket() as control, client() as first, client() as second:
+        assert list(control.requests()) == []
+        first.sendall(b'{"fastfuse": 1, "request": "refresh"}\n')
+        second.sendall(b'{"fastfuse": 1, "request": "status"}\n')
+        found = list(control.requests())
+        assert [asked["request"] for asked, _ in found] == ["refresh", "status"]
+        assert list(control.requests()) == []
+        for _, asking in found:
+            asking.close()
+
+
 def test_of_a_request_only_what_means_something_is_passed_on() -> None:
     """What a worker cannot take apart would end it."""
     members = f'"every_s": 0.5, "level": "{"x" * 65}", "sample": [1], "more": {"[" * 900 + "]" * 900}'

@@ -514,14 +514,21 @@ def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_i
     with listing(server, ["setsid", "--ctty", *command], **streams) as (parent, (daemon,)):
         os.close(terminal)
         pid_fd = os.pidfd_open(daemon)
-        if is_interrupted:
-            os.write(ours, b"\x03")
-            parent.wait(60)
-        os.close(ours)
-        assert parent.wait(60) == 130
-        wait_for_end(pid_fd)
-        assert find_mount(place) is None
-        assert not place.exists()
+        try:
+            if is_interrupted:
+                os.write(ours, b"\x03")
+                parent.wait(60)
+            os.close(ours)
+            assert parent.wait(60) == 130
+            wait_for_end(os.dup(pid_fd))
+            assert find_mount(place) is None
+            assert not place.exists()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pid_fd, signal.SIGKILL)
+            os.close(pid_fd)
+            if find_mount(place) is not None:
+                unmount(place, lazy=True)
 
 
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(server: LoopbackServer) -> None:

@@ -2,8 +2,8 @@
 
    Reads from standard input six texts, each behind its length (4 bytes), and then the bytes of each request: the length of
    the path, the path, that of the ETag, the ETag, the size, where a part begins and its length, which is 0 for the whole
-   object. Writes for each whether it is right, whether there was a checksum, whether what comes is acknowledged at once (1
-   byte each), and the bytes if all went right. */
+   object, and the ms of the route's patience and of the limit of a part. Writes for each whether it is right, whether there
+   was a checksum, whether what comes is acknowledged at once (1 byte each), and the bytes if all went right. */
 
 #define _GNU_SOURCE
 #include "../../fastfuse/s3/direct_get.h"
@@ -23,9 +23,7 @@ static uint32_t number(void)
 
 int main(int count, char **arguments)
 {
-    direct_route route = {.uses = 1, .patience_ns = atoll(arguments[2]) * 1000000, .is_address = 1};
-    route.part_patience_ns = route.patience_ns + 1; /* so that a connection has to change it */
-    route.part_limit_ns = atoll(arguments[3]) * 1000000;
+    direct_route route = {.uses = 1, .is_address = 1};
     direct_connection connection = {.fd = -1, .hash = EVP_MD_CTX_new()};
     for (char *port = strtok(arguments[1], ","); port; port = strtok(NULL, ",")) {
         struct sockaddr_in *address = (struct sockaddr_in *) &route.addresses[route.address_count++];
@@ -35,10 +33,10 @@ int main(int count, char **arguments)
     }
     strcpy(route.host, "127.0.0.1");
     direct_make_crcs();
-    if (count > 4) {
+    if (count > 2) {
         route.tls = SSL_CTX_new(TLS_client_method());
         SSL_CTX_set_verify(route.tls, SSL_VERIFY_PEER, NULL);
-        if (!SSL_CTX_load_verify_file(route.tls, arguments[4]))
+        if (!SSL_CTX_load_verify_file(route.tls, arguments[2]))
             return 1;
     }
     for (int at = 0; at < 6; at++) {
@@ -62,6 +60,9 @@ int main(int count, char **arguments)
         object.size_bytes = number();
         object.start = number();
         object.part_bytes = number();
+        route.patience_ns = number() * INT64_C(1000000);
+        route.part_patience_ns = route.patience_ns + 1; /* so that a connection has to change it */
+        route.part_limit_ns = number() * INT64_C(1000000);
         object.target = object.part_bytes ? malloc(object.part_bytes) : NULL;
         size_t bytes = object.target ? object.part_bytes : object.size_bytes;
         char *data = malloc(DIRECT_HEAD_BYTES + (object.target ? 0 : bytes));

@@ -71,6 +71,13 @@ def test_memory_stays_within_the_limit_whatever_sizes_follow_each_other(size_byt
     assert resident_bytes_after(steps) < 77 << 20
 
 
+def test_parts_of_other_sizes_use_the_memory_that_is_warm() -> None:
+    buffers = PartBuffers(part_bytes=PART, limit_bytes=4 * PART)
+    for size_bytes in (PART, PART // 2, PART // 4, 3 * PART // 4, PART):
+        buffers.take(size_bytes)
+        assert buffers.resident_bytes == PART
+
+
 def test_a_slice_alone_keeps_its_bytes() -> None:
     buffers = PartBuffers(part_bytes=PART, limit_bytes=PART)
     buffer = buffers.take(PART)

@@ -198,16 +198,22 @@ async def test_keys_that_have_expired_by_a_clock_that_is_ahead_are_used_until_th
 
 @asynccontextmanager
 async def passing(clock: trio.testing.MockClock, seconds: float, begin: Callable[[], bool]) -> AsyncIterator[None]:
-    """Let so many seconds pass in the block, once they may `begin`, and no others: requests take none."""
+    """Let so many seconds pass in the block, once they may `begin`, and no others: requests take none.
+
+    The block fails if it waits for longer.
+    """
 
     async def jump() -> None:
         while not begin():
             await trio.lowlevel.checkpoint()
         clock.jump(seconds)
+        await trio.testing.wait_all_tasks_blocked(10.0)
+        raise AssertionError(f"still waiting after {seconds} s")
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(jump)
         yield
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("size_bytes", [4, 1 << 20])
@@ -277,7 +283,7 @@ class Resolver:
         # None: at once.
         self.answers: trio.Event | None = None
         self.fixed: Credentials | None = None
-        self.calls = self.started_over = 0
+        self.calls = 0
 
     async def __call__(self) -> Credentials:
         await trio.lowlevel.checkpoint()
@@ -291,9 +297,6 @@ class Resolver:
         expires_at = None if self.lifetime is None else self.clock.now + self.lifetime
         return Credentials(access_key=f"key {self.calls}", secret_key="", expires_at=expires_at)
 
-    def start_over(self) -> None:
-        self.started_over += 1
-
 
 async def renewed(source: CredentialSource) -> Credentials:
     """Return the credentials once a renewal that is due has ended."""
@@ -306,7 +309,7 @@ async def renewed(source: CredentialSource) -> Credentials:
 def source_with(lifetime: timedelta | None) -> tuple[CredentialSource, Resolver, Clock]:
     clock = Clock()
     resolver = Resolver(clock, lifetime)
-    return CredentialSource(resolver, start_over=resolver.start_over, now=clock), resolver, clock
+    return CredentialSource(resolver, now=clock), resolver, clock
 
 
 async def source_after(minutes: int) -> tuple[CredentialSource, Resolver, Clock]:
@@ -386,7 +389,9 @@ async def test_a_renewal_that_brings_the_same_keys_is_told_and_tried_again(caplo
     assert caplog.messages[1] == "The AWS credentials are renewed"
 
 
-async def test_expired_and_not_renewed_is_an_error(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
+async def test_expired_keys_that_cannot_be_renewed_are_an_error(
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     caplog.set_level("INFO")
     source, resolver, _ = await source_after(120)
     resolver.error = ServiceError("no network")

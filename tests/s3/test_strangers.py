@@ -241,6 +241,8 @@ def test_long_words_are_not_shown_for_they_may_be_keys() -> None:
         (503, {}, PAGE, Kind.THROTTLED, False),
     ],
 )
-def test_refusals_of_s3(status: int, headers: dict[str, str], document: bytes, kind: Kind, is_foreign: bool) -> None:
+def test_a_refusal_has_a_kind_and_is_of_s3_or_foreign(
+    status: int, headers: dict[str, str], document: bytes, kind: Kind, is_foreign: bool
+) -> None:
     failure = failure_of_refusal(ReplyHead(status, headers, True, None), document)
     assert (failure.kind, failure.is_foreign) == (kind, is_foreign)

@@ -175,7 +175,9 @@ BEHIND_INTERMEDIATE = issue(HOST, by=INTERMEDIATE)
         (replace(BEHIND_NO_SIGNER, chain=[NO_SIGNER.certificate]), HOST, "invalid CA certificate"),
     ],
 )
-def test_python_accepts_the_same(tmp_path: Path, authority: str, identity: Identity, host: str, reason: str) -> None:
+def test_certificates_are_accepted_as_by_python(
+    tmp_path: Path, authority: str, identity: Identity, host: str, reason: str
+) -> None:
     path = identity.write(tmp_path, "identity")
     ours = our_verdict(path, authority, host)
     theirs = verdict_of_python(path, authority, host)

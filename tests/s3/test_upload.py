@@ -105,7 +105,9 @@ async def test_a_failed_upload_leaves_nothing(moto_server: S3Server, fd: int, mo
     assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
 
 
-async def test_parts_left_are_told(fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_parts_that_a_failed_upload_leaves_are_logged(
+    fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "_UPLOAD_PART_BYTES", 100)
     os.write(fd, bytes(1000))
 
@@ -324,20 +326,27 @@ async def test_an_upload_that_ends_without_an_etag_is_known_by_those_of_its_part
             assert await uploading == moto_server.client.head_object(Bucket="bucket", Key="untold")["ETag"]
 
 
+@pytest.mark.parametrize("is_denied", [False, True])
 async def test_the_check_of_a_place_sends_a_part_and_leaves_nothing(
-    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    moto_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, is_denied: bool
 ) -> None:
     """With a key of KMS, an upload is begun with kms:GenerateDataKey, and takes parts only with kms:Decrypt, too."""
     send, sent = HttpxSession.send, list[object]()
 
-    async def note(session: HttpxSession, request: AWSPreparedRequest) -> object:
-        if "partNumber=" in request.url:
-            sent.append(request.headers["Content-MD5"])
-        return await send(session, request)
+    async def answer(session: HttpxSession, request: AWSPreparedRequest) -> Any:  # noqa: ANN401
+        if "partNumber=" not in request.url:
+            return await send(session, request)
+        sent.append(request.headers["Content-MD5"])
+        if not is_denied:
+            return await send(session, request)
+        reply = AioAWSResponse(request.url, 403, {}, None)
+        reply._content = b"<Error><Code>AccessDenied</Code></Error>"
+        return reply
 
-    monkeypatch.setattr(HttpxSession, "send", note)
+    monkeypatch.setattr(HttpxSession, "send", answer)
     async with writing(moto_server.endpoint_url, "checked", kms_key_id="alias/models") as (_, writer):
-        await writer.check_access()
+        with pytest.raises(AccessError, match="denies access to 's3://b") if is_denied else nullcontext():
+            await writer.check_access()
     assert sent == [b"M21evFQ2U05h0W5j3fyjJw=="]
     assert not moto_server.client.list_multipart_uploads(Bucket="bucket", Prefix="checked").get("Uploads")
     assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="checked")

@@ -51,7 +51,7 @@ async def _answer(peer: Peer, request: Request) -> None:
 def _read_everything(endpoint_url: str, environment: dict[str, str]) -> None:
     """Read the bad files all at once, and the good one before, meanwhile and afterwards."""
     with (
-        mounted(f"s3://{BUCKET}", endpoint_url, "--read-deadline-s", "10", environment=environment) as mount,
+        mounted(f"s3://{BUCKET}", endpoint_url, "--read-deadline-s", "5", environment=environment) as mount,
         ThreadPoolExecutor(len(_BAD)) as readers,
     ):
         worker, good_path = mount.worker(), mount.path / "good"

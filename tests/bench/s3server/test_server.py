@@ -65,7 +65,13 @@ def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     waits_s: list[float] = []
     config = ServerConfig(pace=Pace(first_byte_delay_s=0.25, list_delay_s=0.5, rate_bytes_per_s=0.0))
     with LoopbackServer({"data": MemoryObjects({"key": b"x" * 100})}, config) as server:
-        monkeypatch.setattr(server._closing, "wait", waits_s.append)
+
+        def wait(for_s: float) -> None:
+            waits_s.append(for_s)
+            if len(waits_s) == 56:
+                server.faults.clear()
+
+        monkeypatch.setattr(server._closing, "wait", wait)
         http_get(server.endpoint_url, "/data/key")
         http_get(server.endpoint_url, "/data?list-type=2")
         assert waits_s == [0.25, 0.5]
@@ -75,6 +81,8 @@ def test_a_delay_and_a_rate_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
         assert waits_s[2] == 1.25
         assert len(waits_s) == 3 + 50
         assert 0.5 < waits_s[-1] <= 1.0
+        http_get(server.endpoint_url, "/data/key")
+        assert len(waits_s) == 56  # the limit was removed amid the body
 
 
 def test_a_server_closed_amid_requests_leaves_no_thread_and_no_socket() -> None:
