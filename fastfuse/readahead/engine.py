@@ -5,7 +5,6 @@ readers lasts until one of them has come to its end, the kernel forgets the inod
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import InitVar, dataclass
 from itertools import islice
 from math import inf
 
@@ -35,7 +34,6 @@ _BEGUN_SMALL_DIVISOR = 4
 _MAX_STREAMS = 4096
 
 
-@dataclass(eq=False)
 class ReadEngine:
     """Reads listed objects by inode, ahead of the readers, within one limit of memory.
 
@@ -43,17 +41,15 @@ class ReadEngine:
     in `nursery`, which must outlive every `read`. Its cancellation ends them and fails the reads that wait for them.
     """
 
-    _reader: RangeReader
-    _config: ReadaheadConfig
-    nursery: InitVar[trio.Nursery]
-    # Returns the table of the moment.
-    listing: InitVar[Callable[[], Listing]]
-
-    def __post_init__(self, nursery: trio.Nursery, listing: Callable[[], Listing]) -> None:
-        config = self._config
+    def __init__(
+        self, reader: RangeReader, config: ReadaheadConfig, nursery: trio.Nursery, listing: Callable[[], Listing]
+    ) -> None:
+        """Begin without streams; `listing` returns the table of the moment."""
+        self._reader = reader
+        self._config = config
         self.pool = PartPool(config)
         # `DirectFiles` sets `begin` and `take`.
-        self.fetches = Fetches(self._reader, self.pool, nursery, config)
+        self.fetches = Fetches(reader, self.pool, nursery, config)
         self.counts = self.fetches.counts
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
