@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from fastfuse.cli import cache_work, status_command, top_command
 from fastfuse.cli import mounted as mounted_command
 from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import MountEntry
+from fastfuse.filesystem.processes.sockets import control_prefix, listen
 from fastfuse.filesystem.talking import control
 from fastfuse.filesystem.talking.control import LOG_LEVEL, ForeignMountError, ask, entry_of, take_index
 from fastfuse.version import VERSION
@@ -325,6 +327,13 @@ def test_a_mount_whose_processes_were_killed_is_dead_and_can_be_taken_away(serve
             f"  hint      fastfuse unmount {mount.path}\n"
         )
         assert row in run_fastfuse("status").stdout
+        # Another mount that had its number, and is gone, hangs up.
+        with listen(control_prefix(entry_of(mount.path).device), backlog=1) as listener:
+            listener.settimeout(60)
+            hanging_up = threading.Thread(target=lambda: listener.accept()[0].close())
+            hanging_up.start()
+            assert status_of(mount)["state"] == "dead"
+            hanging_up.join()
         done = run_fastfuse("status", str(mount.path))
         assert (done.returncode, done.stdout, done.stderr) == (1, row, "")
         assert status_of(mount)["state"] == "dead"

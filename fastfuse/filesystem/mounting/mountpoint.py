@@ -13,6 +13,7 @@ import signal
 import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from fastfuse.errors import MountError
@@ -113,9 +114,9 @@ def is_mounted(path: Path, device: str) -> bool:
     return any(entry.path == place and entry.device == device for entry in _entries())
 
 
-def is_dead(path: Path) -> bool:
+def is_dead(path: Path, within_s: float = inf) -> bool:
     """Return whether the connection of the mount at `path` has ended; a mount that only hangs is not dead."""
-    return errno_of_statvfs(path) in _DEAD
+    return errno_of_statvfs(path, within_s) in _DEAD
 
 
 def abort(path: Path, device: str) -> None:
@@ -324,8 +325,8 @@ def _require_dead(entry: MountEntry) -> None:
         )
 
 
-def errno_of_statvfs(path: Path) -> int | None:
-    """Probe the mount with statvfs and return its errno, 0 if it succeeds, or None if it does not answer.
+def errno_of_statvfs(path: Path, within_s: float = inf) -> int | None:
+    """Probe the mount with statvfs and return its errno, 0 if it succeeds, or None if it does not answer in time.
 
     A child process asks, because statvfs on a hung daemon cannot be interrupted.
     """
@@ -337,7 +338,7 @@ def errno_of_statvfs(path: Path) -> int | None:
             os._exit(error.errno or errno.EIO)
 
     child = fork_child(ask)
-    if is_over_within(child, _ANSWER_WITHIN_S):
+    if is_over_within(child, min(within_s, _ANSWER_WITHIN_S)):
         return wait_child(child)
     os.kill(child, signal.SIGKILL)  # not waited for: it ends with the mount
     return None

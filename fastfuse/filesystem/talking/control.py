@@ -54,6 +54,8 @@ MOST_LINE_BYTES: Final = 4 << 20
 _ASK_WITHIN_S = 5.0
 # A mount answers between two looks a second apart, but may have a table to hand over.
 _STATUS_WITHIN_S = 20.0
+# The kernel tells at once that a mount is dead.
+_DEAD_WITHIN_S = 1.0
 _LEAST_WAIT_S = 0.01
 # One try of each socket.
 _ROUND_S = 0.5
@@ -294,8 +296,10 @@ def _is_plain(value: object) -> bool:
 
 
 def _no_answer(entry: MountEntry) -> MountError:
-    # A mount that hangs has a socket, and is not asked by statvfs, which would take its whole patience.
-    if not addresses(control_prefix(entry.device)) and is_dead(entry.path):
+    # A mount that hangs has a socket, and was waited for long enough. A dead mount may have that of a process that is
+    # still ending, or of a mount that had the same number.
+    patience_s = _DEAD_WITHIN_S if addresses(control_prefix(entry.device)) else inf
+    if is_dead(entry.path, patience_s):
         return DeadMountError(
             f"the mount at {entry.path} is dead: no process serves it", hint=f"fastfuse unmount {entry.path}"
         )
