@@ -362,7 +362,7 @@ async def test_nothing_is_said_of_an_earlier_model_in_an_outage(
     connection = ConnectionConfig(endpoint_url="http://127.0.0.1:1", force_path_style=True)
     told = Mock()
     await sending.send_outputs(outgoing, tmp_path, S3Session(connection), "", told)
-    assert "did not answer" in str(told.call_args_list)
+    assert "error=ServiceError(" in str(told.call_args_list)  # which one, the time decides
     assert "of a run that ended better" not in caplog.text
 
 
