@@ -145,7 +145,7 @@ class CredentialSource:
         self._told_s: dict[int, float] = {}
         # What kept `replace` from looking for others the last time, if it may pass.
         self.trouble: Failure | None = None
-        # Whether the last renewal brought nothing.
+        # True if the last renewal brought nothing.
         self._is_overdue = False
         # True while a renewal is under way beside readers.
         self._is_renewing = False

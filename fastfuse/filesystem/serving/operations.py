@@ -224,7 +224,7 @@ class MountOperations(InitialisedOperations):
     async def write(self, *_: object) -> NoReturn:
         raise pyfuse3.FUSEError(errno.EROFS)
 
-    # They take more than mypy knows of `write`.
+    # These handlers take more than mypy knows of `write`.
     create = link = mkdir = mknod = removexattr = rename = rmdir = write  # type: ignore[assignment]
     setattr = setxattr = symlink = unlink = write  # type: ignore[assignment]
 
