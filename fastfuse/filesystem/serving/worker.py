@@ -37,9 +37,9 @@ from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
+from fastfuse.filesystem.processes.credential_finder import ask_for_credentials
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
-from fastfuse.filesystem.processes.key_finder import ask_for_keys
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
@@ -91,8 +91,8 @@ class WorkerTask:
     # Gets `READY`. Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log
     # files. Its end ends this process.
     tables: socket.socket
-    # Answers with credentials.
-    keys: socket.socket
+    # Answers with AWS credentials.
+    credentials: socket.socket
     # The users `hint_uids` may announce files here, and everybody with --allow-other.
     hints: socket.socket | None
     hint_uids: frozenset[int]
@@ -116,7 +116,7 @@ def run_worker(task: WorkerTask) -> None:
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
     become_nobody()
-    ask_for_keys(task.session, task.keys)
+    ask_for_credentials(task.session, task.credentials)
     requests = Requests()
     trio.run(_serve, task, cache, requests, instruments=[requests])
 
