@@ -19,7 +19,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.kernel import session
 from fastfuse.filesystem.kernel.fuse import pyfuse3
 from fastfuse.filesystem.kernel.loop import _NoLock
-from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.mounting.preflight import CONTAINER
@@ -84,10 +84,11 @@ def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_pat
     import os, sys
     from pathlib import Path
     from fastfuse.filesystem.mounting.mount_places import Place
-    from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+    from fastfuse.filesystem.kernel.session import Session
+    from fastfuse.filesystem.kernel.fuse import pyfuse3
 
     os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
-    session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
+    session = Session.mount(pyfuse3.Operations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
     try:
         assert session.fd < 200
         assert session.is_connected
@@ -118,7 +119,7 @@ def test_a_link_that_takes_the_place_of_the_directory_is_not_followed_to_another
 
     session.pyfuse3.init = init_after_swap
     try:
-        session.Session.mount(session.InitialisedOperations(), Place(place), source="s3://b", allow_other=False)
+        session.Session.mount(session.pyfuse3.Operations(), Place(place), source="s3://b", allow_other=False)
     except MountError as error:
         print(error)
     print(*(path.name for path in places if path in fastfuse_mounts()))
@@ -597,5 +598,5 @@ def test_the_lock_that_serves_init_is_what_workers_inherit(monkeypatch: pytest.M
     monkeypatch.setattr(pyfuse3, "trio", trio, raising=False)
     monkeypatch.setattr(pyfuse3, "init", init)
     with pytest.raises(MountError):
-        Session.mount(InitialisedOperations(), Place(tmp_path), source="s3://b", allow_other=False)
+        Session.mount(pyfuse3.Operations(), Place(tmp_path), source="s3://b", allow_other=False)
     assert seen == [_NoLock]
