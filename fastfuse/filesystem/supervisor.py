@@ -102,7 +102,7 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
-        self._worker = WorkerProcess(self._counters, self._is_alive)
+        self._worker = WorkerProcess(self._counters, self._every_second)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
@@ -203,7 +203,7 @@ class Supervisor:
             if self._control is not None:
                 self._control.close()
             # The next mount knows a child that outlives us by the socket of hints.
-            for ours in (self._worker.tables, self._hints, self._credentials.end, self._endpoint.listener):
+            for ours in (self._worker.messages, self._hints, self._credentials.end, self._endpoint.listener):
                 if ours is not None and ours is not (kept or self._hints):
                     ours.close()
             self._refresher.close_copies()
@@ -238,7 +238,7 @@ class Supervisor:
             _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
-        def work(tables: socket.socket) -> None:
+        def work(messages: socket.socket) -> None:
             os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
@@ -251,7 +251,7 @@ class Supervisor:
                 snapshot_fd=self._refresher.table_fd,
                 session_fd=session.fd,
                 requests=session.requests,
-                tables=tables,
+                messages=messages,
                 credentials=credentials,
                 hints=self._hints,
                 hint_uids=frozenset({0, os.geteuid()}),
@@ -261,17 +261,17 @@ class Supervisor:
             run_worker(task)
 
         with credentials:
-            self._worker.start(lambda tables: self._fork(partial(work, tables)))
+            self._worker.start(lambda messages: self._fork(partial(work, messages)))
 
-    def _is_alive(self) -> None:
-        """Tell the service manager that this process lives, and look after the worker; call it every second."""
-        self._notifier.is_alive()
+    def _every_second(self) -> None:
+        """Tell the service manager that this process lives, and look at what the worker does."""
+        self._notifier.alive()
         self._deaths.look(self._session)
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
-            self._is_alive()
+            self._every_second()
             caught = next_signal(self._signals, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
             if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
@@ -317,7 +317,7 @@ class Supervisor:
             if caught is not None and caught.si_signo in STOPPING:
                 break
             # Other children end, too: those of a refresh.
-            self._is_alive()
+            self._every_second()
             self._answer_requests()
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
@@ -335,9 +335,8 @@ class Supervisor:
     def _worker_has_ended(self) -> bool:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
         for pid, exit_code in ended_children():
-            if not self._worker.has_exited(pid, exit_code):
-                for owner in (self._endpoint, self._credentials, self._refresher):
-                    owner.child_ended(pid, exit_code)
+            for owner in (self._worker, self._endpoint, self._credentials, self._refresher):
+                owner.child_ended(pid, exit_code)
         self._credentials.go_on()
         if (log_fd := log.moved_file()) >= 0:
             self._worker.take_log_file(log_fd)
@@ -395,7 +394,7 @@ class Supervisor:
         """Wait, but not beyond the grace period or a signal to stop; answer who asks meanwhile."""
         until_s = min(time.monotonic() + for_s, self._stops_at_s)
         while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & STOPPING:
-            self._is_alive()
+            self._every_second()
             self._answer_requests()
             # The empty set makes it a pause that misses no signal.
             next_signal((), min(left_s, _LOOK_EVERY_S))

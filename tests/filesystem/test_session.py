@@ -329,7 +329,7 @@ def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
             replies.keep(session.requests)
             trio.run(talking, instruments=[requests := Crashing()])
         os.wait()
-        print(session.refuse_deadly_request(was_killed=False), session.can_go_on)
+        print(session.refuse_deadly_request(is_blameless=False), session.can_go_on)
     """
     assert talk_to(_AS_A_WORKER, program) == ["None True", "None True"]
 
@@ -549,13 +549,13 @@ def test_a_kill_leaves_no_mark_that_the_crash_after_it_is_taken_for_one_under_th
     """L3"""
     with crashing("/dev/null") as (session, die):
         die()
-        assert session.refuse_deadly_request(was_killed=True) is None
-        assert session.refuse_deadly_request(was_killed=False) is None  # this one began nothing
+        assert session.refuse_deadly_request(is_blameless=True) is None
+        assert session.refuse_deadly_request(is_blameless=False) is None  # this one began nothing
         die()
-        assert session.refuse_deadly_request(was_killed=False) is None
+        assert session.refuse_deadly_request(is_blameless=False) is None
         assert session.owed == {12}
         die()
-        assert session.refuse_deadly_request(was_killed=False) == (12, 17, 1)
+        assert session.refuse_deadly_request(is_blameless=False) == (12, 17, 1)
         assert session.owed == set()
 
 
@@ -564,7 +564,7 @@ def test_a_request_that_cannot_be_failed_stays_for_the_next_worker() -> None:
     with crashing("/dev/full") as (session, die):
         for _ in range(3):
             die()
-            assert session.refuse_deadly_request(was_killed=False) is None
+            assert session.refuse_deadly_request(is_blameless=False) is None
             assert session.owed == {12}
             assert session.is_waited_for
 
@@ -574,7 +574,7 @@ def test_a_request_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> 
         session.fd = device.fileno()
         for expected in (None, (12, 17, 1)):
             die()
-            assert session.refuse_deadly_request(was_killed=False) == expected
+            assert session.refuse_deadly_request(is_blameless=False) == expected
         assert session.owed == set()
         assert session.is_waited_for  # INIT is to be read
         os.read(session.fd, 1 << 17)

@@ -160,14 +160,14 @@ class Session:
         poll.register(self.fd, select.POLLIN)
         return bool(self.owed) or any(event & select.POLLIN for _, event in poll.poll(0))
 
-    def refuse_deadly_request(self, *, was_killed: bool) -> tuple[int, int, int] | None:
+    def refuse_deadly_request(self, *, is_blameless: bool) -> tuple[int, int, int] | None:
         """Fail the request that the last two workers crashed under, if it is the same one; call it after each death.
 
         Return its number, operation and inode. A READ is none: reads are under way together (`in_hand`).
-        Nor is a request to blame if the worker `was_killed` from outside.
+        Nor is a request to blame if the worker `is_blameless`.
         """
         request = replies.under_way(self.requests)
-        if was_killed:
+        if is_blameless:
             return None
         number, self._crashed_under = self._crashed_under, request[0] if request else 0
         if request is None or request[0] != number:
