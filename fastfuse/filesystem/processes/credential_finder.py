@@ -193,10 +193,10 @@ class CredentialFinder(Procedure):
     def _run(self) -> Steps[None]:
         """Answer each question: have a process find credentials, or the reason why there are none."""
         while True:
-            while not self._is_asked():
+            while not self._take_questions():
                 yield 0
             message = yield from self._answer()
-            self._is_asked()  # this is the answer to those questions, too
+            self._take_questions()  # this is the answer to those questions, too
             assert self.end is not None
             with suppress(OSError):  # the worker has died
                 self.end.send(message)
@@ -220,7 +220,7 @@ class CredentialFinder(Procedure):
             confine(session)
         return _found(session, min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE))
 
-    def _is_asked(self) -> bool:
+    def _take_questions(self) -> bool:
         """Take all questions, and return whether there was one."""
         is_asked = False
         with suppress(OSError):  # no more, or no worker

@@ -177,7 +177,7 @@ class HintSender:
         """
         while not self._is_over.is_set():
             try:
-                if self._is_served():
+                if self._reach_worker():
                     return
             except MountError:
                 attempts -= 1
@@ -185,7 +185,7 @@ class HintSender:
                     raise
                 self._is_over.wait(_RETRY_PAUSE_S)
 
-    def _is_served(self) -> bool:
+    def _reach_worker(self) -> bool:
         """Try each address once, and wait for our turn at the mount's; return False if there was no room at one.
 
         Before it is known whose they are, all of them together are waited for a moment only.
