@@ -145,7 +145,7 @@ class TestOrder:
             wait_until(lambda: not is_writable(sender))
             assert next(made) < 2000
             # Nor is there any limit to how long it may take.
-            assert sender._connected().getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
+            assert sender._connection.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, 16) == bytes(16)
             taken_bytes = 0
             while taken_bytes < 1 << 20:
                 taken_bytes += len(connection.recv(1 << 16))
@@ -215,7 +215,6 @@ class TestOrder:
 
 
 def is_writable(sender: HintSender) -> bool:
-    assert sender._connection is not None
     _, writable, _ = select.select([], [sender._connection], [], 0)
     return bool(writable)
 

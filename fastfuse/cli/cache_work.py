@@ -22,7 +22,7 @@ from fastfuse.cli.mounted import paths_in
 from fastfuse.cli.status_command import well_formed
 from fastfuse.errors import ConfigurationError, FastfuseError
 from fastfuse.filesystem.processes.children import ask_child
-from fastfuse.filesystem.processes.key_finder import give_up_rights
+from fastfuse.filesystem.processes.credential_finder import give_up_rights
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.refresh import run_lister
 from fastfuse.filesystem.talking.control import ForeignMountError, ask_status, entry_of, take_index

@@ -64,16 +64,16 @@ class Deaths:
             worker.end,
             now_s=now_s,
             answered=counters.get("fastfuse_requests"),
-            was_killed=worker.was_killed,
+            is_blameless=worker.is_blameless,
             is_waited_for=not self._has_refused and (not worker.has_served or session.is_waited_for),
         )
         taken = counters.get("fastfuse_hints", "taken")
         ended = "; orders that 'fastfuse hint' has announced end with it" if taken > self._taken_paths else ""
         self._taken_paths = taken
         _log.warning("%s; starting another%s", self._what_happened(session), ended)
-        if poisoned := self._in_hand.worker_died(session.requests, was_killed=worker.was_killed):
+        if poisoned := self._in_hand.worker_died(session.requests, is_blameless=worker.is_blameless):
             _log.error("workers die of the read of inode %d at %d of %d bytes: it fails from now on", *poisoned)
-        refused = session.refuse_deadly_request(was_killed=worker.was_killed)
+        refused = session.refuse_deadly_request(is_blameless=worker.is_blameless)
         self._has_refused = refused is not None
         if refused:
             _log.error("workers die of request %d, operation %d of FUSE, of inode %d: it fails", *refused)

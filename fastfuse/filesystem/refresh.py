@@ -12,17 +12,27 @@ import json
 import logging
 import mmap
 import os
-import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from math import inf
 
 from fastfuse.errors import FastfuseError, MountError, ServiceError
 from fastfuse.filesystem.kernel.notices import pack_notices, send_notices
-from fastfuse.filesystem.processes.children import Fork, answer_on, ask_child, error_message, how_it_ended, result_of
-from fastfuse.filesystem.processes.key_finder import credentials_of, give_up_rights, packed
+from fastfuse.filesystem.processes.children import (
+    Fork,
+    NoRoomError,
+    Procedure,
+    Steps,
+    ask_child,
+    asking,
+    error_message,
+    how_it_ended,
+    memory_fd,
+)
+from fastfuse.filesystem.processes.credential_finder import credentials_of, give_up_rights, packed
 from fastfuse.filesystem.processes.privileges import become_nobody, keep_memory_private
 from fastfuse.filesystem.talking.control import PROTOCOL, RefreshReport, send_answer
 from fastfuse.index.inodes.changes import take_over
@@ -55,21 +65,21 @@ def run_lister(
         FastfuseError: the lister raised it, or did not live to answer.
     """
     read_files(session)
-    snapshot_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    snapshot_fd = memory_fd("fastfuse-index")
 
     def make() -> dict[str, object]:
         report = _list(source, origin, session, counters, snapshot_fd)
         fcntl.fcntl(snapshot_fd, fcntl.F_ADD_SEALS, _SEALS)
         found = session.credentials.latest if session.credentials is not None else None
-        return {"report": asdict(report), "keys": found and packed(found)}
+        return {"report": asdict(report), "credentials": found and packed(found)}
 
     try:
         answer = ask_child(make, "the lister")
     except BaseException:
         os.close(snapshot_fd)
         raise
-    if session.credentials is not None and answer["keys"]:
-        session.credentials.take(credentials_of(answer["keys"]))
+    if session.credentials is not None and answer["credentials"]:
+        session.credentials.take(credentials_of(answer["credentials"]))
     return snapshot_fd, IndexReport(**answer["report"])
 
 
@@ -87,187 +97,162 @@ def count_table(counters: Counters, snapshot_fd: int, made: IndexReport) -> None
     counters.set("fastfuse_listed_timestamp_seconds", made.listed_at_ns // 10**9)
 
 
-class Refresher:
+class Refresher(Procedure):
     """The refreshes of one mount, one at a time, and the clients that wait for them."""
 
-    def __init__(self, source: S3Uri, origin: IndexOrigin, session: S3Session, counters: Counters, fork: Fork) -> None:
-        """`session` is to go through `s3.routes.read_files` before the first refresh."""
+    # The memfd of the snapshot that is shown.
+    table_fd = -1
+
+    def __init__(
+        self,
+        source: S3Uri,
+        origin: IndexOrigin,
+        session: S3Session,
+        counters: Counters,
+        fork: Fork,
+        *,
+        take_table: Callable[[int], None],
+        connection: Callable[[], int],
+    ) -> None:
+        """`session` is to go through `s3.routes.read_files` before the first refresh.
+
+        `take_table` answers from another snapshot; `connection` returns the descriptor of the mount, or -1 if it ended.
+        """
         self._source = source
         # A file of this mount is made anew. One of somebody else, and what hosts share, are read again; what they share
         # is made where there is none.
         if origin.max_age_s is not None:
             origin = replace(origin, max_age_s=0.0 if origin.is_own_file else inf)
         self._list = partial(_list, source, origin, session, counters)
+        self._counters = counters
         self._fork = fork
+        self._take_table = take_table
+        self._connection = connection
         # Notices that the kernel did not get yet. The listing process adds those of its changes.
         self._owed_fd = os.memfd_create("fastfuse-notices", os.MFD_CLOEXEC)
         # Clients of the running refresh and of the next one: the running one may have listed too early for them.
         self._waiting: list[socket.socket] = []
         self._waiting_for_next: list[socket.socket] = []
-        self._is_next_wanted = False
-        self._new_fd = self._answer_fd = -1
-        # The process that runs now, or 0.
-        self._pid = 0
-        self._reset()
+        self._is_wanted = False
+        # A process sends notices to the kernel; it may wait for readers.
+        self.is_sending = False
+        super().__init__()
 
-    def _reset(self) -> None:
-        self._is_running = False
-        # How the last process ended, and how many died that sent notices.
-        self._exit_code = self._dead_senders = 0
-        # Set once the listing has succeeded: the table is swapped.
-        self._report: RefreshReport | None = None
-        self._error: FastfuseError | None = None
-
-    @property
-    def is_sending(self) -> bool:
-        """Return whether a process sends notices to the kernel; it may wait for readers."""
-        return self._pid != 0 and self._report is not None
-
-    def want(self, snapshot_fd: int, asking: socket.socket | None = None) -> None:
-        """Refresh the table in `snapshot_fd`, now or after the running refresh; send `asking` the outcome."""
+    def want(self, asking: socket.socket | None = None) -> None:
+        """Refresh, now or after the running refresh, and send `asking` the outcome."""
+        self._is_wanted = True
         if asking is not None:
-            (self._waiting_for_next if self._is_running else self._waiting).append(asking)
-        if self._is_running:
-            self._is_next_wanted = True
-        else:
-            self._start(snapshot_fd)
+            self._waiting_for_next.append(asking)
 
-    def child_ended(self, pid: int, exit_code: int) -> None:
-        """Note that the caller reaped the process `pid`."""
-        if pid == self._pid:
-            self._pid, self._exit_code = 0, exit_code
-
-    def new_table(self) -> tuple[int, IndexReport] | None:
-        """Return the memfd of a listing that has just ended, and its report; to be swapped in before `send_notices`."""
-        if self._pid or self._error or self._answer_fd < 0:
-            return None
-        with os.fdopen(self._answer_fd, "rb") as file:
-            message = file.read()
-        self._answer_fd = -1
-        try:
-            answer = result_of(message, "the lister", self._exit_code)
-        except FastfuseError as error:
-            self._error = error
-            return None
-        self._report = RefreshReport(**answer["report"])
-        new_fd, self._new_fd = self._new_fd, -1
-        return new_fd, IndexReport(**answer["made"])
-
-    def send_notices(self, session_fd: int) -> None:
-        """Have the kernel forget stale names and attributes: a new process writes the notices to its connection."""
-        self._exit_code = 0
-
-        def send() -> None:
-            become_nobody()
-            self._send(session_fd)
-
-        try:
-            self._pid = self._fork(send)
-        except FastfuseError as error:
-            self._error = _untold(error)
-
-    def send_notices_again(self, session_fd: int) -> None:
-        """Start another process that sends the notices if the one that did has died, five at most.
-
-        The kernel keeps what it knows for as long as the mount lives, so it must be told of every change. Telling it
-        twice does no harm.
-        """
-        if self._pid or self._report is None or self._error or not self._exit_code:
-            return
-        self._dead_senders += 1
-        if self._dead_senders < _MAX_SENDERS:
-            _log.warning("the process that tells the kernel what has changed died; another one does")
-            self.send_notices(session_fd)
-
-    def outcome(self, snapshot_fd: int) -> str:
-        """Finish the refresh that has just ended and start the next; return ok or failed, or "" if none has ended."""
-        if not self._is_running or self._pid:
-            return ""
-        error, report = self._error, self._report
-        if error is None and self._exit_code:
-            error = _untold(f"the process that tells it {how_it_ended(self._exit_code)}")
-        if error is None:
-            assert report is not None
-            os.ftruncate(self._owed_fd, 0)
-            outcome, answer = "ok", json.dumps({"fastfuse": PROTOCOL, **asdict(report)}).encode()
-            _log.info("refreshed %s: %s", self._source, report)
-        else:
-            outcome, answer = "failed", error_message(error)
-            if report is None:
-                _log.error("the view stays as it was: %s was not refreshed: %s", self._source, error)
-            else:  # the next refresh sends the notices
-                _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
-        _answer(self._waiting, answer)
-        self._end()
-        if self._is_next_wanted:
-            self._is_next_wanted = False
-            self._waiting, self._waiting_for_next = self._waiting_for_next, []
-            self._start(snapshot_fd)
-        return outcome
-
-    def close_connections(self) -> None:
-        """Close every client's connection in a child: a copy would keep the client from seeing its end."""
+    def close_copies(self) -> None:
+        """Close the connections of clients in a child: a copy would keep them from seeing their end."""
         for connection in (*self._waiting, *self._waiting_for_next):
             connection.close()
 
     def close_files(self) -> None:
         """Close every file in a child that does not refresh: a copy would keep its memory."""
-        self._close_listing()
+        self._steps.close()
         os.close(self._owed_fd)
 
     def close(self) -> None:
         """End the running refresh, of whose connection to the kernel nothing is left, and tell every client so."""
-        if self._is_running:
+        if self.pid:
             _log.warning("%s was not refreshed: its connection to the kernel ends", self._source)
+        self._end()
         for waiting in (self._waiting, self._waiting_for_next):
             _answer(waiting, error_message(MountError("the mount stops")))
-        self._end()
         os.ftruncate(self._owed_fd, 0)
-        self._is_next_wanted = False
+        self._is_wanted = False
 
-    def _start(self, snapshot_fd: int) -> None:
-        """Start a refresh. One that cannot start has failed, and `outcome` returns that."""
+    def _run(self) -> Steps[None]:
+        while True:
+            while not self._is_wanted:
+                yield 0
+            self._is_wanted = False
+            self._waiting, self._waiting_for_next = self._waiting_for_next, []
+            yield from self._refresh()
+
+    def _refresh(self) -> Steps[None]:
         _log.info("refreshing %s", self._source)
-        self._is_running = True
+        outcome, report = "failed", None
         try:
-            self._new_fd = os.memfd_create("fastfuse-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            self._answer_fd = os.memfd_create("fastfuse-answer")
-            self._pid = self._fork(lambda: answer_on(self._answer_fd, lambda: self._make(snapshot_fd)))
-        except (FastfuseError, OSError) as error:
-            self._error = ServiceError(f"the lister cannot be started: {error}")
+            report, old_fd = yield from self._list_anew()
+            yield from self._tell_kernel(old_fd)
+        except FastfuseError as error:
+            answer = error_message(error)
+            if report is None:
+                _log.error("the view stays as it was: %s was not refreshed: %s", self._source, error)
+            else:  # the next refresh sends the notices
+                _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
+        else:
+            os.ftruncate(self._owed_fd, 0)
+            outcome, answer = "ok", json.dumps({"fastfuse": PROTOCOL, **asdict(report)}).encode()
+            _log.info("refreshed %s: %s", self._source, report)
+        self._counters.count("fastfuse_refreshes", value=outcome)
+        _answer(self._waiting, answer)
 
-    def _end(self) -> None:
-        if self._pid:
-            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
-            os.kill(self._pid, signal.SIGKILL)
-            self._pid = 0
-        self._close_listing()
-        self._reset()
+    def _list_anew(self) -> Steps[tuple[RefreshReport, int]]:
+        """Have a process list, and answer from the new table; return the changes, and the memfd of the old one."""
+        new_fd = memory_fd("fastfuse-index")
+        try:
+            answer = yield from asking(self._fork, partial(self._make, self.table_fd, new_fd), "the lister")
+        except BaseException:
+            os.close(new_fd)
+            raise
+        old_fd, self.table_fd = self.table_fd, new_fd
+        count_table(self._counters, new_fd, IndexReport(**answer["made"]))
+        self._take_table(new_fd)
+        return RefreshReport(**answer["report"]), old_fd
 
-    def _close_listing(self) -> None:
-        for fd in (self._new_fd, self._answer_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._new_fd = self._answer_fd = -1
+    def _tell_kernel(self, old_fd: int) -> Steps[None]:
+        """Have the kernel forget stale names and attributes: a new process writes the notices to its connection.
 
-    def _owed_bytes(self) -> int:
-        return os.fstat(self._owed_fd).st_size
+        If that dies, another one sends all of them again, five at most. The kernel keeps what it knows for as long as
+        the mount lives, so it must be told of every change. Telling it twice does no harm.
+        """
+        reason: object = ""
+        self.is_sending = True
+        try:
+            try:
+                sender = self._fork(partial(self._send, self._connection()))
+            finally:
+                # Not earlier: the sender has a copy, so it, and not this process, frees gigabytes of the old table.
+                os.close(old_fd)
+            for others in reversed(range(_MAX_SENDERS)):
+                exit_code = yield sender
+                if not exit_code:
+                    return
+                reason = f"the process that tells it {how_it_ended(exit_code)}"
+                if not others or self._connection() < 0:
+                    break
+                _log.warning("the process that tells the kernel what has changed died; another one does")
+                sender = self._fork(partial(self._send, self._connection()))
+        except NoRoomError as error:
+            reason = error
+        finally:
+            self.is_sending = False
+        raise ServiceError(
+            f"the kernel was not told of every change, and may still show what it remembers: {reason}",
+            hint="refresh again: it is told then",
+        )
 
-    def _send(self, session_fd: int) -> None:
-        if size_bytes := self._owed_bytes():
+    def _send(self, connection_fd: int) -> None:
+        """Write the notices to the kernel; call it in a process of its own."""
+        become_nobody()
+        if size_bytes := os.fstat(self._owed_fd).st_size:
             with mmap.mmap(self._owed_fd, size_bytes, prot=mmap.PROT_READ) as notices:  # one read returns 2 GiB at most
-                send_notices(session_fd, notices)
+                send_notices(connection_fd, notices)
 
-    def _make(self, old_fd: int) -> dict[str, object]:
+    def _make(self, old_fd: int, new_fd: int) -> dict[str, object]:
         """List, and save the new table and the notices of its changes; call it in a process of its own."""
         started_s = time.monotonic()
         fresh_fd = os.memfd_create("fastfuse-fresh", os.MFD_CLOEXEC)
         made = self._list(fresh_fd)
         fresh = open_snapshot(fresh_fd)
         table, changes = take_over(open_snapshot(old_fd).table, fresh.table)
-        save_snapshot(replace(fresh, table=table), self._new_fd)
-        fcntl.fcntl(self._new_fd, fcntl.F_ADD_SEALS, _SEALS)
-        write_all(self._owed_fd, pack_notices(changes), self._owed_bytes())
+        save_snapshot(replace(fresh, table=table), new_fd)
+        fcntl.fcntl(new_fd, fcntl.F_ADD_SEALS, _SEALS)
+        write_all(self._owed_fd, pack_notices(changes), os.fstat(self._owed_fd).st_size)
         report = RefreshReport(
             added=changes.added,
             removed=changes.removed,
@@ -276,13 +261,6 @@ class Refresher:
             elapsed_s=time.monotonic() - started_s,
         )
         return {"made": asdict(made), "report": asdict(report)}
-
-
-def _untold(reason: object) -> ServiceError:
-    return ServiceError(
-        f"the kernel was not told of every change, and may still show what it remembers: {reason}",
-        hint="refresh again: it is told then",
-    )
 
 
 def _answer(waiting: list[socket.socket], message: bytes) -> None:

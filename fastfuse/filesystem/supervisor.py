@@ -43,8 +43,8 @@ from fastfuse.filesystem.processes.children import (
     ignore_unheeded,
     next_signal,
 )
+from fastfuse.filesystem.processes.credential_finder import CredentialFinder
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
-from fastfuse.filesystem.processes.key_finder import KeyFinder
 from fastfuse.filesystem.processes.privileges import become_supervisor, worker_uid
 from fastfuse.filesystem.refresh import Refresher, count_table, run_lister
 from fastfuse.filesystem.serving.operations import MountOperations
@@ -102,11 +102,10 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
-        self._worker = WorkerProcess(self._counters, self._is_alive)
+        self._worker = WorkerProcess(self._counters, self._every_second)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
-        self._snapshot_fd = -1
         self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
         self._has_terminal = os.isatty(sys.stderr.fileno())
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
@@ -117,8 +116,11 @@ class Supervisor:
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
         self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
-        self._keys = KeyFinder(self._s3, self._fork)
-        self._refresher = Refresher(settings.source, settings.origin, self._s3, self._counters, self._fork)
+        self._credentials = CredentialFinder(self._s3, self._fork)
+        self._refresher = Refresher(
+            settings.source, settings.origin, self._s3, self._counters, self._fork,
+            take_table=self._worker.take_table, connection=self._connection,
+        )  # fmt: skip
 
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
@@ -141,13 +143,13 @@ class Supervisor:
                 self._mount()
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
-                count_table(self._counters, self._snapshot_fd, report)
+                count_table(self._counters, self._refresher.table_fd, report)
                 self._recent.begin()
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
                 self._notifier.status(f"serving {settings.source} at {self._place.mountpoint}")
-                ready(self._snapshot_fd)
-                self._keys.load()
+                ready(self._refresher.table_fd)
+                self._credentials.load()
                 self._serve()
             finally:
                 exit_code = self._take_down()
@@ -170,7 +172,7 @@ class Supervisor:
 
     def _index(self) -> IndexReport:
         settings, origin = self._settings, replace(self._settings.origin, checks_reads=True)
-        self._snapshot_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
+        self._refresher.table_fd, report = run_lister(settings.source, origin, self._s3, self._counters)
         _log.info("listed %s: %s", settings.source, report)
         return report
 
@@ -201,10 +203,10 @@ class Supervisor:
             if self._control is not None:
                 self._control.close()
             # The next mount knows a child that outlives us by the socket of hints.
-            for ours in (self._worker.tables, self._hints, self._keys.end, self._endpoint.listener):
+            for ours in (self._worker.messages, self._hints, self._credentials.end, self._endpoint.listener):
                 if ours is not None and ours is not (kept or self._hints):
                     ours.close()
-            self._refresher.close_connections()
+            self._refresher.close_copies()
             self._place.close()
             work()
 
@@ -216,7 +218,7 @@ class Supervisor:
         def without_files() -> None:
             os.setsid()
             self._refresher.close_files()
-            for fd in (self._snapshot_fd, self._session.fd if self._session is not None else -1):
+            for fd in (self._refresher.table_fd, self._session.fd if self._session is not None else -1):
                 if fd >= 0:
                     os.close(fd)
             work()
@@ -229,14 +231,14 @@ class Supervisor:
         Raises:
             ServiceError, NoRoomError: as `WorkerProcess.start`.
         """
-        keys = self._keys.new_end()
+        credentials = self._credentials.new_end()
         assert self._session is not None
         session, settings = self._session, self._settings
         if settings.cache is not None and self._worker.may_have_ended_by_cache:
             _log.warning("the next worker does not use the cache %s, in case that is why", settings.cache.directory)
             settings = replace(settings, cache=None)
 
-        def work(tables: socket.socket) -> None:
+        def work(messages: socket.socket) -> None:
             os.setsid()  # a daemon leaves the process group of its caller once this worker serves
             self._refresher.close_files()
             task = WorkerTask(
@@ -246,11 +248,11 @@ class Supervisor:
                 board=self._board,
                 in_hand=self._in_hand,
                 session=self._s3,
-                snapshot_fd=self._snapshot_fd,
+                snapshot_fd=self._refresher.table_fd,
                 session_fd=session.fd,
                 requests=session.requests,
-                tables=tables,
-                keys=keys,
+                messages=messages,
+                credentials=credentials,
                 hints=self._hints,
                 hint_uids=frozenset({0, os.geteuid()}),
                 begin_fd=self._begin_fd,
@@ -258,58 +260,48 @@ class Supervisor:
             )
             run_worker(task)
 
-        with keys:
-            self._worker.start(lambda tables: self._fork(partial(work, tables)))
+        with credentials:
+            self._worker.start(lambda messages: self._fork(partial(work, messages)))
 
-    def _is_alive(self) -> None:
-        """Tell the service manager that this process lives, and look after the worker; call it every second."""
-        self._notifier.is_alive()
+    def _every_second(self) -> None:
+        """Tell the service manager that this process lives, and look at what the worker does."""
+        self._notifier.alive()
         self._deaths.look(self._session)
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
         while True:
-            self._is_alive()
+            self._every_second()
             caught = next_signal(self._signals, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
             if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 self._drain()
                 return
             if number == signal.SIGHUP:
-                self._refresher.want(self._snapshot_fd)
+                self._refresher.want()
             self._recent.look()
             self._answer_requests()
             if self._worker_has_ended() and not self._replace_worker():
                 return
-            self._go_on_with_refresh()
+            self._refresher.go_on()
 
     def _answer_requests(self) -> None:
         for asked, asking in self._control.requests() if self._control is not None else ():
             if self._session is None or not self._session.is_connected:
                 asking.close()  # another mount may have the number of this one, and answers
-            elif not self._answers.give(asked, asking, self._snapshot_fd):
+            elif not self._answers.give(asked, asking, self._refresher.table_fd):
                 if self._stops_at_s < inf:
                     send_answer(asking, error_message(MountError("the mount stops")))
                 else:
-                    self._refresher.want(self._snapshot_fd, asking)
+                    self._refresher.want(asking)
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
         return self._has_terminal and not os.isatty(sys.stderr.fileno())
 
-    def _go_on_with_refresh(self) -> None:
-        if (new := self._refresher.new_table()) is not None:
-            assert self._session is not None
-            old_fd, (self._snapshot_fd, made) = self._snapshot_fd, new
-            count_table(self._counters, self._snapshot_fd, made)
-            self._worker.take_table(self._snapshot_fd)
-            self._refresher.send_notices(self._session.fd)
-            # Last: the process of the notices has a copy, so it, and not this one, frees gigabytes of the old table.
-            os.close(old_fd)
-        if self._session is not None and self._session.is_connected:
-            self._refresher.send_notices_again(self._session.fd)
-        while outcome := self._refresher.outcome(self._snapshot_fd):
-            self._counters.count("fastfuse_refreshes", value=outcome)
+    def _connection(self) -> int:
+        """Return the descriptor of the connection to the kernel, or -1 if that has ended."""
+        return self._session.fd if self._session is not None and self._session.is_connected else -1
 
     def _drain(self) -> None:
         """Refuse new reads; let those under way end, for the grace period or until a second signal (clause L2)."""
@@ -325,7 +317,7 @@ class Supervisor:
             if caught is not None and caught.si_signo in STOPPING:
                 break
             # Other children end, too: those of a refresh.
-            self._is_alive()
+            self._every_second()
             self._answer_requests()
             if self._worker_has_ended():
                 # Its successor goes on with what it was reading, and cannot tell that from new reads.
@@ -343,14 +335,13 @@ class Supervisor:
     def _worker_has_ended(self) -> bool:
         """Reap every child that has ended, and kill a worker that hangs; return whether there is none now."""
         for pid, exit_code in ended_children():
-            if not self._worker.has_exited(pid, exit_code):
-                for owner in (self._endpoint, self._keys, self._refresher):
-                    owner.child_ended(pid, exit_code)
-        self._keys.look_after()
+            for owner in (self._worker, self._endpoint, self._credentials, self._refresher):
+                owner.child_ended(pid, exit_code)
+        self._credentials.go_on()
         if (log_fd := log.moved_file()) >= 0:
             self._worker.take_log_file(log_fd)
             self._endpoint.renew()
-        self._endpoint.look_after()
+        self._endpoint.go_on()
         self._worker.kill_if_hung()
         return not self._worker.pid
 
@@ -403,7 +394,7 @@ class Supervisor:
         """Wait, but not beyond the grace period or a signal to stop; answer who asks meanwhile."""
         until_s = min(time.monotonic() + for_s, self._stops_at_s)
         while (left_s := until_s - time.monotonic()) > 0 and not signal.sigpending() & STOPPING:
-            self._is_alive()
+            self._every_second()
             self._answer_requests()
             # The empty set makes it a pause that misses no signal.
             next_signal((), min(left_s, _LOOK_EVERY_S))
@@ -417,7 +408,7 @@ class Supervisor:
         # First: processes that were forked since the mount hold copies of its connection.
         is_held = self._refresher.is_sending or self._worker.may_survive
         self._refresher.close()
-        self._keys.close()
+        self._credentials.close()
         for ours in (self._control, self._hints):
             if ours is not None:
                 ours.close()
@@ -440,5 +431,5 @@ class Supervisor:
             _log.error("%s; to be rid of it: %s", error, error.hint)
             exit_code = error.exit_code
         self._worker.close(FLUSH_S if self._settings.cache else 0.0)
-        os.close(self._snapshot_fd)
+        os.close(self._refresher.table_fd)
         return exit_code

@@ -35,24 +35,24 @@ _COUNTS_WITHIN_S = 0.5
 class WorkerProcess:
     """One worker after the other."""
 
-    def __init__(self, counters: Counters, is_alive: Callable[[], None]) -> None:
-        """`is_alive` is called every second while a worker is waited for."""
+    def __init__(self, counters: Counters, every_second: Callable[[], None]) -> None:
+        """`every_second` is called so often while a worker is waited for."""
         self._counters = counters
         self._heartbeat = Heartbeat()
-        self._is_alive = is_alive
+        self._every_second = every_second
         # 0 while no worker lives.
         self.pid = 0
         # These are of the last one. It `has_served` once it was ready; the exit code is None if it hung.
-        # It `was_killed` if what it did is not to blame: it was killed or stopped from outside, or for its memory, or
-        # waited for a disk.
+        # It `is_blameless` if it did not die of what it did: it was killed or stopped from outside, or for its memory,
+        # or retired, or waited for a disk.
         self.has_served = False
         self.end = ""
         self.exit_code: int | None = 0
-        self.was_killed = self._was_stopped = False
+        self.is_blameless = self._was_stopped = False
         # Hung ones that were killed and have not ended.
         self.undead: set[int] = set()
-        # Takes newer tables, and log files, to the worker.
-        self.tables: socket.socket | None = None
+        # Takes to the worker what is handed over, and brings what it says.
+        self.messages = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The worker writes the stacks of its threads into it (`faulthandler`).
         self.dump_fd = os.memfd_create("worker-stacks")
 
@@ -69,16 +69,15 @@ class WorkerProcess:
     def start(self, fork: Callable[[socket.socket], int]) -> None:
         """Have `fork` start a worker, and wait until it serves.
 
-        `fork` passes the worker its end of the socket for tables, and returns the worker's pid.
+        `fork` passes the worker its end of the socket for messages, and returns the worker's pid.
 
         Raises:
             ServiceError: it died or hung before.
             NoRoomError: `fork` raised it.
         """
-        if self.tables is not None:
-            self.tables.close()
-        self.tables, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.tables.settimeout(_SWAP_S)
+        self.messages.close()
+        self.messages, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.messages.settimeout(_SWAP_S)
         with theirs:
             self.pid, self.has_served = fork(theirs), False
         self._heartbeat.restart(time.monotonic())
@@ -87,14 +86,13 @@ class WorkerProcess:
             if self.has_served:
                 self._heartbeat.restart(time.monotonic())
                 return
-            self.has_exited(self.pid, wait_child(self.pid))
+            self.child_ended(self.pid, wait_child(self.pid))
         raise ServiceError(f"the worker did not come to serve: {self.end}", hint="see the log")
 
     def take_table(self, snapshot_fd: int) -> None:
         """Have the worker answer from another table; kill one that does not, so that its successor does."""
-        assert self.tables is not None
         try:
-            socket.send_fds(self.tables, [TABLE], [snapshot_fd])
+            socket.send_fds(self.messages, [TABLE], [snapshot_fd])
         except OSError:  # it has died, or takes nothing any more
             self.kill()
             return
@@ -119,20 +117,19 @@ class WorkerProcess:
     def _hand_over(self, message: bytes, *fds: int) -> bool:
         """Send the worker a message, without waiting; return False if none lives, or one that takes nothing."""
         with suppress(OSError):  # it has died
-            if self.pid and self.tables is not None and select.select([], [self.tables], [], 0)[1]:
-                socket.send_fds(self.tables, [message], fds)
+            if self.pid and select.select([], [self.messages], [], 0)[1]:
+                socket.send_fds(self.messages, [message], fds)
                 return True
         return False
 
-    def has_exited(self, pid: int, exit_code: int) -> bool:
-        """Return whether the child `pid`, which the caller reaped, was the worker."""
+    def child_ended(self, pid: int, exit_code: int) -> None:
+        """Note that the caller reaped the process `pid`."""
         self.undead.discard(pid)
         if pid != self.pid:
-            return False
+            return
         self.pid, self.exit_code = 0, exit_code
         self.end = f"it was killed by signal {-exit_code}" if exit_code < 0 else f"it exited with {exit_code}"
-        self.was_killed = exit_code in {-signal.SIGKILL, 0}
-        return True
+        self.is_blameless = exit_code in {-signal.SIGKILL, 0}
 
     def kill(self) -> None:
         """Kill the worker, if one lives; it is still to be reaped."""
@@ -144,8 +141,7 @@ class WorkerProcess:
 
         One that does not die of it, because a disk holds it, is left to init.
         """
-        if self.tables is not None:
-            self.tables.close()
+        self.messages.close()
         if self.pid:
             is_over_within(self.pid, within_s + _COUNTS_WITHIN_S)
         self.kill()
@@ -156,20 +152,18 @@ class WorkerProcess:
 
     def _says(self, word: bytes) -> bool:
         """Return whether the worker has said this."""
-        assert self.tables is not None
         with suppress(OSError):  # it has died
-            return self.tables.recv(len(word)) == word
+            return self.messages.recv(len(word)) == word
         return False
 
     def _comes(self, *, within_s: float = float("inf")) -> bool:
         """Wait until the worker says something, or dies; return False if it hung before, or that time is over."""
-        assert self.tables is not None
         until_s = time.monotonic() + within_s
-        while not select.select([self.tables], [], [], BEAT_EVERY_S)[0]:
-            self._is_alive()
+        while not select.select([self.messages], [], [], BEAT_EVERY_S)[0]:
+            self._every_second()
             if self.kill_if_hung() or time.monotonic() >= until_s:
                 return False
-        self._is_alive()
+        self._every_second()
         return True
 
     def kill_if_hung(self) -> bool:
@@ -193,6 +187,6 @@ class WorkerProcess:
         # A disk holds its first thread (D), or another one that outlives the first (Z).
         self.undead.add(self.pid)
         self.pid, self.exit_code, self._was_stopped = 0, None, state in {"T", "t"}
-        self.was_killed = self._was_stopped or state in {"D", "Z"}
+        self.is_blameless = self._was_stopped or state in {"D", "Z"}
         self._counters.count("fastfuse_worker_hangs")
         return True

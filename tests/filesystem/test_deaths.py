@@ -36,7 +36,7 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    worker = SimpleNamespace(pid=0, exit_code=-9, end="killed", was_killed=True, has_served=True)
+    worker = SimpleNamespace(pid=0, exit_code=-9, end="killed", is_blameless=True, has_served=True)
     session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
     counted = None if kills[0][1] is None else 2
     now_s = -3600.0
@@ -59,9 +59,9 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker = SimpleNamespace(exit_code=-11, end="it was killed by signal 11", was_killed=False, has_served=True)
+    worker = SimpleNamespace(exit_code=-11, end="it was killed by signal 11", is_blameless=False, has_served=True)
     answers = iter([None, (1, 17, 1)] * 10)
-    session = session_with(is_waited_for=True, refuse_deadly_request=lambda *, was_killed: next(answers))
+    session = session_with(is_waited_for=True, refuse_deadly_request=lambda *, is_blameless: next(answers))
     deaths = Deaths(cast(WorkerProcess, worker), Counters(), ReadsInHand(), read_deadline_s=60.0)
     pauses = []
     for hour in range(10):

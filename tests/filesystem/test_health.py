@@ -47,7 +47,7 @@ def test_the_next_worker_has_its_own_time() -> None:
 
 
 def note(deaths: DeathRecord, now_s: float, **about: Any) -> float:  # noqa: ANN401
-    usual = {"answered": 7, "was_killed": True, "is_waited_for": True}
+    usual = {"answered": 7, "is_blameless": True, "is_waited_for": True}
     return deaths.note("it was killed by signal 11", now_s=now_s, **usual | about)
 
 
@@ -68,27 +68,27 @@ def test_the_pauses_double_up_to_five_seconds_as_deaths_go_on(
     assert [note(deaths, second, answered=answered(second)) for second in range(len(pauses))] == pauses
 
 
-@pytest.mark.parametrize("was_killed", [False, True])
-def test_a_minute_later_all_is_forgotten(was_killed: bool) -> None:
+@pytest.mark.parametrize("is_blameless", [False, True])
+def test_a_minute_later_all_is_forgotten(is_blameless: bool) -> None:
     deaths = DeathRecord()
     for minute in range(50):
-        assert note(deaths, minute * 61.0, was_killed=was_killed, is_waited_for=False) == 0
+        assert note(deaths, minute * 61.0, is_blameless=is_blameless, is_waited_for=False) == 0
     for minute in range(50, 100):
-        assert note(deaths, minute * 61.0, answered=minute, was_killed=was_killed) == 0
+        assert note(deaths, minute * 61.0, answered=minute, is_blameless=is_blameless) == 0
 
 
 @pytest.mark.parametrize(
     ("seconds", "about", "count"),
     [
         # Five crashes in a minute without an answer are the end; one answer in between is enough to go on.
-        ([0, 1, 2, 3, 59], {"was_killed": False, "is_waited_for": False}, 5),
-        *((range(5), {"was_killed": False, "answered": lambda at, n=n: at >= n}, 0) for n in (1, 2, 3, 4)),
+        ([0, 1, 2, 3, 59], {"is_blameless": False, "is_waited_for": False}, 5),
+        *((range(5), {"is_blameless": False, "answered": lambda at, n=n: at >= n}, 0) for n in (1, 2, 3, 4)),
         # Kills from outside are, only once nothing was answered for a minute, and are not counted with crashes.
         (range(0, 82, 2), {"answered": lambda at: 7 + (at >= 20)}, 31),
-        (range(20), {"was_killed": lambda at: at % 5 != 0}, 0),
+        (range(20), {"is_blameless": lambda at: at % 5 != 0}, 0),
         # Five deaths far apart are, if somebody waits all the time.
-        *((range(0, 5 * apart_s, apart_s), {"was_killed": True}, 5) for apart_s in (16, 61)),
-        *((range(0, 5 * apart_s, apart_s), {"was_killed": False}, 5) for apart_s in (16, 61)),
+        *((range(0, 5 * apart_s, apart_s), {"is_blameless": True}, 5) for apart_s in (16, 61)),
+        *((range(0, 5 * apart_s, apart_s), {"is_blameless": False}, 5) for apart_s in (16, 61)),
         # Kills of an idle mount's worker are not, and are not held against who asks then.
         *(([*range(0, 600, by), *range(600, 650, by)], {"is_waited_for": lambda at: at >= 600}, 0) for by in (2, 16)),
     ],

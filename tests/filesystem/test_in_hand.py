@@ -26,8 +26,8 @@ class Workers:
         *_, crashes, _ = _KEPT.unpack_from(self.requests, at)
         _KEPT.pack_into(self.requests, at, at * (not is_answered), *read, crashes * (not is_answered), 1)
 
-    def die(self, *, was_killed: bool = False) -> Read | None:
-        return self.hand.worker_died(self.requests, was_killed=was_killed)
+    def die(self, *, is_blameless: bool = False) -> Read | None:
+        return self.hand.worker_died(self.requests, is_blameless=is_blameless)
 
 
 A, B, C = (Read(inode, 0, 10) for inode in (2, 3, 9))
@@ -55,7 +55,7 @@ def test_what_workers_had_in_hand_makes_suspects_and_poisons_one(lives: list[tup
     for begun, poisoned, suspects, most_deaths in lives:
         for letter in begun.rstrip("!"):
             workers.begin(BY_LETTER[letter.lower()], is_answered=letter.isupper())
-        assert workers.die(was_killed="!" in begun) == BY_LETTER.get(poisoned)
+        assert workers.die(is_blameless="!" in begun) == BY_LETTER.get(poisoned)
         assert {*workers.hand.suspects.values()} == {BY_LETTER[letter] for letter in suspects}
         assert workers.hand.most_deaths == most_deaths
 

@@ -189,7 +189,7 @@ def listing_with_rights(
 _NOTICES_PAUSE = """
 import signal
 from fastfuse.filesystem import refresh
-refresh.Refresher._send = lambda self, fd: signal.pause()
+refresh.Refresher._send = lambda self, fd: (refresh.become_nobody(), signal.pause())
 """
 
 
@@ -240,9 +240,11 @@ def test_the_process_that_renews_credentials_has_the_rights_that_it_needs(
     waits = tmp_path / "waits"
     change = f"""
     import os, signal
-    from fastfuse.filesystem.processes import key_finder
-    plain = key_finder._found
-    key_finder._found = lambda session, *_: signal.pause() if os.path.exists({str(waits)!r}) else plain(session, *_)
+    from fastfuse.filesystem.processes import credential_finder
+    plain = credential_finder._found
+    def found(session, *more):
+        return signal.pause() if os.path.exists({str(waits)!r}) else plain(session, *more)
+    credential_finder._found = found
     """
     with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount, ThreadPoolExecutor(1) as threads:
         (worker,) = mount.children()
@@ -318,7 +320,7 @@ def test_root_that_may_not_end_other_users_processes_stays_root_without_capabili
 # In an interpreter of its own, which has loaded no more than a mount loads: a fork of the tests' has.
 _AUDITED: dict[str, Any] = {"run_by": ["env"], "change": """
 import os, sys
-from fastfuse.filesystem.processes import key_finder
+from fastfuse.filesystem.processes import credential_finder
 from fastfuse.filesystem.serving import worker
 real = worker.become_nobody
 def audited():
@@ -328,7 +330,7 @@ def audited():
         if event == "import" or is_file:
             os.write(2, f"nobody wants {event} {arguments[0]}\\n".encode())
     sys.addaudithook(note)
-worker.become_nobody = key_finder.become_nobody = audited
+worker.become_nobody = credential_finder.become_nobody = audited
 """}  # fmt: skip
 
 

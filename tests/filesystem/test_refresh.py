@@ -13,7 +13,7 @@ import pytest
 
 from fastfuse.errors import FastfuseError, SourceError
 from fastfuse.filesystem.kernel.notices import OUT_HEADER, pack_notices
-from fastfuse.filesystem.processes.children import Fork, fork_child, is_over_within, wait_child
+from fastfuse.filesystem.processes.children import Fork, fork_child, is_over_within, memory_fd, wait_child
 from fastfuse.filesystem.refresh import Refresher
 from fastfuse.index.inodes.changes import Changes
 from fastfuse.index.make import IndexReport
@@ -27,12 +27,14 @@ from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import PATIENCE_S
 from tests.index.indexes import index_bytes, index_of, memory_file
 
-# No table: none of the children here looks at it.
-SNAPSHOT_FD = 0
-
 
 def refresher(fork: Fork) -> Refresher:
-    return Refresher(S3Uri("bucket", ""), IndexOrigin(), S3Session(ConnectionConfig()), Counters(), fork)
+    made = Refresher(
+        S3Uri("bucket", ""), IndexOrigin(), S3Session(ConnectionConfig()), Counters(), fork,
+        take_table=lambda _: None, connection=lambda: -1,
+    )  # fmt: skip
+    made.table_fd = 0  # none of the children here looks at it
+    return made
 
 
 class Children:
@@ -77,13 +79,12 @@ def test_a_refresh_for_which_there_is_no_descriptor_has_failed_and_the_next_one_
     asking_fd, before = asking.fileno(), open_descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(os, "memfd_create", Mock(side_effect=OSError(24, "Too many open files")))
-        here.want(SNAPSHOT_FD, asking)
-        assert here.new_table() is None
-        assert here.outcome(SNAPSHOT_FD) == "failed"
+        here.want(asking)
+        here.go_on()
     told = json.loads(asked.recv(4096))["error"]
-    assert told["kinds"][0] == "ServiceError"
-    assert "the lister cannot be started: [Errno 24] Too many open files" in told["message"]
-    assert here.outcome(SNAPSHOT_FD) == ""
+    assert told["kinds"][0] == "NoRoomError"
+    assert "no process can be started: Too many open files" in told["message"]
+    assert here._counters.get("fastfuse_refreshes", "failed") == 1
     del before[asking_fd]
     assert open_descriptors() == before
 
@@ -93,11 +94,11 @@ def test_whoever_waits_sees_the_end_of_his_connection_although_a_child_holds_a_c
 ) -> None:
     here = refresher(children.fork)
     asking, asked = client
-    here.want(SNAPSHOT_FD, asking)
+    here.want(asking)
+    here.go_on()
     children.fork(lambda: None)
     here.child_ended(children.pids[0], children.kill(children.pids[0]))
-    assert here.new_table() is None
-    assert here.outcome(SNAPSHOT_FD) == "failed"
+    here.go_on()
     assert b"the lister was killed by signal 9" in asked.recv(4096)
     assert asked.recv(4096) == b""
 
@@ -118,10 +119,11 @@ class Listers:
         return self._pid
 
     def end(self) -> bool:
-        """Return whether it ended by itself."""
+        """Return whether it ended by itself, and have the refresh fail."""
         has_ended = is_over_within(self._pid, PATIENCE_S)
         os.kill(self._pid, signal.SIGKILL)
         self.refresher.child_ended(self._pid, wait_child(self._pid))
+        self.refresher.go_on()
         return has_ended
 
 
@@ -130,10 +132,9 @@ def test_a_lister_whose_error_is_long_ends_and_what_it_says_is_cut(
     character: str, client: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listers = Listers(SourceError(100_000 * character, hint=100_000 * character), monkeypatch)
-    listers.refresher.want(SNAPSHOT_FD, client[0])
+    listers.refresher.want(client[0])
+    listers.refresher.go_on()
     assert listers.end()
-    assert listers.refresher.new_table() is None
-    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
     told = json.loads(client[1].recv(1 << 16))["error"]
     assert (told["kinds"][0], set(told["message"])) == ("SourceError", {character})
 
@@ -150,19 +151,19 @@ def test_a_lister_that_is_killed_while_it_answers_has_failed(
     listers = Listers(SourceError("no such bucket"), monkeypatch)
     with monkeypatch.context() as patched:
         patched.setattr(os, "pwrite", write_some)
-        listers.refresher.want(SNAPSHOT_FD, client[0])
+        listers.refresher.want(client[0])
+        listers.refresher.go_on()
     listers.end()
-    assert listers.refresher.new_table() is None
-    assert listers.refresher.outcome(SNAPSHOT_FD) == "failed"
     assert "the lister was killed by signal 9" in json.loads(client[1].recv(4096))["error"]["message"]
 
 
 def test_a_child_closes_the_ways_to_who_waits(children: Children, client: tuple[socket.socket, socket.socket]) -> None:
     asking_fd, before = client[0].fileno(), open_descriptors()
     here = refresher(children.fork)
-    here.want(SNAPSHOT_FD, client[0])
+    here.want(client[0])
+    here.go_on()
     assert open_descriptors().items() > before.items()
-    here.close_connections()
+    here.close_copies()
     here.close_files()
     del before[asking_fd]
     assert open_descriptors() == before
@@ -176,18 +177,19 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_clients_and_the_l
     before = open_descriptors()
     pairs = [socket.socketpair() for _ in range(2)]
     for ours, _ in pairs:
-        here.want(SNAPSHOT_FD, ours)
+        here.want(ours)
+        here.go_on()
     here.close()
     for _, asked in pairs:
         with asked:
             assert b"the mount stops" in asked.recv(4096)
     assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
     assert open_descriptors() == before
-    here.want(SNAPSHOT_FD)
+    here.want()
+    here.go_on()
     assert len(children.pids) == 2
     here.child_ended(children.pids[1], children.kill(children.pids[1]))
-    here.new_table()
-    assert here.outcome(SNAPSHOT_FD) == "failed"
+    here.go_on()
     assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
@@ -198,8 +200,8 @@ def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch
     before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
     write, read = os.pwrite, os.pread
     here = refresher(fork_child)
-    here._new_fd = os.memfd_create("new", os.MFD_ALLOW_SEALING)
     reading_fd, writing_fd = os.pipe()
+    monkeypatch.setattr(here, "_connection", lambda: writing_fd)
     with memory_file(index_bytes(before)) as old_fd, os.fdopen(reading_fd, "rb") as sent:
 
         def list_now(fd: int) -> IndexReport:
@@ -210,14 +212,13 @@ def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr(os, "pwrite", lambda fd, data, offset: write(fd, data[:7], offset))
             patched.setattr(os, "pread", lambda fd, size_bytes, offset: read(fd, min(size_bytes, 7), offset))
-            here._make(old_fd)
+            new_fd = memory_fd("new")
+            here._make(old_fd, new_fd)
             with os.fdopen(writing_fd, "wb"):
-                here.send_notices(writing_fd)
-            exit_code = wait_child(here._pid)
-            here.child_ended(here._pid, exit_code)
+                exit_code = wait_child(next(here._tell_kernel(new_fd)))
         notices = sent.read()
     names = [f"\0{n}\0".encode() for n in range(20)]
-    assert (exit_code, here._owed_bytes()) == (0, len(notices))
+    assert (exit_code, os.fstat(here._owed_fd).st_size) == (0, len(notices))
     assert all(notices.count(name) == 1 for name in names)
     here.close()
     here.close_files()

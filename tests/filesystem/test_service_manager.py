@@ -24,12 +24,12 @@ def test_it_says_that_it_lives_every_five_seconds_or_three_times_as_often_as_the
     manager: socket.socket, clock: list[float], watchdog: dict[str, float], every_s: float
 ) -> None:
     notifier = Notifier(manager.getsockname(), **watchdog)
-    notifier.is_alive()
+    notifier.alive()
     notifier.ready()
     assert manager.recv(1024) == b"READY=1"
     for passed_s, is_sent in ((-0.1, False), (0.0, True), (every_s - 0.1, False), (100.0, True), (100.0, False)):
         clock[0] = 100.0 + every_s + passed_s
-        notifier.is_alive()
+        notifier.alive()
         if is_sent:
             assert manager.recv(1024) == b"WATCHDOG=1"
         with pytest.raises(BlockingIOError):
@@ -43,7 +43,7 @@ def test_a_manager_that_does_not_read_stops_nothing(
     notifier.ready()
     for _ in range(2000):  # more than any queue of datagrams holds
         clock[0] += 5
-        notifier.is_alive()
+        notifier.alive()
     assert not caplog.records
 
 

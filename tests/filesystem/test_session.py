@@ -19,7 +19,7 @@ from fastfuse.errors import MountError
 from fastfuse.filesystem.kernel import session
 from fastfuse.filesystem.kernel.fuse import pyfuse3
 from fastfuse.filesystem.kernel.loop import _NoLock
-from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from fastfuse.filesystem.mounting.preflight import CONTAINER
@@ -84,10 +84,11 @@ def test_the_descriptor_of_the_mount_is_found_below_others_of_the_device(tmp_pat
     import os, sys
     from pathlib import Path
     from fastfuse.filesystem.mounting.mount_places import Place
-    from fastfuse.filesystem.kernel.session import InitialisedOperations, Session
+    from fastfuse.filesystem.kernel.session import Session
+    from fastfuse.filesystem.kernel.fuse import pyfuse3
 
     os.dup2(os.open("/dev/fuse", os.O_RDWR), 200)
-    session = Session.mount(InitialisedOperations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
+    session = Session.mount(pyfuse3.Operations(), Place(Path(sys.argv[1])), source="s3://bucket/", allow_other=False)
     try:
         assert session.fd < 200
         assert session.is_connected
@@ -118,7 +119,7 @@ def test_a_link_that_takes_the_place_of_the_directory_is_not_followed_to_another
 
     session.pyfuse3.init = init_after_swap
     try:
-        session.Session.mount(session.InitialisedOperations(), Place(place), source="s3://b", allow_other=False)
+        session.Session.mount(session.pyfuse3.Operations(), Place(place), source="s3://b", allow_other=False)
     except MountError as error:
         print(error)
     print(*(path.name for path in places if path in fastfuse_mounts()))
@@ -328,7 +329,7 @@ def test_no_request_is_blamed_for_a_crash_before_anybody_has_begun_it() -> None:
             replies.keep(session.requests)
             trio.run(talking, instruments=[requests := Crashing()])
         os.wait()
-        print(session.refuse_deadly_request(was_killed=False), session.can_go_on)
+        print(session.refuse_deadly_request(is_blameless=False), session.can_go_on)
     """
     assert talk_to(_AS_A_WORKER, program) == ["None True", "None True"]
 
@@ -548,13 +549,13 @@ def test_a_kill_leaves_no_mark_that_the_crash_after_it_is_taken_for_one_under_th
     """L3"""
     with crashing("/dev/null") as (session, die):
         die()
-        assert session.refuse_deadly_request(was_killed=True) is None
-        assert session.refuse_deadly_request(was_killed=False) is None  # this one began nothing
+        assert session.refuse_deadly_request(is_blameless=True) is None
+        assert session.refuse_deadly_request(is_blameless=False) is None  # this one began nothing
         die()
-        assert session.refuse_deadly_request(was_killed=False) is None
+        assert session.refuse_deadly_request(is_blameless=False) is None
         assert session.owed == {12}
         die()
-        assert session.refuse_deadly_request(was_killed=False) == (12, 17, 1)
+        assert session.refuse_deadly_request(is_blameless=False) == (12, 17, 1)
         assert session.owed == set()
 
 
@@ -563,7 +564,7 @@ def test_a_request_that_cannot_be_failed_stays_for_the_next_worker() -> None:
     with crashing("/dev/full") as (session, die):
         for _ in range(3):
             die()
-            assert session.refuse_deadly_request(was_killed=False) is None
+            assert session.refuse_deadly_request(is_blameless=False) is None
             assert session.owed == {12}
             assert session.is_waited_for
 
@@ -573,7 +574,7 @@ def test_a_request_that_nobody_waits_for_any_more_is_dropped(tmp_path: Path) -> 
         session.fd = device.fileno()
         for expected in (None, (12, 17, 1)):
             die()
-            assert session.refuse_deadly_request(was_killed=False) == expected
+            assert session.refuse_deadly_request(is_blameless=False) == expected
         assert session.owed == set()
         assert session.is_waited_for  # INIT is to be read
         os.read(session.fd, 1 << 17)
@@ -597,5 +598,5 @@ def test_the_lock_that_serves_init_is_what_workers_inherit(monkeypatch: pytest.M
     monkeypatch.setattr(pyfuse3, "trio", trio, raising=False)
     monkeypatch.setattr(pyfuse3, "init", init)
     with pytest.raises(MountError):
-        Session.mount(InitialisedOperations(), Place(tmp_path), source="s3://b", allow_other=False)
+        Session.mount(pyfuse3.Operations(), Place(tmp_path), source="s3://b", allow_other=False)
     assert seen == [_NoLock]

@@ -695,10 +695,10 @@ def test_at_a_limit_of_processes_refreshes_fail_and_changes_and_workers_wait(tmp
     ):
         with limit(forks_left, 0):
             mount.process.send_signal(signal.SIGHUP)
-            wait_until(lambda: "was not refreshed: the lister cannot be started: no process can be" in mount.log)
+            wait_until(lambda: "was not refreshed: no process can be" in mount.log)
             done = run_fastfuse("refresh", str(mount.path))
             assert done.returncode == 1
-            assert done.stderr.startswith("fastfuse: error: the lister cannot be started: no process can be started")
+            assert done.stderr.startswith("fastfuse: error: no process can be started")
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0
         assert Scrape(mount.metrics_port())["refreshes_total", "failed"] == 2
         with opened(mount.path / "a"):  # so that the kernel does not forget the name for want of memory
@@ -730,11 +730,11 @@ def test_the_process_of_the_notices_is_the_last_to_hold_the_old_table(server: Lo
     import pathlib
     from fastfuse.filesystem.refresh import Refresher
     from tests.descriptors import open_descriptors
-    send = Refresher.send_notices
-    def send_notices(self, session_fd):
+    send = Refresher._send
+    def send_and_tell(self, connection_fd):
         pathlib.Path({str(tmp_path / "held")!r}).write_text(str(open_descriptors()))
-        send(self, session_fd)
-    Refresher.send_notices = send_notices
+        send(self, connection_fd)
+    Refresher._send = send_and_tell
     """
     with mounted("s3://bucket/data", server.endpoint_url, change=change) as mount:
         assert run_fastfuse("refresh", str(mount.path)).returncode == 0

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from fastfuse.errors import FastfuseError
-from fastfuse.filesystem.processes import key_finder
+from fastfuse.filesystem.processes import credential_finder
 from fastfuse.filesystem.processes.children import heard
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
@@ -30,7 +30,8 @@ import os, sys
 from datetime import UTC, datetime, timedelta
 from aiobotocore import credentials
 from fastfuse.filesystem import supervisor
-from fastfuse.filesystem.processes.key_finder import KeyFinder, _found
+from fastfuse.filesystem.processes.children import message_of
+from fastfuse.filesystem.processes.credential_finder import CredentialFinder, _found
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.credentials import Credentials
@@ -47,10 +48,10 @@ credentials._build_add_dpop_header_handler = lambda key: lambda **request: None
 session = S3Session(ConnectionConfig())
 until = datetime.now(UTC) + timedelta(hours=1)
 session.credentials.take(Credentials(access_key="old", secret_key="-", expires_at=until, provider=sys.argv[1]))
-KeyFinder(session, os.fork).load()
+CredentialFinder(session, os.fork).load()
 sys.meta_path.clear()
 sys.addaudithook(gone)
-print(_found(S3Session(session.config)).decode())
+print(message_of(lambda: _found(S3Session(session.config))).decode())
 """
 _ROLE = """
 <AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult><Credentials>
@@ -154,10 +155,10 @@ def test_credentials_are_renewed_without_the_files_of_the_program(provider: str,
 
 
 def test_an_error_names_the_files_that_are_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(key_finder, "__file__", str(tmp_path / "gone.py"))
+    monkeypatch.setattr(credential_finder, "__file__", str(tmp_path / "gone.py"))
     session = S3Session(ConnectionConfig(profile="none"))
     with pytest.raises(FastfuseError, match=r"were removed since it started: mount again"):
-        heard(key_finder._found(session))
+        credential_finder._found(session)
 
 
 async def test_what_cannot_be_loaded_for_a_renewal_is_told_before_it_is_due(

@@ -38,17 +38,17 @@ class Place:
 
     def __init__(self) -> None:
         self.said_alive = 0
-        self.worker = WorkerProcess(Counters(), self._is_alive)
+        self.worker = WorkerProcess(Counters(), self._every_second)
         self.pids: list[int] = []
 
     def start(self, life: Life) -> None:
-        def fork(tables: socket.socket) -> int:
-            self.pids.append(fork_child(lambda: life(tables)))
+        def fork(messages: socket.socket) -> int:
+            self.pids.append(fork_child(lambda: life(messages)))
             return self.pids[-1]
 
         self.worker.start(fork)
 
-    def _is_alive(self) -> None:
+    def _every_second(self) -> None:
         self.said_alive += 1
 
 
@@ -56,14 +56,14 @@ def stop(_: socket.socket) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def serve_and_stop(tables: socket.socket) -> None:
-    tables.send(READY)
-    stop(tables)
+def serve_and_stop(messages: socket.socket) -> None:
+    messages.send(READY)
+    stop(messages)
 
 
-def serve_and_hang_up(tables: socket.socket) -> None:
-    tables.send(READY)
-    tables.recv(1)
+def serve_and_hang_up(messages: socket.socket) -> None:
+    messages.send(READY)
+    messages.recv(1)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_one_that_is_stopped_at_a_table_is_killed(place: Place) -> None:
     # It may hold the connection until it is reaped.
     assert place.worker.undead == {place.pids[0]}
     assert wait_child(place.pids[0]) == -signal.SIGKILL
-    assert not place.worker.has_exited(place.pids[0], -signal.SIGKILL)
+    place.worker.child_ended(place.pids[0], -signal.SIGKILL)
     assert not place.worker.undead
 
 
@@ -109,7 +109,7 @@ def test_what_one_that_hangs_did_is_to_blame_unless_others_stopped_it_or_a_disk_
     monkeypatch.setattr(worker_process, "cpu_and_state", lambda _: (0.0, state))
     with pytest.raises(ServiceError, match=rf"state {state}"):
         place.start(stop)
-    assert place.worker.was_killed is not is_to_blame
+    assert place.worker.is_blameless is not is_to_blame
     assert place.worker.may_have_ended_by_cache is may_be_by_cache
     wait_child(place.pids[0])
 
@@ -128,21 +128,20 @@ def test_one_that_has_ended_but_for_a_thread_is_not_to_blame(place: Place, monke
     monkeypatch.setattr(worker_process, "cpu_and_state", once_it_has)
     with pytest.raises(ServiceError, match=r"hung for \d s \(state Z\)"):
         place.start(end_but_for_a_thread)
-    assert place.worker.was_killed
+    assert place.worker.is_blameless
     wait_child(place.pids[0])
 
 
 def test_nothing_is_handed_to_one_that_takes_nothing(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.start(serve_and_stop)
-    tables = place.worker.tables
-    assert tables is not None
-    while select.select([], [tables], [], 0)[1]:
-        tables.send(b"?")
+    messages = place.worker.messages
+    while select.select([], [messages], [], 0)[1]:
+        messages.send(b"?")
     sent: list[object] = []
     monkeypatch.setattr(socket, "send_fds", lambda *message: sent.append(message))
     place.worker.take_log_file(place.worker.dump_fd)
     place.worker.take_log_level()
-    assert not place.worker.take_request(tables, {})
+    assert not place.worker.take_request(messages, {})
     assert not sent
 
 
@@ -152,7 +151,8 @@ def test_one_that_hangs_up_when_a_table_comes_is_killed_and_left_to_be_reaped(
     place.start(serve_and_hang_up)
     place.worker.take_table(place.worker.dump_fd)
     assert caplog.messages == ["the worker does not take the new table"]
-    assert place.worker.has_exited(place.pids[0], wait_child(place.pids[0]))
+    place.worker.child_ended(place.pids[0], wait_child(place.pids[0]))
+    assert place.worker.pid == 0
 
 
 def test_one_that_does_not_die_is_waited_for_no_longer_than_a_killed_process_takes(

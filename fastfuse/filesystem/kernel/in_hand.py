@@ -45,14 +45,14 @@ class ReadsInHand:
         """Return whether the read has a byte that workers died of."""
         return any(read.overlaps(poisoned) for poisoned in self.poisoned)
 
-    def worker_died(self, requests: mmap | bytearray, *, was_killed: bool) -> Read | None:
+    def worker_died(self, requests: mmap | bytearray, *, is_blameless: bool) -> Read | None:
         """Take stock of the `requests` that a dead worker left, before the next worker is forked.
 
-        If it `was_killed` from outside, no read is to blame: those in hand become no suspects.
+        If the worker `is_blameless`, no read is to blame: those in hand become no suspects.
 
         Return the read that is poisoned from now on, because workers died of it, if there is one.
         """
-        left = replies.reads_left(requests, not was_killed)
+        left = replies.reads_left(requests, not is_blameless)
         again = {Read(*asked) for _, asked, deaths, is_blamed in left if is_blamed and deaths >= _DEATHS}
         poisoned = again.pop() if len(again) == 1 else None
         if poisoned is not None:

@@ -58,16 +58,6 @@ _PROFILE = Path("/etc/apparmor.d/fusermount3")  # Ubuntu 25.10 and 26.04 have it
 _TRIED_INODE = 1 << 41 | 7
 
 
-class InitialisedOperations(pyfuse3.Operations):
-    """The handlers of a session; `init` ends the loop that served the INIT request."""
-
-    handshake_scope: trio.CancelScope | None = None
-
-    def init(self) -> None:
-        if self.handshake_scope is not None:
-            self.handshake_scope.cancel()
-
-
 class Session:
     """A mounted file system and the descriptor of its connection. One process can hold one (pyfuse3)."""
 
@@ -86,7 +76,7 @@ class Session:
     @classmethod
     def mount(
         cls,
-        operations: InitialisedOperations,
+        operations: pyfuse3.Operations,
         place: Place,
         *,
         source: str,
@@ -170,14 +160,14 @@ class Session:
         poll.register(self.fd, select.POLLIN)
         return bool(self.owed) or any(event & select.POLLIN for _, event in poll.poll(0))
 
-    def refuse_deadly_request(self, *, was_killed: bool) -> tuple[int, int, int] | None:
+    def refuse_deadly_request(self, *, is_blameless: bool) -> tuple[int, int, int] | None:
         """Fail the request that the last two workers crashed under, if it is the same one; call it after each death.
 
         Return its number, operation and inode. A READ is none: reads are under way together (`in_hand`).
-        Nor is a request to blame if the worker `was_killed` from outside.
+        Nor is a request to blame if the worker `is_blameless`.
         """
         request = replies.under_way(self.requests)
-        if was_killed:
+        if is_blameless:
             return None
         number, self._crashed_under = self._crashed_under, request[0] if request else 0
         if request is None or request[0] != number:
@@ -196,8 +186,12 @@ class Session:
         pyfuse3.close(unmount=False)
 
 
-def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: int | None) -> None:
-    """Serve INIT on the session's `fd`."""
+def _shake_hands(operations: pyfuse3.Operations, fd: int, readahead_bytes: int | None) -> None:
+    """Serve INIT on the session's `fd`, and require that requests come with the inode.
+
+    Raises:
+        MountError: they do not, so every file would be read as the inode 0; or this kernel will not do.
+    """
     replies.keep(bytearray(replies.REQUESTS_BYTES))  # of this process, which answers no others
     device = os.dup(fd)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -211,13 +205,23 @@ def _shake_hands(operations: InitialisedOperations, fd: int, readahead_bytes: in
             raise MountError(message, hint="use Linux 5.1 or later")
         os.dup2(theirs.fileno(), fd)
         ours.send(request)
-        trio.run(_serve_init, operations)
+        for opcode in (_READ, _READDIRPLUS):  # in the place of the kernel
+            header = _IN_HEADER.pack(
+                _IN_HEADER.size + _READ_IN.size, opcode, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
+            )
+            ours.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
+        found = trio.run(_serve_tried, operations)
         reply = bytearray(ours.recv(_INIT_REQUEST_MAX_BYTES))
         _, error, _ = OUT_HEADER.unpack_from(reply)
         if error:
             raise MountError(f"the kernel's FUSE protocol is not understood: {os.strerror(-error)}")
+        if found != [_TRIED_INODE, 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE]:
+            raise MountError(
+                "libfuse does not say which inode is read",
+                hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "
+                "before it",
+            )
         _complete(reply, readahead_bytes=readahead_bytes)
-        _prove_inodes(operations, ours)
         os.write(device, reply)
     finally:
         os.dup2(device, fd, inheritable=True)
@@ -236,34 +240,8 @@ def _complete(reply: bytearray, *, page_bytes: int = mmap.PAGESIZE, readahead_by
     _FLAGS.pack_into(reply, _FLAGS_OFFSET, agreed & ~_ATOMIC_O_TRUNC)
 
 
-async def _serve_init(operations: InitialisedOperations) -> None:
-    with trio.CancelScope() as operations.handshake_scope:
-        await serve()
-    operations.handshake_scope = None
-
-
-def _prove_inodes(operations: InitialisedOperations, kernel: socket.socket) -> None:
-    """Send requests in the place of the `kernel`, and require that they come with the inode.
-
-    Raises:
-        MountError: they do not, so every file would be read as the inode 0.
-    """
-    for opcode in (_READ, _READDIRPLUS):
-        header = _IN_HEADER.pack(
-            _IN_HEADER.size + _READ_IN.size, opcode, 2, _TRIED_INODE, os.geteuid(), os.getegid(), 1, 0, 0
-        )
-        kernel.send(header + _READ_IN.pack(0, 0, 1, 0, 0, 0, 0))
-    found = trio.run(_serve_tried, operations)
-    if found != [_TRIED_INODE, 1 << interposed.HANDLE_INODE_BITS | _TRIED_INODE]:
-        raise MountError(
-            "libfuse does not say which inode is read",
-            hint="install fastfuse anew, so that it is compiled with this machine's libfuse, and import no pyfuse3 "
-            "before it",
-        )
-
-
-async def _serve_tried(operations: InitialisedOperations) -> list[int]:
-    """Serve a READ and a READDIRPLUS, and return the inode of the one and the handle of the other, as far as known."""
+async def _serve_tried(operations: pyfuse3.Operations) -> list[int]:
+    """Serve until READDIRPLUS; return the inode of the READ before it, and its handle, as far as they are known."""
     found = []
 
     def take(_number: int, inode: int, *_: int) -> None:

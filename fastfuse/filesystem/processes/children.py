@@ -9,17 +9,22 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import fastfuse.errors
 from fastfuse.errors import FastfuseError, ServiceError
 
 _log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 # The type of `fork_child` and of its wrappers.
 Fork = Callable[[Callable[[], object]], int]
+# A generator that yields the pid of each process that it waits for, and is sent how that ended (`wait_child`).
+Steps: TypeAlias = Generator[int, Any, _T]
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -171,6 +176,8 @@ def is_over_within(pid: int, timeout_s: float) -> bool:
 
 def how_it_ended(exit_code: int) -> str:
     """Return in words how a process failed whose exit code, as of `wait_child`, is not 0."""
+    if exit_code == -signal.SIGALRM:
+        return "did not end in time"
     return f"was killed by signal {-exit_code}" if exit_code < 0 else "failed (see the log)"
 
 
@@ -180,19 +187,77 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
     Raises:
         ServiceError: the process, `who` in the message, did not live to answer.
     """
-    with os.fdopen(os.memfd_create("fastfuse-answer"), "rb") as answer:
-        child = fork_child(lambda: answer_on(answer.fileno(), make))
+    with os.fdopen(memory_fd("fastfuse-answer"), "rb") as answer:
+        child = fork_child(lambda: os.pwrite(answer.fileno(), message_of(make), 0))
         try:
             exit_code, child = wait_child(child), 0
         finally:
             if child:  # interrupted
                 os.kill(child, signal.SIGKILL)
                 wait_child(child)
-        return result_of(answer.read(), who, exit_code)
+        return _result_of(answer.read(), who, exit_code)
 
 
-def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
-    """Return what a process that has ended wrote by `answer_on`, or raise the error that it wrote.
+def asking(fork: Fork, make: Callable[[], dict[str, Any]], who: str) -> Steps[dict[str, Any]]:
+    """Do as `ask_child`, without waiting for the process that `fork` starts.
+
+    Raises:
+        NoRoomError: the system has no room for it, or for its answer.
+    """
+    with os.fdopen(memory_fd("fastfuse-answer"), "rb") as answer:
+        exit_code = yield fork(
+            lambda: os.pwrite(answer.fileno(), message_of(make), 0)
+        )  # whoever reads shares the offset
+        return _result_of(answer.read(), who, exit_code)
+
+
+class Procedure(ABC):
+    """Work for one process after the other, while their parent does other things."""
+
+    def __init__(self) -> None:
+        # The process that runs now, or 0, and how the last one ended, if there was one.
+        self.pid = 0
+        self._exit_code: int | None = None
+        self._steps = self._run()
+
+    def child_ended(self, pid: int, exit_code: int) -> None:
+        """Note that the caller reaped the process `pid`."""
+        if pid == self.pid:
+            self.pid, self._exit_code = 0, exit_code
+
+    def go_on(self) -> None:
+        """Take every step that waits for no process; call it every second, and once a child has ended."""
+        if not self.pid:
+            self.pid = self._steps.send(self._exit_code)
+
+    @abstractmethod
+    def _run(self) -> Steps[None]:
+        """Take the steps, for ever; yield 0 while there is nothing to do."""
+
+    def _end(self) -> None:
+        """Kill the process that runs, and begin anew."""
+        if self.pid:
+            # Not waited for: a notice may wait for a reader, and the reader for the end of the mount.
+            os.kill(self.pid, signal.SIGKILL)
+            self.pid = 0
+        self._steps.close()
+        self._exit_code, self._steps = None, self._run()
+
+
+def memory_fd(name: str) -> int:
+    """Return the descriptor of a new file in memory.
+
+    Raises:
+        NoRoomError: none is left for it.
+    """
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise NoRoomError(f"no process can be started: {error.strerror}", hint="see ulimit -n") from error
+
+
+def _result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
+    """Return what a process that has ended wrote by `message_of`, or raise the error that it wrote.
 
     Raises:
         ServiceError: the process, `who` in the message, did not live to write all of it.
@@ -204,13 +269,12 @@ def result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
         raise ServiceError(f"{who} {how_it_ended(exit_code)}", hint=hint) from error
 
 
-def answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the result of `make`, or the error that it raises, to the begin of the file `fd` for `result_of`."""
+def message_of(make: Callable[[], dict[str, Any]]) -> bytes:
+    """Return the result of `make`, or the error that it raises, as bytes for `heard`."""
     try:
-        answer = json.dumps(make()).encode()
+        return json.dumps(make()).encode()
     except FastfuseError as error:
-        answer = error_message(error)
-    os.pwrite(fd, answer, 0)  # whoever reads shares the offset
+        return error_message(error)
 
 
 def error_message(error: FastfuseError) -> bytes:

@@ -60,12 +60,12 @@ class DeathRecord:
 
     def __init__(self, read_deadline_s: float = inf) -> None:
         self._max_pause_s = min(_MAX_PAUSE_S, _MAX_PAUSE_SHARE * read_deadline_s)
-        # (when, requests answered until then, whether it was killed from outside)
+        # (when, requests answered until then, whether the worker was blameless)
         self._deaths: list[tuple[float, int, bool]] = []
         # When the first one died after the last answer, or after nobody waited for one.
         self._unserved_since_s = 0.0
 
-    def note(self, how: str, *, now_s: float, answered: int, was_killed: bool, is_waited_for: bool) -> float:
+    def note(self, how: str, *, now_s: float, answered: int, is_blameless: bool, is_waited_for: bool) -> float:
         """Count a death and return the seconds to wait before the next start; `how` goes into the error.
 
         An answer `is_waited_for` if a request waits, or if the worker did not come to serve.
@@ -79,8 +79,8 @@ class DeathRecord:
         self._deaths = [
             death for death in self._deaths if death[0] >= from_s or (is_waited_for and death[1] == answered)
         ]
-        self._deaths.append((now_s, answered, was_killed))
-        unserved = [killed for _, until_then, killed in self._deaths if until_then == answered]
+        self._deaths.append((now_s, answered, is_blameless))
+        unserved = [is_blameless for _, until_then, is_blameless in self._deaths if until_then == answered]
         is_long = now_s - self._unserved_since_s >= DEATHS_WITHIN_S
         if (len(unserved) if is_long else unserved.count(False)) >= _MAX_DEATHS:
             raise ServiceError(

@@ -142,7 +142,7 @@ class DirectFiles:
         }
         interposed.tell_of_reads(self.tell)
         threads = Threads(
-            size_of=interposed.size_of_small, is_near=self._is_kept, drop=direct_reads.drop_ahead,
+            size_of=interposed.size_of_small, is_near=self._place_kept, drop=direct_reads.drop_ahead,
             fetch=lambda inode, size_bytes: interposed.fetch_ahead(inode, take(size_bytes)),
             bound_begun=direct_reads.bound_begun_ahead, held=direct_reads.held_ahead,
             claim=direct_reads.claim, release=direct_reads.release, is_read=direct_reads.is_read,
@@ -181,12 +181,12 @@ class DirectFiles:
                 is_lost = segment > 0 and not status
                 request = Request(number, inode, offset, size_bytes, process)
                 is_other = is_lost or status == direct_reads.MAY_BE_KEPT
-                if not (is_other and self._is_begun_again(request, is_lost=is_lost)):
+                if not (is_other and self._begin_again(request, is_lost=is_lost)):
                     if not offset:
                         self._engine.began(process)
                     nursery.start_soon(self._reads.answer, request)
 
-    def _is_begun_again(self, request: Request, *, is_lost: bool) -> bool:
+    def _begin_again(self, request: Request, *, is_lost: bool) -> bool:
         try:
             is_begun = self.begin_file(request, is_lost=is_lost)
         except Exception:  # noqa: BLE001 - `answer` meets it again, and tells it
@@ -213,7 +213,7 @@ class DirectFiles:
             return False
         return direct_reads.get_file(*asked, self._path(ref), ref.etag.encode(), *found)
 
-    def _is_kept(self, inode: int) -> bool:
+    def _place_kept(self, inode: int) -> bool:
         """Return whether the tier keeps a small file where a thread will read it when the kernel asks for it."""
         if direct_reads.is_placed(inode) or self._tier is None or not interposed.may_be_kept(inode):
             return direct_reads.is_placed(inode)

@@ -17,7 +17,6 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 from fastfuse.errors import FastfuseError, errno_for
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, pyfuse3
-from fastfuse.filesystem.kernel.session import InitialisedOperations
 from fastfuse.index.inodes.table import Attributes, InodeTable
 from fastfuse.metrics import ERRNO_LABELS, Counters
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES
@@ -105,7 +104,7 @@ def answered(
     return answer
 
 
-class MountOperations(InitialisedOperations):
+class MountOperations(pyfuse3.Operations):
     """The handlers. The supervisor makes them before the table exists; a worker calls `serve` before its loop."""
 
     supports_dot_lookup = False

@@ -166,7 +166,7 @@ class Reads:
         """
         try:
             if not offset:
-                if self._is_begun_elsewhere(Request(number, inode, offset, size_bytes, process)):
+                if self._begin_elsewhere(Request(number, inode, offset, size_bytes, process)):
                     return
                 self._engine.began(process)
             data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
@@ -267,7 +267,7 @@ class Reads:
         self._blocked_us[0] += int(took_s * 1e6)
         self._saw_read(took_s)
 
-    def _is_begun_elsewhere(self, request: Request) -> bool:
+    def _begin_elsewhere(self, request: Request) -> bool:
         begins = self.begins_elsewhere
         if begins is None or self._is_draining[0] or request.number in self.came_s:
             return False

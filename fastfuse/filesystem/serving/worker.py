@@ -37,9 +37,9 @@ from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
+from fastfuse.filesystem.processes.credential_finder import ask_for_credentials
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
-from fastfuse.filesystem.processes.key_finder import ask_for_keys
 from fastfuse.filesystem.processes.privileges import become_nobody, worker_uid
 from fastfuse.filesystem.serving.direct_files import DirectFiles
 from fastfuse.filesystem.serving.operations import MountOperations
@@ -88,11 +88,11 @@ class WorkerTask:
     session_fd: int
     # Outlives this process: the requests that it has not answered (`filesystem.kernel.replies`).
     requests: mmap.mmap
-    # Gets `READY`. Brings descriptors of newer snapshots, each of which is answered with `SWAPPED`, and of newer log
-    # files. Its end ends this process.
-    tables: socket.socket
-    # Answers with credentials.
-    keys: socket.socket
+    # Gets `READY`. Brings what the supervisor hands over: newer snapshots, each of which is answered with `SWAPPED`,
+    # newer log files, clients and log levels. Its end ends this process.
+    messages: socket.socket
+    # Answers with AWS credentials.
+    credentials: socket.socket
     # The users `hint_uids` may announce files here, and everybody with --allow-other.
     hints: socket.socket | None
     hint_uids: frozenset[int]
@@ -116,7 +116,7 @@ def run_worker(task: WorkerTask) -> None:
     gc.freeze()
     cache = open_or_none(task.settings.cache, worker_uid())  # first: nobody may not open it
     become_nobody()
-    ask_for_keys(task.session, task.keys)
+    ask_for_credentials(task.session, task.credentials)
     requests = Requests()
     trio.run(_serve, task, cache, requests, instruments=[requests])
 
@@ -166,7 +166,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
         nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
         nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
-        task.tables.send(READY)
+        task.messages.send(READY)
         _start_replies(task.session_fd)
         try:
             interposed.take_reads(reads.take)
@@ -224,10 +224,10 @@ async def _prepare(client: S3Client, bucket: str) -> None:
 async def _take_handed_over(
     task: WorkerTask, watched: WatchedReads, nursery: trio.Nursery, retire: Callable[[], None]
 ) -> None:
-    tables = task.tables
+    messages = task.messages
     while True:
-        await trio.lowlevel.wait_readable(tables)
-        message, descriptors, _, _ = socket.recv_fds(tables, _MOST_MESSAGE_BYTES, 1)
+        await trio.lowlevel.wait_readable(messages)
+        message, descriptors, _, _ = socket.recv_fds(messages, _MOST_MESSAGE_BYTES, 1)
         if not message:  # the supervisor has unmounted, or is dead
             nursery.cancel_scope.cancel()
             return
@@ -241,7 +241,7 @@ async def _take_handed_over(
                 _log.warning("the new table cannot be taken: %s; another worker takes over", error.strerror)
                 retire()
                 return
-            tables.send(SWAPPED)
+            messages.send(SWAPPED)
         elif not descriptors:
             _log.warning("no descriptor is left for what the supervisor hands over; see ulimit -n")
         elif what == LOG_FILE:

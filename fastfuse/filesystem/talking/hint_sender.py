@@ -76,7 +76,7 @@ class HintSender:
         # Guards the connection: it is made in one thread and shut down by another.
         # A sampler that is collected closes in any of them.
         self._lock = threading.RLock()
-        self._connection: socket.socket | None = None
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
@@ -90,11 +90,9 @@ class HintSender:
         if os.getpid() != self._pid:
             return  # a forked data loader's copy of an order that its parent goes on with
         self._is_over.set()
-        with self._lock:
-            if self._connection is not None:
-                # Not only closed: forked processes may hold the descriptor, too, and a thread may wait in it.
-                with suppress(OSError):
-                    self._connection.shutdown(socket.SHUT_RDWR)
+        # Not only closed: forked processes may hold the descriptor, too, and a thread may wait in it.
+        with self._lock, suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
         if self._thread is None:
             self._hang_up()
         elif self._thread is not threading.current_thread():
@@ -113,7 +111,7 @@ class HintSender:
                 return
             self._sent.extend(lines)
             try:
-                self._connected().sendall(b"".join(lines), socket.MSG_NOSIGNAL)
+                self._connection.sendall(b"".join(lines), socket.MSG_NOSIGNAL)
             except OSError:
                 self._send_again()
 
@@ -122,7 +120,7 @@ class HintSender:
         while not self._is_over.is_set():
             self._connect(_ATTEMPTS)
             with suppress(OSError):
-                self._connected().sendall(b"".join(self._sent), socket.MSG_NOSIGNAL)
+                self._connection.sendall(b"".join(self._sent), socket.MSG_NOSIGNAL)
                 return
 
     def _stay(self) -> None:
@@ -130,7 +128,7 @@ class HintSender:
         with suppress(MountError):
             while not self._is_over.is_set():
                 with suppress(OSError):
-                    self._connected().recv(1)  # until the worker hangs up
+                    self._connection.recv(1)  # until the worker hangs up
                 if not self._is_over.wait(_RETRY_PAUSE_S):
                     self._send_again()
 
@@ -141,8 +139,8 @@ class HintSender:
         """
         for _ in range(_ATTEMPTS):
             with suppress(OSError):
-                self._connected().shutdown(socket.SHUT_WR)
-                if self._connected().recv(1) == TAKEN:
+                self._connection.shutdown(socket.SHUT_WR)
+                if self._connection.recv(1) == TAKEN:
                     return
             self._send_again()
         raise self._no_answer()
@@ -171,10 +169,6 @@ class HintSender:
         name = self._folder + name
         return b"" if b"\0" in name or len(name) > MAX_PATH_BYTES else name + b"\0"
 
-    def _connected(self) -> socket.socket:
-        assert self._connection is not None
-        return self._connection
-
     def _connect(self, attempts: int = 1) -> None:
         """Connect and wait until it is our turn, or until `close`; a mount that is about to go on takes some attempts.
 
@@ -183,7 +177,7 @@ class HintSender:
         """
         while not self._is_over.is_set():
             try:
-                if self._is_served():
+                if self._reach_worker():
                     return
             except MountError:
                 attempts -= 1
@@ -191,7 +185,7 @@ class HintSender:
                     raise
                 self._is_over.wait(_RETRY_PAUSE_S)
 
-    def _is_served(self) -> bool:
+    def _reach_worker(self) -> bool:
         """Try each address once, and wait for our turn at the mount's; return False if there was no room at one.
 
         Before it is known whose they are, all of them together are waited for a moment only.
@@ -214,7 +208,7 @@ class HintSender:
                     is_full = True
                     continue
                 # Whoever else listens there is told nothing. `close` may have come too early to shut it down.
-                if peer_uid(self._connected()) not in {0, entry.owner_uid} or self._is_over.is_set():
+                if peer_uid(self._connection) not in {0, entry.owner_uid} or self._is_over.is_set():
                     continue
                 greeting = self._greeting(entry.path)
                 if greeting == SERVED:
@@ -230,16 +224,15 @@ class HintSender:
 
     def _greeting(self, place: Path) -> bytes:
         """Return what the worker says once it is our turn."""
-        connection = self._connected()
         try:
             while self._meanwhile is not None:
-                connection.settimeout(_TURN_S)
+                self._connection.settimeout(_TURN_S)
                 with suppress(TimeoutError):
-                    return connection.recv(1)
+                    return self._connection.recv(1)
                 self._meanwhile(place)
-            return connection.recv(1)
+            return self._connection.recv(1)
         finally:
-            connection.settimeout(None)
+            self._connection.settimeout(None)
 
     def _dial(self, address: str, within_s: float) -> bool:
         """Connect, and return whether there was room; `close` does not end the wait for it."""
@@ -262,9 +255,7 @@ class HintSender:
 
     def _hang_up(self) -> None:
         with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            self._connection.close()
 
 
 def _chunks(paths: Iterator[AnyPath]) -> Iterator[list[AnyPath]]:

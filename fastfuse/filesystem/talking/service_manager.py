@@ -38,7 +38,7 @@ class Notifier:
         """Report that the mount begins to shut down."""
         self._send("STOPPING=1")
 
-    def is_alive(self) -> None:
+    def alive(self) -> None:
         """Report every five seconds, or more often, that this process is not stuck; call it often."""
         now_s = time.monotonic()
         if now_s >= self._says_alive_s:

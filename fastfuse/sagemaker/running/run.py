@@ -348,7 +348,7 @@ class _Run:
         self._delivery.listen()
         if self._members is not None:
             self._members.look()
-        self._endpoint.look_after()
+        self._endpoint.go_on()
         if caught is None or caught.si_signo not in _STOPPING | _WARNING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)

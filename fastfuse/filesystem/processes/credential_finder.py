@@ -1,7 +1,7 @@
 """Hand AWS credentials to processes that gave up the rights to find them.
 
 The worker and the lister of a mount are nobody, so they cannot read a profile or run a ``credential_process``. Each has
-one end of a socket, and asks there when its keys expire or are refused. At the other end of the worker's is the
+one end of a socket, and asks there when its credentials expire or are refused. At the other end of the worker's is the
 supervisor, which starts a process with its own rights for each question: no process waits for the next one. At the
 other end of the lister's is the process that the lister was before it became nobody, which also saves the index.
 """
@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,12 +23,14 @@ import trio
 from fastfuse.errors import AccessError, FastfuseError, ServiceError
 from fastfuse.filesystem.processes.children import (
     Fork,
-    NoRoomError,
+    Procedure,
+    Steps,
+    asking,
     die_with,
     error_message,
     fork,
     heard,
-    how_it_ended,
+    message_of,
     wait_child,
 )
 from fastfuse.filesystem.processes.privileges import become_nobody, confine
@@ -40,13 +41,14 @@ from fastfuse.s3.credentials import Credentials, CredentialSource, resolve_crede
 
 _log = logging.getLogger(__name__)
 
-_KEYS, _SAVE = b"keys", b"save"
+_ASK, _SAVE = b"ask", b"save"
+_WHO = "The AWS credentials cannot be had: the process that finds them"
 _LONGEST_BYTES = 64 << 10
 # A program may ask a person. The Go SDK gives a credential_process as long.
 _RESOLVE_WITHIN_S = 60.0
-# A read that waits for the keys names the cause only if the search ends before its deadline.
+# A read that waits for credentials names the cause only if the search ends before its deadline.
 _SHARE_OF_DEADLINE = 0.75
-# Whoever does not give up then is stuck in the kernel or in a library.
+# Then the search is killed.
 _KILL_AFTER_S = _RESOLVE_WITHIN_S + 5.0
 
 
@@ -62,7 +64,7 @@ def credentials_of(found: dict[str, Any]) -> Credentials:
     return Credentials(**found | {"expires_at": expires_at})
 
 
-def ask_for_keys(session: S3Session, end: socket.socket) -> None:
+def ask_for_credentials(session: S3Session, end: socket.socket) -> None:
     """Have `session` ask at this `end` of a socket for credentials, other than those that it has."""
 
     async def ask() -> Credentials:
@@ -70,7 +72,7 @@ def ask_for_keys(session: S3Session, end: socket.socket) -> None:
             while end.recv(_LONGEST_BYTES, socket.MSG_DONTWAIT):
                 pass
         with suppress(OSError):  # nobody is there any more: nor will the answer be
-            end.send(_KEYS)
+            end.send(_ASK)
         await trio.lowlevel.wait_readable(end)
         message = end.recv(_LONGEST_BYTES)
         if not message:
@@ -108,7 +110,7 @@ def give_up_rights(session: S3Session, save: Callable[[], None]) -> Callable[[],
     theirs.close()
     die_with(before)
     become_nobody()
-    ask_for_keys(session, ours)
+    ask_for_credentials(session, ours)
 
     def ask_to_save() -> None:
         ours.setblocking(True)
@@ -119,19 +121,23 @@ def give_up_rights(session: S3Session, save: Callable[[], None]) -> Callable[[],
 
 
 def _serve(end: socket.socket, connection: ConnectionConfig, save: Callable[[], None]) -> None:
-    while question := end.recv(len(_KEYS)):
+    while question := end.recv(len(_SAVE)):
         if question == _SAVE:
             save()
             end.send(b"+")
         else:
-            end.send(_found(S3Session(connection)))
+            end.send(message_of(lambda: _found(S3Session(connection))))
 
 
-def _found(session: S3Session, within_s: float = _RESOLVE_WITHIN_S) -> bytes:
-    """Return the message with the credentials that the new `session` finds, or with the reason why it finds none."""
+def _found(session: S3Session, within_s: float = _RESOLVE_WITHIN_S) -> dict[str, Any]:
+    """Return the credentials that the new `session` finds, as `packed` makes them.
+
+    Raises:
+        FastfuseError: it finds none.
+    """
     try:
-        found = json.dumps(packed(trio.run(_resolve, session, within_s))).encode()
-        if len(found) <= _LONGEST_BYTES:
+        found = packed(trio.run(_resolve, session, within_s))
+        if len(json.dumps(found)) <= _LONGEST_BYTES:
             return found
         failed: FastfuseError = AccessError("The AWS credentials are longer than any request may be.")
     except FastfuseError as error:
@@ -141,7 +147,7 @@ def _found(session: S3Session, within_s: float = _RESOLVE_WITHIN_S) -> bytes:
     if not os.path.exists(__file__):  # an upgrade has taken this program's files away, which is the likely cause
         message = f"{failed} The files of this fastfuse were removed since it started: mount again."
         failed = type(failed)(message, hint=failed.hint)
-    return error_message(failed)
+    raise failed
 
 
 async def _resolve(session: S3Session, within_s: float) -> Credentials:
@@ -153,17 +159,15 @@ async def _resolve(session: S3Session, within_s: float) -> Credentials:
     )
 
 
-class KeyFinder:
+class CredentialFinder(Procedure):
     """Answers one worker after the other for the supervisor, which never waits for an answer."""
 
     def __init__(self, session: S3Session, fork: Fork) -> None:
         """`session`, whose files are read, keeps the newest credentials: the next worker begins with them."""
         self._session = session
         self._fork = fork
-        self._pid = 0
-        self._answer_fd = -1
-        self._kill_at_s = 0.0
         self.end: socket.socket | None = None
+        super().__init__()
 
     def new_end(self) -> socket.socket:
         """Return a new worker's end of the socket; the one before is closed."""
@@ -180,78 +184,46 @@ class KeyFinder:
         # Forked processes share what is loaded, as they do after `Supervisor.run`.
         gc.freeze()
 
-    def look_after(self) -> None:
-        """Start a process if the worker asks and none runs; kill one that takes too long."""
-        if self._pid:
-            if time.monotonic() >= self._kill_at_s:
-                os.kill(self._pid, signal.SIGKILL)
-        elif self._is_asked():
-            self._start()
-
-    def child_ended(self, pid: int, exit_code: int) -> None:
-        """Take the answer of the process `pid`, which the caller reaped, to the worker."""
-        if pid != self._pid:
-            return
-        self._pid = 0
-        with os.fdopen(self._answer_fd, "rb") as pipe:
-            message = pipe.read()
-        if not message:
-            was_killed, is_late = exit_code == -signal.SIGKILL, time.monotonic() >= self._kill_at_s
-            how = "did not end" if is_late else how_it_ended(exit_code)
-            text = f"The AWS credentials cannot be had: the process that finds them {how}."
-            hint = "out of memory?" if was_killed and not is_late else ""
-            message = error_message((ServiceError if was_killed else AccessError)(text, hint=hint))
-        self._is_asked()  # this is the answer to those questions, too
-        self._answer(message)
-        with suppress(FastfuseError):  # the worker logs it
-            found = credentials_of(heard(message))
-            if self._session.credentials is not None:
-                self._session.credentials.take(found)
-
     def close(self) -> None:
         """Kill the process that runs, and close everything."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.close(self._answer_fd)
-            self._pid = 0
+        self._end()
         if self.end is not None:
             self.end.close()
 
-    def _start(self) -> None:
+    def _run(self) -> Steps[None]:
+        """Answer each question: have a process find credentials, or the reason why there are none."""
+        while True:
+            while not self._take_questions():
+                yield 0
+            message = yield from self._answer()
+            self._take_questions()  # this is the answer to those questions, too
+            assert self.end is not None
+            with suppress(OSError):  # the worker has died
+                self.end.send(message)
+
+    def _answer(self) -> Steps[bytes]:
         try:
-            self._answer_fd, writing_fd = os.pipe()
-        except OSError as error:
-            self._answer(
-                error_message(NoRoomError(f"no process can be started: {error.strerror}", hint="see ulimit -n"))
-            )
-            return
+            found = yield from asking(self._fork, self._find, _WHO)
+        except FastfuseError as error:
+            return error_message(error)
+        if self._session.credentials is not None:
+            self._session.credentials.take(credentials_of(found))
+        return json.dumps(found).encode()
 
-        def find() -> None:
-            session = S3Session(self._session.config)
-            with suppress(FastfuseError):  # the answer is the same error
-                confine(session)
-            within_s = min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE)
-            os.write(writing_fd, _found(session, within_s))
+    def _find(self) -> dict[str, Any]:
+        """Find credentials; call it in a process of its own."""
+        # Whoever does not give up by itself is stuck in a library.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, _KILL_AFTER_S)
+        session = S3Session(self._session.config)
+        with suppress(FastfuseError):  # the answer is the same error
+            confine(session)
+        return _found(session, min(_RESOLVE_WITHIN_S, session.config.deadline_s * _SHARE_OF_DEADLINE))
 
-        try:
-            self._pid = self._fork(find)
-            self._kill_at_s = time.monotonic() + _KILL_AFTER_S
-        except NoRoomError as error:
-            os.close(self._answer_fd)
-            self._answer(error_message(error))
-        finally:
-            os.close(writing_fd)
-
-    def _is_asked(self) -> bool:
+    def _take_questions(self) -> bool:
         """Take all questions, and return whether there was one."""
-        assert self.end is not None
         is_asked = False
         with suppress(OSError):  # no more, or no worker
-            while self.end.recv(len(_KEYS)):
+            while self.end is not None and self.end.recv(len(_ASK)):
                 is_asked = True
         return is_asked
-
-    def _answer(self, message: bytes) -> None:
-        assert self.end is not None
-        with suppress(OSError):  # the worker has died
-            self.end.send(message)
