@@ -1,5 +1,4 @@
-"""The channel's directory and what lies below it, by descriptors, and the record on disk about a file;
-and what the channels of a job have yet to write to one disk.
+"""The channel's directory and what lies below it, by descriptors, and the record on disk about a file.
 
 A user who can write to the directory may put links there during a download; none is followed, so none leads out of it.
 """
@@ -7,7 +6,6 @@ A user who can write to the directory may put links there during a download; non
 import errno
 import fcntl
 import hashlib
-import mmap
 import os
 import stat
 import time
@@ -185,39 +183,3 @@ def settle(root: Directory) -> None:
     with suppress(OSError):
         os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
         os.fsync(root.fd)
-
-
-# The record of each place: the device, and bytes.
-_FIELDS = 2
-_FIELD_BYTES = 8
-_MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many
-
-
-class DiskClaim:
-    """One channel's place in memory that the processes of all channels share; each place has one writer."""
-
-    def __init__(self, values: memoryview, place: int) -> None:
-        self._values = values
-        self._at = _FIELDS * place
-        self._size_bytes = 0
-
-    def put(self, device: int, size_bytes: int) -> None:
-        self._values[self._at], self._size_bytes = device, size_bytes
-        self.shrink(1)
-
-    def shrink(self, share: float) -> None:
-        """Keep `share` of the claim, from 1 to 0: what is still to be written."""
-        self._values[self._at + 1] = min(int(share * self._size_bytes), _MAX_CLAIM_BYTES)
-
-    @property
-    def others_bytes(self) -> int:
-        """The bytes that other channels still have to write to the same device."""
-        values, device = self._values, self._values[self._at]
-        return sum(values[at + 1] for at in range(0, len(values), _FIELDS) if at != self._at and values[at] == device)
-
-
-def disk_claims(count: int) -> list[DiskClaim]:
-    """Return a claim for each of so many channels, all empty, to be inherited by the channels' processes."""
-    # A host may get no channel, and no mapping is empty.
-    values = memoryview(mmap.mmap(-1, max(count, 1) * _FIELDS * _FIELD_BYTES)).cast("q")
-    return [DiskClaim(values, place) for place in range(count)]

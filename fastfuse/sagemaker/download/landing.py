@@ -1,8 +1,8 @@
 """The files below a channel's directory: those that are there before a byte is fetched, and how each gets its place.
 
-A survey finds the files that are there already, and checks that the rest fits beside the claims of other channels. A
-file is written in a private directory, and renamed once it is whole. The functions are for threads. Nothing waits for
-the disk here; `fastfuse.sagemaker.download` tells why that is safe.
+A survey finds the files that are there already, and checks that the rest fits on the disk. A file is written in a
+private directory, and renamed once it is whole. The functions are for threads. Nothing waits for the disk here;
+`fastfuse.sagemaker.download` tells why that is safe.
 """
 
 import errno
@@ -23,7 +23,7 @@ from fastfuse.regular_files import open_regular
 from fastfuse.s3.checksums import md5_of_etag
 from fastfuse.s3.whole import write_all
 from fastfuse.sagemaker.download import disk
-from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
+from fastfuse.sagemaker.download.disk import Directory, Trust, disk_errors
 from fastfuse.sagemaker.files import quoted
 from fastfuse.sizes import format_size
 
@@ -249,30 +249,22 @@ def _proves_itself(fd: int, ref: ObjectRef) -> bool:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == told
 
 
-def check_room(places: Places, survey: Survey, claim: DiskClaim) -> None:
-    """Claim what is missing, in whole blocks, and check that it fits beside the claims of other channels.
+def check_room(places: Places, survey: Survey) -> None:
+    """Check that what is missing fits, in whole blocks. Another channel may take the room while both are fetched.
 
     Raises:
         DiskError: it does not fit; the message says by how much.
     """
     root = places.root
     with disk_errors(root.path):
-        block_bytes, device = os.statvfs(root.fd).f_frsize, os.fstat(root.fd).st_dev
+        found = os.statvfs(root.fd)
     is_missing = np.frombuffer(survey.is_there, "uint8") == 0
     sizes = places.table.columns["sizes"][is_missing].astype("int64")
-    needed_bytes = exact_sum(-(-sizes // block_bytes)) * block_bytes
-    claim.put(device, needed_bytes)
-    with disk_errors(root.path):
-        found = os.statvfs(root.fd)
-    # This order counts nothing twice that others write between the two looks; what they wrote since they told last, a
-    # tenth of a second ago, counts twice.
-    free_bytes, others_bytes = found.f_bavail * found.f_frsize, claim.others_bytes
-    where = quoted(root.path)
-    if needed_bytes and needed_bytes + others_bytes > free_bytes:
-        others = f", the job's other channels {format_size(others_bytes)}" if others_bytes else ""
+    needed_bytes = exact_sum(-(-sizes // found.f_frsize)) * found.f_frsize
+    free_bytes, where = found.f_bavail * found.f_frsize, quoted(root.path)
+    if needed_bytes > free_bytes:
         raise DiskError(
-            f"the channel needs {format_size(needed_bytes)} in {where}{others}, "
-            f"and {format_size(free_bytes)} are free there",
+            f"the channel needs {format_size(needed_bytes)} in {where}, and {format_size(free_bytes)} are free there",
             hint="free some space, as 'fastfuse cache clear' does on the disk of a --cache, or use FastFile mode",
         )
     needed_files = int(is_missing.sum())

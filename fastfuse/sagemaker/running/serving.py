@@ -98,7 +98,6 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         directory=place,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
-        claim=task.disk_claim,
         base=task.settings.paths.base,
         cache=task.settings.cache,
         retries=retries,
