@@ -18,7 +18,7 @@ from fastfuse.errors import DiskError, MountError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount_as_root
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
 from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory, write_file
 from fastfuse.sagemaker.local_files import find_directory, find_files
@@ -83,14 +83,14 @@ def take_away(place: Path, channel: Channel) -> None:
     Raises:
         FastfuseError, OSError: it cannot be removed, or whose it is cannot be told.
     """
-    mount, source = find_mount(place), channel.source
+    mount, source, is_whole = find_mount(place), channel.source, channel.source_kind is SourceKind.PREFIX
     if mount is None and _is_ours(str(place)):
         place.unlink()
     elif not isinstance(source, LocalDirectory):
         return
     elif mount is None:
         _remove_links(place)
-    elif not source.is_manifest and find_directory(source, place, allow_empty=True).path.samefile(place):
+    elif is_whole and find_directory(source, place, allow_empty=True).path.samefile(place):
         unmount_as_root(mount, lazy=True)
 
 
@@ -177,7 +177,7 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
     """
     source = channel.source
     assert isinstance(source, LocalDirectory)
-    if origin.shard is None and not source.is_manifest:
+    if origin.shard is None and origin.kind is SourceKind.PREFIX:
         found = find_directory(source, place, allow_empty=origin.allow_empty)
         refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
         what = str(found.path)

@@ -207,7 +207,7 @@ def _look(
             raise OSError(number, os.strerror(number))
         if is_directory:
             survey.is_there[table.row(inode)] = 1
-        elif is_whole(directory, name, table.ref(inode), trust):
+        elif recognise(directory, name, table.ref(inode), trust):
             survey.is_there[table.row(inode)] = 1
             survey.kept_files += 1
             survey.kept_bytes += table.attributes(inode).size_bytes
@@ -215,8 +215,11 @@ def _look(
             os.unlink(name, dir_fd=directory.fd)
 
 
-def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) -> bool:
-    """Return whether the file is the listed version, unchanged since it was put there."""
+def recognise(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) -> bool:
+    """Return whether the file is the listed version, unchanged since it was put there.
+
+    One that only its bytes prove is stamped, so that the next run need not read it.
+    """
     if not ref.bucket:
         return False  # made of the index, at the price of a copy
     try:

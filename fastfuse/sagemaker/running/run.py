@@ -406,9 +406,9 @@ class _Run:
         for channel in self._channels:
             channel.stop()
         kill_at_s = time.monotonic() + self._settings.grace_s + _TAKE_DOWN_S
-        while left := [channel for channel in self._channels if not channel.is_over]:
+        while awaited := [channel for channel in self._channels if not channel.is_over]:
             is_told_again = self._take_signal(_LOOK_EVERY_S)
-            for channel in left:
+            for channel in awaited:
                 if time.monotonic() >= kill_at_s:
                     channel.kill()
                 elif is_told_again:  # do not wait for open files
