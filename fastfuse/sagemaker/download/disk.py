@@ -11,7 +11,6 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
@@ -27,21 +26,6 @@ def version_of(ref: ObjectRef) -> bytes:
     fields = (ref.bucket, ref.key, ref.etag, str(ref.size_bytes), str(ref.modified_ns))
     # No key with a path contains NUL (clause N2).
     return hashlib.blake2b("\0".join(fields).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
-    """The files that hold what was written to them: those of this boot, and those unchanged since `settled_ns`.
-
-    `settled_ns` is 0 where nothing ever waited for the disk.
-    """
-
-    boot: bytes
-    settled_ns: int = 0
-
-    def covers(self, boot: bytes, changed_ns: int) -> bool:
-        """Return whether a file that `boot` wrote, last changed at `changed_ns`, holds what was written to it."""
-        return boot == self.boot or changed_ns <= self.settled_ns
 
 
 # The place of unfinished files, in the channel's directory so that a rename stays in one file system.
@@ -163,13 +147,13 @@ def read_stamp(fd: int) -> tuple[bytes, bytes]:
     return stamp[:_DIGEST_BYTES], stamp[_DIGEST_BYTES:]
 
 
-def read_trust(root: Directory) -> Trust:
-    """Return which files below `root` can be believed."""
-    settled_ns = 0
+def settled_ns(root: Directory) -> int:
+    """Return the time before which the disk has all that was written below `root`; 0 where nothing waited for it."""
+    found_ns = 0
     with suppress(OSError, ValueError):
-        settled_ns = int(os.getxattr(root.fd, _SETTLED))
+        found_ns = int(os.getxattr(root.fd, _SETTLED))
     # A clock that was set back since: later changes would pass for earlier ones.
-    return Trust(boot=boot_id(), settled_ns=settled_ns if settled_ns <= time.time_ns() else 0)
+    return found_ns if found_ns <= time.time_ns() else 0
 
 
 def settle(root: Directory) -> None:
@@ -178,8 +162,8 @@ def settle(root: Directory) -> None:
     Raises:
         OSError: the disk could not be written.
     """
-    settled_ns = time.time_ns()
+    before_ns = time.time_ns()
     checked(LIBC.syncfs(root.fd))
     with suppress(OSError):
-        os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
+        os.setxattr(root.fd, _SETTLED, str(before_ns).encode())
         os.fsync(root.fd)

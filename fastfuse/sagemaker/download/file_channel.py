@@ -173,9 +173,8 @@ class _Download:
         self._started_s = time.monotonic()
         self.places = Places(table, root)
         self._private_name = landing.private_name(self.places)
-        trust = disk.read_trust(root)
-        self._boot = trust.boot
-        self.survey = landing.take_survey(self.places, trust, self._private_name)
+        self._boot = disk.boot_id()
+        self.survey = landing.Survey(self.places, self._private_name)
         self._private = disk.open_private(root, self._private_name)
         landing.check_room(self.places, self.survey)
         self._reader = reader
@@ -235,7 +234,7 @@ class _Download:
     async def _fetch_whole(self, job: Job) -> None:
         size_bytes = job.ref.size_bytes
         data = await self._get(job.ref, 0, size_bytes)
-        await self._in_thread(lambda: landing.land(job, self._private, self._boot, data))
+        await self._in_thread(lambda: Landing(job, self._private, self._boot).land(data))
         self._room.leave(size_bytes)
         self._done_bytes += size_bytes
 
