@@ -45,7 +45,6 @@ from fastfuse.s3.failures import Failure, Kind, outcome_of, read_error
 from fastfuse.s3.retries import Retries
 from fastfuse.s3.retry_policy import UNTIL_DEADLINE, attempts
 from fastfuse.sagemaker.description.channel import Channel, Cluster, InputMode, TrainingJob
-from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadSettings, download_channel
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe.content import sequence_of
@@ -145,7 +144,7 @@ class Scene:
             paths=JobPaths(self.directory), connection=self.connection, origins={}, uid=0, gid=0,
             part_size_bytes=MIB, memory_target_bytes={channel.name: 64 * MIB},
         )  # fmt: skip
-        task = ChannelTask(channel, settings, begin_fd, disk_claims(1)[0], guard)
+        task = ChannelTask(channel, settings, begin_fd, guard)
         has_ended = trio.Event()
 
         def report(stream: PipeStream) -> None:

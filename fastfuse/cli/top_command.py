@@ -202,7 +202,7 @@ def top(mountpoint: Path | None, *, every_s: float) -> int:
         watch = _Watch(entry, every_s, stack)
         # Rich also takes a pipe for a terminal where FORCE_COLOR is set, as many build servers do.
         if not (console.file.isatty() and console.is_interactive):
-            while not watch.has_news([], every_s):
+            while not watch.wait_for_news([], every_s):
                 pass
             console.print(Screen(watch.look(), time.time(), is_live=False))
         else:
@@ -217,7 +217,7 @@ def _show(watch: "_Watch", live: Live) -> None:
     keys = [sys.stdin.fileno()] if sys.stdin.isatty() else []
     while is_mounted(watch.entry.path, watch.entry.device):
         live.update(Screen(look, time.time(), sort, is_paused), refresh=True)
-        if watch.has_news(keys, _REDRAW_S):
+        if watch.wait_for_news(keys, _REDRAW_S):
             newest = watch.look()
             look = look if is_paused else newest
         for key in _pressed(keys):
@@ -244,7 +244,7 @@ class _Watch:
         self._asked_s = time.monotonic()
         self._connect()
 
-    def has_news(self, keys: list[int], within_s: float) -> bool:
+    def wait_for_news(self, keys: list[int], within_s: float) -> bool:
         """Wait for the worker, or for `keys`; return True once in an interval."""
         if self._told is None:
             select.select(keys, [], [], within_s)

@@ -326,18 +326,18 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
             raise ConfigurationError(
                 f"{path} has files, and a job begins without any", hint="empty it, or begin with them (--keep)"
             )
-    left = list(_left(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
+    leftovers = list(_leftovers(paths, [*synced, *(paths.base / below for below in earlier)], has_run=name is not None))
     if fetches_code and name is not None and _has_files(paths.code):
-        left.append(paths.code)
-    if not left:
+        leftovers.append(paths.code)
+    if not leftovers:
         return None
     if name is None:
         raise ConfigurationError(
-            f"{left[0]} has files that no run of fastfuse left there",
+            f"{leftovers[0]} has files that no run of fastfuse left there",
             hint="give another --base-dir, or begin with them (--keep)",
         )
     aside = _new_directory(paths.base, name)
-    for path in left:
+    for path in leftovers:
         below = path.relative_to(paths.base)
         to = (aside / below).parent
         with directory_at(path.parent, paths.base) as from_fd, directory_at(to, paths.base) as to_fd:
@@ -345,7 +345,7 @@ def _put_aside(paths: JobPaths, base_fd: int, synced: Collection[Path], *, fetch
     return aside
 
 
-def _left(paths: JobPaths, synced: Iterable[Path], *, has_run: bool) -> Iterator[Path]:
+def _leftovers(paths: JobPaths, synced: Iterable[Path], *, has_run: bool) -> Iterator[Path]:
     """Yield the channels, and the other directories, that have files. A mount is somebody's, and stays.
 
     If a run was here before, a channel with empty folders is left over, too: a download that failed made them.

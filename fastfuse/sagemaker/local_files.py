@@ -243,7 +243,7 @@ def find_files(source: LocalDirectory, place: Path, origin: IndexOrigin) -> tupl
     """
     if origin.kind is SourceKind.AUGMENTED_MANIFEST:
         return _find_lines(source, place, origin)
-    if source.is_manifest:
+    if origin.kind is SourceKind.MANIFEST:
         return _find_named(source, place, origin)
     found = find_directory(source, place, allow_empty=origin.allow_empty)
     return found, list_files(found, origin.shard, allow_empty=origin.allow_empty)

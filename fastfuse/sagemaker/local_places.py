@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fastfuse.errors import DiskError, MountError
+from fastfuse.errors import MountError
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount_as_root
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.index.inodes.table import InodeTable
-from fastfuse.index.origin import IndexOrigin
+from fastfuse.index.origin import IndexOrigin, SourceKind
 from fastfuse.sagemaker.description.channel import Channel, LocalDirectory
-from fastfuse.sagemaker.files import LIBC, checked, directory_at, open_directory, write_file
+from fastfuse.sagemaker.download.disk import disk_errors
+from fastfuse.sagemaker.files import LIBC, checked, directory_at, write_file
 from fastfuse.sagemaker.local_files import find_directory, find_files
 from fastfuse.sagemaker.outputs.record import listing_of
 
@@ -53,7 +54,7 @@ def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool
             reason = error.strerror or ""
         else:
             return ""
-    with _link_errors(place), directory_at(place.parent, base) as parent_fd:
+    with disk_errors(os.fsencode(place)), directory_at(place.parent, base) as parent_fd:
         os.rmdir(place.name, dir_fd=parent_fd)
         os.symlink(f"{_MARK}{directory}", place.name, dir_fd=parent_fd)
     return reason
@@ -61,7 +62,7 @@ def _put_in_place(directory: Path, place: Path, base: Path, *, is_writable: bool
 
 def _put_links(table: InodeTable, directory: Path, place: Path, base: Path) -> None:
     """Make a link at `place` to each file of `table`, which lists `directory`."""
-    with _empty_directory(place, base) as fd, _link_errors(place):
+    with _empty_directory(place, base) as fd:
         for row in range(1, len(table)):  # directories come before what is in them
             inode = table.inode(row)
             path = table.path(inode)
@@ -83,14 +84,14 @@ def take_away(place: Path, channel: Channel) -> None:
     Raises:
         FastfuseError, OSError: it cannot be removed, or whose it is cannot be told.
     """
-    mount, source = find_mount(place), channel.source
+    mount, source, is_whole = find_mount(place), channel.source, channel.source_kind is SourceKind.PREFIX
     if mount is None and _is_ours(str(place)):
         place.unlink()
     elif not isinstance(source, LocalDirectory):
         return
     elif mount is None:
         _remove_links(place)
-    elif not source.is_manifest and find_directory(source, place, allow_empty=True).path.samefile(place):
+    elif is_whole and find_directory(source, place, allow_empty=True).path.samefile(place):
         unmount_as_root(mount, lazy=True)
 
 
@@ -119,33 +120,15 @@ def _is_ours(name: str, directory_fd: int | None = None) -> bool:
 
 
 @contextmanager
-def _link_errors(place: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"a link cannot be made at {place}: {error.strerror}", hint="free some space or inodes there"
-        ) from error
-
-
-@contextmanager
 def _empty_directory(place: Path, base: Path) -> Iterator[int]:
-    """Open the directory `place`, which is made if it is missing."""
-    try:
-        fd = open_directory(place, base)
-    except OSError as error:
-        raise MountError(
-            f"the channel cannot be put at {place}: {error.strerror}", hint="remove what is there"
-        ) from error
-    try:
+    """Open the directory `place`, which is made if it is missing; an `OSError` there is a `DiskError`."""
+    with disk_errors(os.fsencode(place)), directory_at(place, base) as fd:
         if os.listdir(fd):
             raise MountError(
                 f"the directory {place}, where the channel is to be put, is not empty",
                 hint="remove what is there, or give another --base-dir",
             )
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _bind(directory: Path, place_fd: int, *, is_writable: bool) -> None:
@@ -177,7 +160,7 @@ def keep_in_place(channel: Channel, place: Path, base: Path, origin: IndexOrigin
     """
     source = channel.source
     assert isinstance(source, LocalDirectory)
-    if origin.shard is None and not source.is_manifest:
+    if origin.shard is None and origin.kind is SourceKind.PREFIX:
         found = find_directory(source, place, allow_empty=origin.allow_empty)
         refusal = _put_in_place(found.path, place, base, is_writable=source.is_writable)
         what = str(found.path)

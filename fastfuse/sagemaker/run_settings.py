@@ -9,7 +9,6 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.shard import Shard
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.sagemaker.description.channel import Channel, Cluster, TrainingJob
-from fastfuse.sagemaker.download.disk import DiskClaim
 from fastfuse.sagemaker.files import JobPaths
 from fastfuse.sagemaker.pipe.fifo import Guard
 
@@ -75,8 +74,6 @@ class ChannelTask:
     settings: RunSettings
     # Readable when all channels are ready: prefetching must not slow down those that prepare.
     begin_fd: int
-    # The bytes that this channel and others will write to the disk.
-    disk_claim: DiskClaim
     # Keeps FIFOs open after the process dies.
     guard: Guard
 

@@ -260,9 +260,9 @@ class CommandProcess:
         """
         if self._kill_at_s is None:
             self._kill_at_s = time.monotonic() + timeout_s
-        left = [pid for pid in _children(os.getpid()) if pid not in self._others and pid not in spared]
+        leftovers = [pid for pid in _children(os.getpid()) if pid not in self._others and pid not in spared]
         late_s = time.monotonic() - self._kill_at_s
-        for pid in left:
+        for pid in leftovers:
             if late_s >= 0:
                 for late in (*_descendants(pid), pid):
                     _send(late, signal.SIGKILL)
@@ -270,7 +270,7 @@ class CommandProcess:
                 _log.info("process %d, which the command left running, is told to end", pid)
                 self._told.add(pid)
                 _send(pid, signal.SIGTERM)
-        return bool(left) and late_s < DIES_WITHIN_S
+        return bool(leftovers) and late_s < DIES_WITHIN_S
 
 
 def _become(

@@ -1,20 +1,21 @@
-"""What a run shows on standard error: its phases, and the lines that its processes write."""
+"""What a run shows on standard error: its phases, and what its processes say to it."""
 
 import io
 import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from fastfuse.filesystem.figures import recorder
-from fastfuse.filesystem.processes.children import NoRoomError
+from fastfuse.filesystem.processes.children import NoRoomError, wait_child
 from fastfuse.index import progress
 from fastfuse.sagemaker.running import job_processes
-from fastfuse.sagemaker.running.job_processes import ChildProcess, LinePipe
+from fastfuse.sagemaker.running.job_processes import ChildProcess
 from fastfuse.sagemaker.running.phases import Phase, Phases
 from tests.descriptors import open_descriptors
 from tests.filesystem.waiting import wait_until
@@ -28,21 +29,34 @@ def announced() -> Iterator[list[int]]:
     signal.signal(signal.SIGIO, before)
 
 
-def test_lines_come_whole_and_the_last_need_not_end(announced: list[int]) -> None:
-    pipe = LinePipe()
-    assert pipe.lines() == []
-    assert not announced
-    os.write(pipe.writing_fd, b"one\ntw")
+class Told(ChildProcess):
+    """Keeps what the child says."""
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        self.heard: list[tuple[str, dict[str, Any]]] = []
+        super().__init__(lambda: work(self._telling_fd))
+
+    def _hear(self, name: str, message: dict[str, Any], phases: Phases) -> None:
+        self.heard.append((name, message))
+
+
+def test_lines_come_whole_and_a_last_one_that_was_cut_off_is_lost(announced: list[int]) -> None:
+    going_on_fd, go_on_fd = os.pipe()
+
+    def say(telling_fd: int) -> None:
+        os.write(telling_fd, b'one\t{"a": 1}\ntw')
+        os.read(going_on_fd, 1)
+        os.write(telling_fd, b'o\t{}\n\t{}\nthree\t{"b')
+
+    phases, process = Phases(is_json=False), Told(say)
     wait_until(lambda: bool(announced))
-    assert pipe.lines() == [b"one"]
-    os.write(pipe.writing_fd, b"o\n\n")
-    assert pipe.lines() == [b"two", b""]
-    os.write(pipe.writing_fd, b"three\nfour")
-    pipe.close_writing()
-    assert pipe.close() == [b"three", b"four"]
-    silent = LinePipe()
-    silent.close_writing()
-    assert silent.close() == []
+    process.listen(phases)
+    assert process.heard == [("one", {"a": 1})]
+    os.write(go_on_fd, b".")
+    process.ended(wait_child(process.pid), phases)
+    assert process.heard[1:] == [("two", {}), ("", {})]
+    os.close(going_on_fd)
+    os.close(go_on_fd)
 
 
 def test_a_process_that_cannot_be_forked_leaves_no_pipe_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,13 +91,6 @@ def read_until(fd: int, text: bytes) -> bytes:
         assert readable, found
         found += os.read(fd, 4096)
     return found
-
-
-def test_lines_of_channels_are_passed_on_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    phases = Phases(is_json=False)
-    phases.relay("[bold] träge".encode())
-    phases.relay(b"\xff")
-    assert capsys.readouterr().err == "[bold] träge\n\\xff\n"
 
 
 def test_without_a_terminal_a_download_is_told_seldom(

@@ -56,7 +56,7 @@ LEGAL = [
     (MANIFEST, (*S3, "S3DataType"), "ManifestFile", "source_kind", SourceKind.MANIFEST),
     (MANIFEST, (*S3, "S3DataType"), "AugmentedManifestFile", "source_kind", SourceKind.AUGMENTED_MANIFEST),
     (BASE, (*S3, "S3Uri"), "file:///a%20b/..c/", "source", LocalDirectory(path="/a%20b/..c/")),
-    (LOCAL, (*S3, "S3DataType"), "ManifestFile", "source", LocalDirectory(path="/train", is_manifest=True)),
+    (LOCAL, (*S3, "S3DataType"), "ManifestFile", "source", LocalDirectory(path="/train")),
     (FILES, (*EFS, "DirectoryPath"), "/", "source", LocalDirectory(path="/", file_system="fs-01234567")),
     (FILES, (*EFS, "FileSystemAccessMode"), "rw", "source", WRITABLE),
     (BASE, (*S3, "S3Uri"), "s3://bucket", "source", S3Uri("bucket", "")),

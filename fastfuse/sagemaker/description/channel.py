@@ -30,7 +30,6 @@ class LocalDirectory:
 
     # Absolute; with a `file_system`, below the place where it is mounted.
     path: str
-    is_manifest: bool = False
     # ``FileSystemId``; empty for a directory that has a path on the host.
     file_system: str = ""
     # The place where the file system is mounted on this host; empty until `located` has told.

@@ -162,8 +162,7 @@ def _uri(where: FieldPath, source: _Fields) -> S3Uri | LocalDirectory:
         )
     if text.startswith(_FILE_SCHEME):
         # Taken verbatim, as the keys of an S3 URI are.
-        local_path = _full_path(path, text.removeprefix(_FILE_SCHEME))
-        return LocalDirectory(path=local_path, is_manifest=kind != SourceKind.PREFIX)
+        return LocalDirectory(path=_full_path(path, text.removeprefix(_FILE_SCHEME)))
     try:
         uri = _https_uri(text) if text.startswith("https://") else S3Uri.parse(text)
     except ConfigurationError as error:

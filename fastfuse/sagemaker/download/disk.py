@@ -1,5 +1,4 @@
-"""The channel's directory and what lies below it, by descriptors, and the record on disk about a file;
-and what the channels of a job have yet to write to one disk.
+"""The channel's directory and what lies below it, by descriptors, and the record on disk about a file.
 
 A user who can write to the directory may put links there during a download; none is followed, so none leads out of it.
 """
@@ -7,13 +6,11 @@ A user who can write to the directory may put links there during a download; non
 import errno
 import fcntl
 import hashlib
-import mmap
 import os
 import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastfuse.errors import ConfigurationError, DiskError
@@ -29,21 +26,6 @@ def version_of(ref: ObjectRef) -> bytes:
     fields = (ref.bucket, ref.key, ref.etag, str(ref.size_bytes), str(ref.modified_ns))
     # No key with a path contains NUL (clause N2).
     return hashlib.blake2b("\0".join(fields).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trust:
-    """The files that hold what was written to them: those of this boot, and those unchanged since `settled_ns`.
-
-    `settled_ns` is 0 where nothing ever waited for the disk.
-    """
-
-    boot: bytes
-    settled_ns: int = 0
-
-    def covers(self, boot: bytes, changed_ns: int) -> bool:
-        """Return whether a file that `boot` wrote, last changed at `changed_ns`, holds what was written to it."""
-        return boot == self.boot or changed_ns <= self.settled_ns
 
 
 # The place of unfinished files, in the channel's directory so that a rename stays in one file system.
@@ -165,13 +147,13 @@ def read_stamp(fd: int) -> tuple[bytes, bytes]:
     return stamp[:_DIGEST_BYTES], stamp[_DIGEST_BYTES:]
 
 
-def read_trust(root: Directory) -> Trust:
-    """Return which files below `root` can be believed."""
-    settled_ns = 0
+def settled_ns(root: Directory) -> int:
+    """Return the time before which the disk has all that was written below `root`; 0 where nothing waited for it."""
+    found_ns = 0
     with suppress(OSError, ValueError):
-        settled_ns = int(os.getxattr(root.fd, _SETTLED))
+        found_ns = int(os.getxattr(root.fd, _SETTLED))
     # A clock that was set back since: later changes would pass for earlier ones.
-    return Trust(boot=boot_id(), settled_ns=settled_ns if settled_ns <= time.time_ns() else 0)
+    return found_ns if found_ns <= time.time_ns() else 0
 
 
 def settle(root: Directory) -> None:
@@ -180,44 +162,8 @@ def settle(root: Directory) -> None:
     Raises:
         OSError: the disk could not be written.
     """
-    settled_ns = time.time_ns()
+    before_ns = time.time_ns()
     checked(LIBC.syncfs(root.fd))
     with suppress(OSError):
-        os.setxattr(root.fd, _SETTLED, str(settled_ns).encode())
+        os.setxattr(root.fd, _SETTLED, str(before_ns).encode())
         os.fsync(root.fd)
-
-
-# The record of each place: the device, and bytes.
-_FIELDS = 2
-_FIELD_BYTES = 8
-_MAX_CLAIM_BYTES = (1 << 63) - 1  # no disk has as many
-
-
-class DiskClaim:
-    """One channel's place in memory that the processes of all channels share; each place has one writer."""
-
-    def __init__(self, values: memoryview, place: int) -> None:
-        self._values = values
-        self._at = _FIELDS * place
-        self._size_bytes = 0
-
-    def put(self, device: int, size_bytes: int) -> None:
-        self._values[self._at], self._size_bytes = device, size_bytes
-        self.shrink(1)
-
-    def shrink(self, share: float) -> None:
-        """Keep `share` of the claim, from 1 to 0: what is still to be written."""
-        self._values[self._at + 1] = min(int(share * self._size_bytes), _MAX_CLAIM_BYTES)
-
-    @property
-    def others_bytes(self) -> int:
-        """The bytes that other channels still have to write to the same device."""
-        values, device = self._values, self._values[self._at]
-        return sum(values[at + 1] for at in range(0, len(values), _FIELDS) if at != self._at and values[at] == device)
-
-
-def disk_claims(count: int) -> list[DiskClaim]:
-    """Return a claim for each of so many channels, all empty, to be inherited by the channels' processes."""
-    # A host may get no channel, and no mapping is empty.
-    values = memoryview(mmap.mmap(-1, max(count, 1) * _FIELDS * _FIELD_BYTES)).cast("q")
-    return [DiskClaim(values, place) for place in range(count)]

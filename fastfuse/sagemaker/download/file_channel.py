@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -34,12 +34,11 @@ from fastfuse.s3.retries import Retries
 from fastfuse.s3.room import Room
 from fastfuse.s3.whole import command_error
 from fastfuse.sagemaker.download import disk, landing
-from fastfuse.sagemaker.download.disk import Directory, DiskClaim, disk_claims, disk_errors, open_root
+from fastfuse.sagemaker.download.disk import Directory, disk_errors, open_root
 from fastfuse.sagemaker.download.landing import Job, Landing, Places
 
 T = TypeVar("T")
 
-# What other channels know of the claim on the disk is that old at most.
 _REPORT_EVERY_S = 0.1
 # Four writers are enough for a local disk; a network's takes more (EFS: 10 ms for a new file).
 _DISK_THREADS = 8
@@ -58,8 +57,6 @@ class DownloadSettings:
     memory_target_bytes: int
     # The size of one GET; a larger file takes several.
     part_size_bytes: int
-    # The claim among those of the job's channels; alone by default.
-    claim: DiskClaim = field(default_factory=lambda: disk_claims(1)[0])
     # The local tier, which is prepared.
     cache: CacheSettings | None = None
     # For a caller that asks about the trouble of its requests.
@@ -176,13 +173,10 @@ class _Download:
         self._started_s = time.monotonic()
         self.places = Places(table, root)
         self._private_name = landing.private_name(self.places)
-        trust = disk.read_trust(root)
-        self._boot = trust.boot
-        self.survey = landing.take_survey(self.places, trust, self._private_name)
+        self._boot = disk.boot_id()
+        self.survey = landing.Survey(self.places, self._private_name)
         self._private = disk.open_private(root, self._private_name)
-        self._claim = settings.claim
-        landing.check_room(self.places, self.survey, self._claim)
-        self._missing_bytes = table.metadata.total_bytes - self.survey.kept_bytes
+        landing.check_room(self.places, self.survey)
         self._reader = reader
         memory_bytes = settings.memory_target_bytes
         # One part that is written fits beside one that is fetched.
@@ -200,9 +194,7 @@ class _Download:
             os.rmdir(self._private_name, dir_fd=self.places.root.fd)
 
     def report(self) -> DownloadReport:
-        """Return how far it is, and reduce the claim by what is on the disk."""
-        left_bytes = self._missing_bytes - self._done_bytes
-        self._claim.shrink(left_bytes / self._missing_bytes if left_bytes > 0 else 0.0)
+        """Return how far it is."""
         metadata = self.places.table.metadata
         return DownloadReport(
             files=metadata.file_count,
@@ -242,7 +234,7 @@ class _Download:
     async def _fetch_whole(self, job: Job) -> None:
         size_bytes = job.ref.size_bytes
         data = await self._get(job.ref, 0, size_bytes)
-        await self._in_thread(lambda: landing.land(job, self._private, self._boot, data))
+        await self._in_thread(lambda: Landing(job, self._private, self._boot).land(data))
         self._room.leave(size_bytes)
         self._done_bytes += size_bytes
 

@@ -1,8 +1,8 @@
 """The files below a channel's directory: those that are there before a byte is fetched, and how each gets its place.
 
-A survey finds the files that are there already, and checks that the rest fits beside the claims of other channels. A
-file is written in a private directory, and renamed once it is whole. The functions are for threads. Nothing waits for
-the disk here; `fastfuse.sagemaker.download` tells why that is safe.
+A survey finds the files that are there already, and checks that the rest fits on the disk. A file is written in a
+private directory, and renamed once it is whole. The functions are for threads. Nothing waits for the disk here;
+`fastfuse.sagemaker.download` tells why that is safe.
 """
 
 import errno
@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from fastfuse.regular_files import open_regular
 from fastfuse.s3.checksums import md5_of_etag
 from fastfuse.s3.whole import write_all
 from fastfuse.sagemaker.download import disk
-from fastfuse.sagemaker.download.disk import Directory, DiskClaim, Trust, disk_errors
+from fastfuse.sagemaker.download.disk import Directory, disk_errors
 from fastfuse.sagemaker.files import quoted
 from fastfuse.sizes import format_size
 
@@ -119,6 +118,14 @@ class Landing:
         with disk_errors(self._job.path):
             write_all(self._fd, data, start)
 
+    def land(self, data: Buffer) -> None:
+        """Write a whole file, and put it in place."""
+        try:
+            self.write(data)
+            self.finish()
+        finally:
+            self.close()
+
     def finish(self) -> None:
         """Put the file in place, all of which is written."""
         job = self._job
@@ -138,30 +145,6 @@ class Landing:
             os.close(fd)  # NFS tells here that the disk is full
 
 
-def land(job: Job, private: Directory, boot: bytes, data: Buffer) -> None:
-    """Put a file in place whose bytes are all in `data`.
-
-    Raises:
-        DiskError: the disk does not take it.
-    """
-    file = Landing(job, private, boot)
-    try:
-        file.write(data)
-        file.finish()
-    finally:
-        file.close()
-
-
-@dataclass(slots=True)
-class Survey:
-    """`is_there` has a 1 for each directory that exists and each file that is whole and current."""
-
-    is_there: bytearray
-    kept_files: int = 0
-    kept_bytes: int = 0
-    unknown_files: int = 0
-
-
 def private_name(places: Places) -> bytes:
     """Return a name for the private directory that no key of the channel has."""
     name = disk.PRIVATE_NAME
@@ -170,74 +153,79 @@ def private_name(places: Places) -> bytes:
     return name
 
 
-def take_survey(places: Places, trust: Trust, private: bytes) -> Survey:
-    """Look at every file below the root, except in the directory `private`, and remove those that are not current.
+class Survey:
+    """The files that are there: each one below the root is looked at, and removed if it is not current."""
 
-    Raises:
-        DiskError: a file is where a directory must be, or the other way round; or the disk cannot be read.
-    """
-    table = places.table
-    survey = Survey(bytearray(len(table)))
-    survey.is_there[0] = 1
-    for row in np.flatnonzero(table.columns["kinds"] == Kind.DIRECTORY).tolist():
-        if not survey.is_there[row]:
-            continue
-        with disk_errors(places.path(row)):
-            directory = places.open(row)
-            with os.scandir(directory.fd) as entries:
-                for entry in entries:
-                    if row or os.fsencode(entry.name) != private:
-                        _look(places, trust, survey, directory, row, entry)
-    return survey
+    def __init__(self, places: Places, private: bytes) -> None:
+        """Look everywhere but in the directory `private`.
 
+        Raises:
+            DiskError: a file is where a directory must be, or the other way round; or the disk cannot be read.
+        """
+        table = places.table
+        # A 1 for each directory that exists and each file that is whole and current.
+        self.is_there = bytearray(len(table))
+        self.kept_files = self.kept_bytes = self.unknown_files = 0
+        self._table = table
+        # Files that this boot wrote, and those unchanged since then, hold what was written to them.
+        self._boot, self._settled_ns = disk.boot_id(), disk.settled_ns(places.root)
+        self.is_there[0] = 1
+        for row in np.flatnonzero(table.columns["kinds"] == Kind.DIRECTORY).tolist():
+            if not self.is_there[row]:
+                continue
+            with disk_errors(places.path(row)):
+                directory = places.open(row)
+                with os.scandir(directory.fd) as entries:
+                    for entry in entries:
+                        if row or os.fsencode(entry.name) != private:
+                            self._look(directory, row, entry)
 
-def _look(
-    places: Places, trust: Trust, survey: Survey, directory: Directory, row: int, entry: "os.DirEntry[str]"
-) -> None:
-    table = places.table
-    name = os.fsencode(entry.name)
-    inode = table.lookup(table.inode(row), name)
-    is_directory = entry.is_dir(follow_symlinks=False)
-    if inode is None:
-        survey.unknown_files += not is_directory
-        return
-    with disk_errors(directory.at(name)):
-        if table.is_directory(inode) != is_directory:
-            number = errno.EISDIR if is_directory else errno.ENOTDIR
-            raise OSError(number, os.strerror(number))
-        if is_directory:
-            survey.is_there[table.row(inode)] = 1
-        elif is_whole(directory, name, table.ref(inode), trust):
-            survey.is_there[table.row(inode)] = 1
-            survey.kept_files += 1
-            survey.kept_bytes += table.attributes(inode).size_bytes
-        else:
-            os.unlink(name, dir_fd=directory.fd)
+    def _look(self, directory: Directory, row: int, entry: "os.DirEntry[str]") -> None:
+        table, name = self._table, os.fsencode(entry.name)
+        inode = table.lookup(table.inode(row), name)
+        is_directory = entry.is_dir(follow_symlinks=False)
+        if inode is None:
+            self.unknown_files += not is_directory
+            return
+        with disk_errors(directory.at(name)):
+            if table.is_directory(inode) != is_directory:
+                number = errno.EISDIR if is_directory else errno.ENOTDIR
+                raise OSError(number, os.strerror(number))
+            if is_directory:
+                self.is_there[table.row(inode)] = 1
+            elif self._recognise(directory, name, table.ref(inode)):
+                self.is_there[table.row(inode)] = 1
+                self.kept_files += 1
+                self.kept_bytes += table.attributes(inode).size_bytes
+            else:
+                os.unlink(name, dir_fd=directory.fd)
 
+    def _recognise(self, directory: Directory, name: bytes, ref: ObjectRef) -> bool:
+        """Return whether the file is the listed version, unchanged since it was put there.
 
-def is_whole(directory: Directory, name: bytes, ref: ObjectRef, trust: Trust) -> bool:
-    """Return whether the file is the listed version, unchanged since it was put there."""
-    if not ref.bucket:
-        return False  # made of the index, at the price of a copy
-    try:
-        fd = open_regular(name, directory.fd)
-    except OSError:
-        return False
-    try:
-        status = os.fstat(fd)
-        if (status.st_size, status.st_mtime_ns) != (ref.size_bytes, ref.modified_ns):
+        One that only its bytes prove is stamped, so that the next run need not read it.
+        """
+        if not ref.bucket:
+            return False  # made of the index, at the price of a copy
+        try:
+            fd = open_regular(name, directory.fd)
+        except OSError:
             return False
-        version = disk.version_of(ref)
-        stamped, boot = disk.read_stamp(fd)
-        if stamped and (stamped != version or trust.covers(boot, status.st_ctime_ns)):
-            return stamped == version
-        if not _proves_itself(fd, ref):
-            return False
-        with suppress(OSError):
-            disk.write_stamp(fd, version, trust.boot)
-        return True
-    finally:
-        os.close(fd)
+        try:
+            status = os.fstat(fd)
+            if (status.st_size, status.st_mtime_ns) != (ref.size_bytes, ref.modified_ns):
+                return False
+            version = disk.version_of(ref)
+            stamped, boot = disk.read_stamp(fd)
+            if stamped and (stamped != version or boot == self._boot or status.st_ctime_ns <= self._settled_ns):
+                return stamped == version
+            if not _proves_itself(fd, ref):
+                return False
+            with suppress(OSError):
+                disk.write_stamp(fd, version, self._boot)
+            return True
+        finally:
+            os.close(fd)
 
 
 def _proves_itself(fd: int, ref: ObjectRef) -> bool:
@@ -249,30 +237,22 @@ def _proves_itself(fd: int, ref: ObjectRef) -> bool:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest() == told
 
 
-def check_room(places: Places, survey: Survey, claim: DiskClaim) -> None:
-    """Claim what is missing, in whole blocks, and check that it fits beside the claims of other channels.
+def check_room(places: Places, survey: Survey) -> None:
+    """Check that what is missing fits, in whole blocks. Another channel may take the room while both are fetched.
 
     Raises:
         DiskError: it does not fit; the message says by how much.
     """
     root = places.root
     with disk_errors(root.path):
-        block_bytes, device = os.statvfs(root.fd).f_frsize, os.fstat(root.fd).st_dev
+        found = os.statvfs(root.fd)
     is_missing = np.frombuffer(survey.is_there, "uint8") == 0
     sizes = places.table.columns["sizes"][is_missing].astype("int64")
-    needed_bytes = exact_sum(-(-sizes // block_bytes)) * block_bytes
-    claim.put(device, needed_bytes)
-    with disk_errors(root.path):
-        found = os.statvfs(root.fd)
-    # This order counts nothing twice that others write between the two looks; what they wrote since they told last, a
-    # tenth of a second ago, counts twice.
-    free_bytes, others_bytes = found.f_bavail * found.f_frsize, claim.others_bytes
-    where = quoted(root.path)
-    if needed_bytes and needed_bytes + others_bytes > free_bytes:
-        others = f", the job's other channels {format_size(others_bytes)}" if others_bytes else ""
+    needed_bytes = exact_sum(-(-sizes // found.f_frsize)) * found.f_frsize
+    free_bytes, where = found.f_bavail * found.f_frsize, quoted(root.path)
+    if needed_bytes > free_bytes:
         raise DiskError(
-            f"the channel needs {format_size(needed_bytes)} in {where}{others}, "
-            f"and {format_size(free_bytes)} are free there",
+            f"the channel needs {format_size(needed_bytes)} in {where}, and {format_size(free_bytes)} are free there",
             hint="free some space, as 'fastfuse cache clear' does on the disk of a --cache, or use FastFile mode",
         )
     needed_files = int(is_missing.sum())

@@ -87,10 +87,13 @@ class Fifo:
 
     def has_reader(self) -> bool:
         """Return whether any process has the FIFO open for reading, after `opened`."""
-        return not is_unread_within(self._write_fd, 0.0)
+        return not wait_until_unread(self._write_fd, 0.0)
 
-    def was_opened_again(self) -> bool:
-        """Return whether another reader has opened the FIFO since `opened`; then neither is sure to get every byte."""
+    def note_openings(self) -> bool:
+        """Take in who has opened the FIFO since the last look or `opened`, and return whether anybody has.
+
+        Then no reader is sure to get every byte.
+        """
         try:
             events = os.read(self._opens_fd, _EVENTS_BYTES)
         except BlockingIOError:
@@ -147,8 +150,8 @@ class Fifo:
         self._opens_fd = self._read_fd = self._write_fd = -1
 
 
-def is_unread_within(fifo_fd: int, timeout_s: float | None) -> bool:
-    """Return whether no process has the FIFO open for reading any more, now or within the time; None: wait for that."""
+def wait_until_unread(fifo_fd: int, timeout_s: float | None) -> bool:
+    """Wait until no process has the FIFO open for reading, for the time at most, and return whether none has."""
     poll = select.poll()
     poll.register(fifo_fd, 0)  # POLLERR comes unasked
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

@@ -214,7 +214,7 @@ class PipeStream:
                 self._make_fifo(self.epoch + 1)
                 lookahead.begin()
                 await self._write_epoch(fifo, lookahead)
-                if fifo.was_opened_again():
+                if fifo.note_openings():
                     _log.warning(
                         "%s was opened more than once: each reader got only a part of the epoch", repr(str(fifo.path))
                     )

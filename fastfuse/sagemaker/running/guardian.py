@@ -21,7 +21,7 @@ from fastfuse.filesystem.mounting.mountpoint import find_mount, is_dead, unmount
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.sagemaker.description.channel import Channel
 from fastfuse.sagemaker.local_places import take_away
-from fastfuse.sagemaker.pipe.fifo import Guard, is_unread_within, remove_stale
+from fastfuse.sagemaker.pipe.fifo import Guard, remove_stale, wait_until_unread
 
 _log = logging.getLogger(__name__)
 
@@ -121,17 +121,17 @@ def _outlast(command_fd: int, kill_at_s: float) -> None:
 
 def _outlast_readers(fifo_fd: int, kill_at_s: float, *, are_ours: bool) -> None:
     """Keep the FIFO from ending until nobody reads it; tell the command's leftovers to end."""
-    if is_unread_within(fifo_fd, 0.0):
+    if wait_until_unread(fifo_fd, 0.0):
         return
     if are_ours:
         # A shell dies without telling its children.
         _tell_readers(fifo_fd, signal.SIGTERM)
-        if is_unread_within(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
+        if wait_until_unread(fifo_fd, max(0.0, kill_at_s - time.monotonic())):
             return
         _tell_readers(fifo_fd, signal.SIGKILL)
     else:
         _log.error("fastfuse run was killed; whoever reads a stream of its waits for an end that will not come")
-    is_unread_within(fifo_fd, None)
+    wait_until_unread(fifo_fd, None)
 
 
 def _tell_readers(fifo_fd: int, number: signal.Signals) -> None:

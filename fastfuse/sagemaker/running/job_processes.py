@@ -1,8 +1,8 @@
 """The child processes of a run as their parent sees them: one for each channel, side by side.
 
-A child says what it does in lines through one pipe, and logs through another, so that lines of two processes never
-mix. It has a process group of its own, and takes orders from its parent alone: Ctrl-C, or a SIGTERM to every process of
-the job, is for the command, and a child goes on until the parent stops it. Processes that it forks die with it.
+A child says what it does in lines through a pipe, and logs as its parent does. It has a process group of its own, and
+takes orders from its parent alone: Ctrl-C, or a SIGTERM to every process of the job, is for the command, and a child
+goes on until the parent stops it. Processes that it forks die with it.
 """
 
 import json
@@ -37,40 +37,13 @@ from fastfuse.sagemaker.running.serving import serve_channel
 _READ_BYTES = 65536
 
 
-class LinePipe:
-    """A pipe from a child to its parent. SIGIO tells the process that made it that there is something to read."""
-
-    def __init__(self) -> None:
-        self._reading_fd, self.writing_fd = os.pipe()
-        os.set_blocking(self._reading_fd, False)
-        raise_sigio(self._reading_fd)
-        self._begun = b""
-
-    def close_writing(self) -> None:
-        """Close the parent's writing end after the fork: the pipe ends with its last writer."""
-        os.close(self.writing_fd)
-
-    def lines(self) -> list[bytes]:
-        """Return the whole lines that came since, without newlines; never wait."""
-        received = [self._begun]
-        with suppress(BlockingIOError):
-            while chunk := os.read(self._reading_fd, _READ_BYTES):
-                received.append(chunk)
-        *lines, self._begun = b"".join(received).split(b"\n")
-        return lines
-
-    def close(self) -> list[bytes]:
-        """Close the pipe and return the last lines, with one that never ended."""
-        last = self.lines()
-        os.close(self._reading_fd)
-        return [*last, self._begun] if self._begun else last
-
-
 def fork_apart(work: Callable[[], object]) -> int:
     """Fork a child in a process group of its own, as `fork_child` does, and return its pid."""
 
     def work_apart() -> None:
         os.setpgid(0, 0)
+        # A terminal may stop whoever writes to it from another group than that of the command (stty tostop).
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         work()
 
     return fork_child(work_apart, takes_orders=True)
@@ -86,19 +59,20 @@ class ChildProcess:
         self._killed_s = math.inf
         # The last error that it has told, by the name of what it is about.
         self.errors: dict[str, FastfuseError] = {}
-        self._told, self._log = LinePipe(), LinePipe()
+        self._told_fd, self._telling_fd = os.pipe()
+        os.set_blocking(self._told_fd, False)
+        raise_sigio(self._told_fd)
+        # The beginning of a line of which the end has not come.
+        self._begun = b""
         try:
             self.pid = fork_apart(lambda: self._work(work))
         except NoRoomError:
-            self._told.close()
-            self._log.close()
+            os.close(self._told_fd)
             raise
         finally:
-            self._told.close_writing()
-            self._log.close_writing()
+            os.close(self._telling_fd)
 
     def _work(self, work: Callable[[], int | None]) -> None:
-        os.dup2(self._log.writing_fd, 2)
         try:
             exit_code = work()
         except FastfuseError as error:
@@ -109,15 +83,16 @@ class ChildProcess:
     def tell(self, error: FastfuseError | None = None, name: str = "", **message: Any) -> None:  # noqa: ANN401 - JSON
         """Say something about `name` to the parent; the child calls this."""
         line = json.dumps(message).encode() if error is None else error_message(error)
-        os.write(self._told.writing_fd, name.encode() + b"\t" + line + b"\n")
+        os.write(self._telling_fd, name.encode() + b"\t" + line + b"\n")
 
     def listen(self, phases: Phases) -> None:
         if self.exit_code is None:
-            self._take(self._told.lines(), self._log.lines(), phases)
+            self._take(phases)
 
     def ended(self, exit_code: int, phases: Phases) -> None:
         self.exit_code = exit_code
-        self._take(self._told.close(), self._log.close(), phases)
+        self._take(phases)
+        os.close(self._told_fd)
 
     def stop(self) -> None:
         self.send(STOP_ORDER)
@@ -141,10 +116,14 @@ class ChildProcess:
             return "was killed and does not end: a disk that hangs may hold it"
         return f"was killed by signal {-self.exit_code}" if self.exit_code < 0 else f"exited with {self.exit_code}"
 
-    def _take(self, told: list[bytes], log: list[bytes], phases: Phases) -> None:
-        for line in log:
-            phases.relay(line)
-        for line in told:
+    def _take(self, phases: Phases) -> None:
+        """Take in the whole lines that came since, and wait for none."""
+        received = [self._begun]
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._told_fd, _READ_BYTES):
+                received.append(chunk)
+        *lines, self._begun = b"".join(received).split(b"\n")
+        for line in lines:
             # Bytes up to the first tab name what the rest is about.
             name, _, message = line.partition(b"\t")
             try:

@@ -3,7 +3,7 @@
 Names and UTC times are those of ``SecondaryStatusTransitions``
 (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
 
-Lines of the channels' processes pass through here. A terminal that is gone, or that nobody reads, holds nothing up.
+A terminal that is gone, or that nobody reads, holds nothing up.
 """
 
 import logging
@@ -109,9 +109,6 @@ class Phases:
         assert self._now is not None
         now = {self._now: self._took_s.get(self._now, 0.0) + time.monotonic() - self._since_s}
         return {phase.value: took_s for phase, took_s in (self._took_s | now).items()}
-
-    def relay(self, line: bytes) -> None:
-        self._stderr.write(line.decode(errors="backslashreplace"))
 
     def progress(self, name: str, done_bytes: int, total_bytes: int) -> None:
         """Say now and then how far a download or an upload is."""

@@ -23,7 +23,6 @@ from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, i
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
-from fastfuse.sagemaker.download.disk import disk_claims
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
 from fastfuse.sagemaker.outputs.record import job_record, read_failure, write_record
@@ -237,8 +236,8 @@ class _Run:
     def _prepare(self, guard: Guard, begin_fd: int) -> dict[str, str]:
         """Begin to prepare the channels, and return the environment of the command."""
         settings = self._settings
-        for channel, claim in zip(settings.channels, disk_claims(len(settings.channels)), strict=True):
-            task = ChannelTask(channel, settings, begin_fd, claim, guard)
+        for channel in settings.channels:
+            task = ChannelTask(channel, settings, begin_fd, guard)
             self._channels.append(ChannelProcess(task, self._counters[channel.name]))
         self._delivery.begin()
         self._phases.enter(Phase.DOWNLOADING, "Preparing the input data")
@@ -407,9 +406,9 @@ class _Run:
         for channel in self._channels:
             channel.stop()
         kill_at_s = time.monotonic() + self._settings.grace_s + _TAKE_DOWN_S
-        while left := [channel for channel in self._channels if not channel.is_over]:
+        while awaited := [channel for channel in self._channels if not channel.is_over]:
             is_told_again = self._take_signal(_LOOK_EVERY_S)
-            for channel in left:
+            for channel in awaited:
                 if time.monotonic() >= kill_at_s:
                     channel.kill()
                 elif is_told_again:  # do not wait for open files

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from fastfuse.cache.directory import prepare
-from fastfuse.errors import DiskError, MountError
+from fastfuse.errors import MountError
 from fastfuse.filesystem import supervisor
 from fastfuse.filesystem.figures.status import Recent, TroubleGauges
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
@@ -25,10 +25,11 @@ from fastfuse.metrics import Counters
 from fastfuse.s3.aws import S3Session
 from fastfuse.s3.retries import Retries
 from fastfuse.sagemaker.description.channel import InputMode, LocalDirectory
+from fastfuse.sagemaker.download.disk import disk_errors
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel, settle_channel
 from fastfuse.sagemaker.local_files import index_files
 from fastfuse.sagemaker.local_places import keep_in_place
-from fastfuse.sagemaker.outputs.record import listing_of, write_etags
+from fastfuse.sagemaker.outputs.record import ETAGS_NAME, listing_of, write_etags
 from fastfuse.sagemaker.pipe.pipe_channel import PipeStream, stream_channel
 from fastfuse.sagemaker.run_settings import ChannelTask
 from fastfuse.sizes import format_size
@@ -71,10 +72,8 @@ def _tell_listing(task: ChannelTask, snapshot_fd: int, counters: Counters, tell:
     counters.set("fastfuse_table_files", snapshot.table.metadata.file_count)
     counters.set("fastfuse_table_bytes", snapshot.table.metadata.total_bytes)
     if task.settings.records_etags:
-        try:
+        with disk_errors(os.fsencode(task.settings.paths.output / ETAGS_NAME)):
             write_etags(snapshot, task.channel.name, task.settings.paths)
-        except OSError as error:
-            raise DiskError(f"the ETags of channel {task.channel.name} cannot be written: {error.strerror}") from error
     tell(listing=listing_of(snapshot.table))
 
 
@@ -98,7 +97,6 @@ def _download(task: ChannelTask, counters: Counters, tell: Callable[..., None]) 
         directory=place,
         memory_target_bytes=task.memory_target_bytes,
         part_size_bytes=task.settings.part_size_bytes,
-        claim=task.disk_claim,
         base=task.settings.paths.base,
         cache=task.settings.cache,
         retries=retries,

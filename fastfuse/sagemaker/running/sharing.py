@@ -73,14 +73,14 @@ class Members:
                 with suppress(ConnectionError):  # it ended at once
                     connection.send(self._greeting)
                 self._connections[connection] = b""
-        for connection in [item for item in self._connections if self._has_ended(item)]:
+        for connection in [item for item in self._connections if self._listen_to(item)]:
             connection.close()
             if said := self._connections.pop(connection):
                 phase, text, exit_code = json.loads(said)
                 self.outcomes.append(Outcome(Phase(phase), f"another task of this host: {text}", exit_code))
         return bool(self._connections)
 
-    def _has_ended(self, connection: socket.socket) -> bool:
+    def _listen_to(self, connection: socket.socket) -> bool:
         """Take in what the member says, and return whether it is gone."""
         try:
             while said := connection.recv(_OUTCOME_BYTES, socket.MSG_DONTWAIT):

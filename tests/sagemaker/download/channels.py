@@ -12,7 +12,6 @@ from fastfuse.index.inodes.tree import Refusals
 from fastfuse.index.snapshot import Snapshot, save_snapshot
 from fastfuse.objects import ObjectRef
 from fastfuse.s3.base import ConnectionConfig
-from fastfuse.sagemaker.download.disk import DiskClaim, disk_claims
 from fastfuse.sagemaker.download.file_channel import DownloadReport, DownloadSettings, download_channel
 from tests.index import indexes
 
@@ -42,13 +41,12 @@ def snapshot_fd(table: InodeTable) -> int:
     return fd
 
 
-def settings_for(directory: Path, *, claim: DiskClaim | None = None) -> DownloadSettings:
+def settings_for(directory: Path) -> DownloadSettings:
     return DownloadSettings(
         directory=directory,
         base=directory.parent,
         memory_target_bytes=MEMORY_BYTES,
         part_size_bytes=PART_BYTES,
-        claim=claim or disk_claims(1)[0],
     )
 
 
@@ -67,7 +65,6 @@ class Source:
         directory: Path,
         *,
         table: InodeTable | None = None,
-        claim: DiskClaim | None = None,
         tell: Callable[[DownloadReport], None] = lambda _: None,
         **options: Any,  # noqa: ANN401 - those of ConnectionConfig
     ) -> DownloadReport:
@@ -75,7 +72,7 @@ class Source:
         connection = ConnectionConfig(sign_request=False, **options)
         fd = snapshot_fd(self.table() if table is None else table)
         try:
-            return download_channel(fd, connection, settings_for(directory, claim=claim), tell)
+            return download_channel(fd, connection, settings_for(directory), tell)
         finally:
             os.close(fd)
 

@@ -1,4 +1,4 @@
-"""What a download claims of the disk and notes on it, that no name leads elsewhere, and its fetches side by side."""
+"""What a download needs of the disk and notes on it, that no name leads elsewhere, and its fetches side by side."""
 
 import os
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.made import MadeReader
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.s3.room import Room
-from fastfuse.sagemaker.download.disk import disk_claims, open_root, version_of
+from fastfuse.sagemaker.download.disk import open_root, version_of
 from fastfuse.sagemaker.download.file_channel import DownloadReport, download
 from fastfuse.sagemaker.download.landing import Places, jobs
 from tests.descriptors import open_descriptors
@@ -34,30 +34,12 @@ def objects() -> MemoryObjects:
     return MemoryObjects(OBJECTS)
 
 
-def test_a_channel_sees_what_others_claim_on_its_own_device() -> None:
-    first, second, elsewhere, silent = disk_claims(4)
-    first.put(7, 1000)
-    second.put(7, 200)
-    elsewhere.put(8, 30)
-    assert [one.others_bytes for one in (first, second, elsewhere, silent)] == [200, 1000, 0, 0]
-    first.shrink(0.25)
-    assert second.others_bytes == 250
-    first.shrink(0.0)
-    assert second.others_bytes == 0
-
-
-def test_a_channel_that_fits_alone_only_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
-    claims = disk_claims(2)
-    with tmpfs(tmp_path / "disk", f"size={4 * MIB}") as place:
-        other = claims[0]
-        other.put(place.stat().st_dev, 3 * MIB)
-        with pytest.raises(DiskError, match=r"needs 2 MiB in '.*', the job's other channels 3 MiB, and") as refused:
-            s3.run(place / "channel", claim=claims[1])
+def test_a_channel_that_does_not_fit_is_refused_before_the_first_byte(s3: Source, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", f"size={MIB}") as place:
+        with pytest.raises(DiskError, match=r"the channel needs 2 MiB in '.*', and .* are free there") as refused:
+            s3.run(place / "channel")
         assert "cache clear" in refused.value.hint
         assert s3.server.requests == ()
-        other.shrink(0.5)
-        s3.run(place / "channel", claim=claims[1])
-        assert files_below(place / "channel") == OBJECTS
 
 
 def test_objects_of_16_eib_in_all_are_refused_with_their_sum(s3: Source, tmp_path: Path) -> None:
@@ -66,22 +48,11 @@ def test_objects_of_16_eib_in_all_are_refused_with_their_sum(s3: Source, tmp_pat
         s3.run(tmp_path, table=table_of([ref, replace(ref, key="b")]))
 
 
-def test_what_is_written_is_claimed_no_more(s3: Source, tmp_path: Path) -> None:
-    claims = disk_claims(2)
-    watching = claims[1]
-    watching.put(tmp_path.stat().st_dev, 0)
-    seen: list[int] = []
-    s3.run(tmp_path, claim=claims[0], tell=lambda _: seen.append(watching.others_bytes))
-    assert seen[0] > 2 * MIB
-    assert seen[-1] == 0
-    assert seen == sorted(seen, reverse=True)
-
-
-def test_who_needs_nothing_is_not_refused_for_what_others_need(s3: Source, tmp_path: Path) -> None:
-    claims = disk_claims(2)
-    s3.run(tmp_path)
-    claims[1].put(tmp_path.stat().st_dev, 1 << 60)
-    assert s3.run(tmp_path, claim=claims[0]).requests == 0
+def test_who_needs_nothing_is_not_refused_for_a_full_disk(s3: Source, tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", f"size={4 * MIB}") as place:
+        s3.run(place / "channel")
+        (place / "other").write_bytes(bytes(os.statvfs(place).f_bavail * os.statvfs(place).f_frsize))
+        assert s3.run(place / "channel").requests == 0
 
 
 REF = ObjectRef("bucket", "key", 3, '"etag"', 10**18)

@@ -32,7 +32,7 @@ def manifest(path: Path, prefix: str, names: list[str]) -> Path:
 
 def named(path: Path, shard: Shard | None = None, *, allow_empty: bool = False) -> list[str]:
     """The names that a channel with this manifest streams."""
-    source = LocalDirectory(path=str(path), is_manifest=True)
+    source = LocalDirectory(path=str(path))
     origin = IndexOrigin(kind=SourceKind.MANIFEST, shard=shard, allow_empty=allow_empty)
     found, table = find_files(source, Path("/opt/ml/input/data/train"), origin)
     refs = [table.ref(int(inode)) for inode in source_order(table)]
@@ -124,7 +124,7 @@ def augmented(path: Path, *uris: str) -> Path:
 
 def streamed(path: Path, shard: Shard | None = None) -> list[str | bytes]:
     """The attributes that a Pipe channel with this augmented manifest streams: paths of files, and other values."""
-    source = LocalDirectory(path=str(path), is_manifest=True)
+    source = LocalDirectory(path=str(path))
     channel = Channel(
         name="train",
         input_mode=InputMode.PIPE,

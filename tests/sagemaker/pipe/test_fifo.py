@@ -49,11 +49,11 @@ async def test_a_reader_that_has_come_after_another_had_gone_is_noticed(fifo: Fi
     await fifo.opened()
     with pytest.raises(BrokenPipeError):
         await fifo.write(b"data")
-    assert (fifo.has_reader(), fifo.was_opened_again()) == (False, False)
+    assert (fifo.has_reader(), fifo.note_openings()) == (False, False)
     late = os.open(fifo.path, os.O_RDONLY | os.O_NONBLOCK)
     fifo.hide()
     assert not fifo.path.exists()
-    assert (fifo.has_reader(), fifo.was_opened_again()) == (True, True)
+    assert (fifo.has_reader(), fifo.note_openings()) == (True, True)
     os.close(late)
 
 

@@ -93,14 +93,13 @@ def test_a_disk_that_fills_up_during_a_download_ends_the_run(server: LoopbackSer
             assert sums["data"] == sums["mounted"]
 
 
-def test_two_channels_that_do_not_fit_together_end_the_run(server: LoopbackServer, run: Run, tmp_path: Path) -> None:
-    server.faults.add(FaultRule(action=Stall(0), operation="GetObject"))
+def test_two_channels_that_do_not_fit_together_end_the_run(run: Run, tmp_path: Path) -> None:
     channels = [channel("one", "File", "data/"), channel("two", "File", "data/")]
     with (
         tmpfs(tmp_path / "disk", f"size={SIZE_BYTES * 3 // 2}") as base,
         run(channels, base=base, command=CHECKSUMS, ends_with=5) as job,
     ):
-        assert "the job's other channels" in job.log
+        assert "are free there" in job.log or "the disk is full" in job.log
 
 
 @pytest.mark.parametrize("mode", ["FastFile", "Pipe"])

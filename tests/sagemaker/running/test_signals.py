@@ -6,6 +6,7 @@ import pty
 import re
 import signal
 import sys
+import termios
 import time
 import urllib.error
 import urllib.request
@@ -373,11 +374,15 @@ def test_a_metrics_endpoint_that_is_killed_is_started_again_and_is_none_of_the_c
 
 def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None:
     ours, theirs = pty.openpty()
+    modes = termios.tcgetattr(theirs)
+    modes[3] |= termios.TOSTOP  # what writes in the background is stopped, unless it ignores that
+    termios.tcsetattr(theirs, termios.TCSANOW, modes)
     with run(CHANNELS, terminal=theirs) as job:
         os.close(theirs)
         shown = b""
         while b"All channels are ready" not in shown:
             shown += os.read(ours, 65536)
+        assert shown.count(b": listed s3://") == len(CHANNELS)
         os.close(ours)
         assert job.wait() == 0
         assert_nothing_is_left(job)
