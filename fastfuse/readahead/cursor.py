@@ -36,7 +36,7 @@ _AROUND_BYTES = 1 << 20
 # So many faults in a row that were not read on from show that only their pages are wanted.
 _SHORT_RUNS = 3
 # Faults that are less than so many times as far apart as what is put off leave little of the file: who looks at each
-# tensor of a small model reads all of them later, and page by page where it was put off.
+# tensor of a small model reads all of them later, and page by page what was fetched with a page that was looked at.
 _FAR = 4
 
 
@@ -283,13 +283,16 @@ def _usual(runs: deque[int]) -> int:
 class Faults:
     """The faults of the maps of one file, as far as reads look like such."""
 
-    __slots__ = ("_around", "_fault_bytes", "_is_mapped", "_reads", "_short_runs")
+    __slots__ = ("_around", "_fault_bytes", "_is_mapped", "_reads", "_short_runs", "unwanted")
 
     def __init__(self) -> None:
         # `_around` was put off last, and `_reads` came in it since. Maps are believed in until one shows otherwise.
         self._around, self._reads, self._is_mapped = (0, 0), 1, True
         # The runs before the last jumps, in a row, that may have been one fault each; and what one asks for at most.
         self._short_runs, self._fault_bytes = 0, _AROUND_BYTES
+        # What was put off, but for the page that is wanted and what is fetched with it. The kernel is to forget it: it
+        # would ask for each page of it, one by one.
+        self.unwanted: list[tuple[int, int]] = []
 
     def puts_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
         """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
@@ -319,6 +322,8 @@ class Faults:
         if self._has(offset):
             if not self._reads:
                 self._is_mapped = offset <= sum(self._around) // 2 < end
+                rest = (self._around[0], offset), (offset + KERNEL_REQUEST_BYTES, self._around[1])
+                self.unwanted += [(start, end) for start, end in rest if start < end]
             self._reads += 1
 
     def came_together(self, run: Cursor, size_bytes: int) -> None:

@@ -53,6 +53,8 @@ class Fetches:
         self.begin: BeginGet | None = None
         # Returns memory for an answer that several parts are copied into.
         self.take: Callable[[int], memoryview] = lambda size_bytes: memoryview(bytearray(size_bytes))
+        # Has the page cache drop ranges of an inode.
+        self.drop_pages: Callable[[int, list[tuple[int, int]]], None] = lambda inode, ranges: None
         self._reader = reader
         self._pool = pool
         self._nursery = nursery

@@ -120,6 +120,9 @@ class Stream:
         self._cursor = cursor = self.window.read(offset, end)
         if self.window.left:
             self._leave()
+        if unwanted := self.window.faults.unwanted:
+            self._fetches.drop_pages(self.file.inode, unwanted.copy())
+            unwanted.clear()
         return cursor
 
     def _leave(self) -> None:

@@ -21,7 +21,7 @@ MEMORY_BYTES = ReadaheadConfig().memory_limit_bytes
 class PageCache:
     """The pages of one file that the kernel has. A fault asks for the pages around it that are missing.
 
-    Of what is refused it asks for single pages, when they are touched.
+    Of what is refused it asks for single pages, when they are touched, unless it is told to drop them before.
     """
 
     def __init__(self, engine: ReadEngine, service: SimulatedService, ref: ObjectRef, around_bytes: int) -> None:
@@ -31,6 +31,8 @@ class PageCache:
         self.around_pages = around_bytes // PAGE
         self.pages: set[int] = set()
         self.refused: set[int] = set()
+        self.requests = 0
+        engine.fetches.drop_pages = self._drop
 
     async def touch(self, start: int, end: int) -> None:
         for page in range(start // PAGE, -(-end // PAGE)):
@@ -50,7 +52,12 @@ class PageCache:
         if page not in self.pages:
             await self._read(page, page + 1)
 
+    def _drop(self, inode: int, ranges: list[tuple[int, int]]) -> None:
+        for start, end in ranges:
+            self.refused.difference_update(range(start // PAGE, end // PAGE))
+
     async def _read(self, start: int, end: int) -> None:
+        self.requests += 1
         await self.engine.read(1, self.ref, start * PAGE, (end - start) * PAGE)
         self.pages |= {*range(start, end)}
 
@@ -195,6 +202,20 @@ async def test_few_small_tensors_of_a_map_fetch_little_more(autojump_clock: Mock
         for place in random.Random(1).sample(range(1, 30), 29):
             await cache.touch(place * 10 * MIB + 40 * KIB, place * 10 * MIB + 44 * KIB)
     assert cache.service.fetched_bytes <= 4 * around_bytes + 6 * MIB
+
+
+@pytest.mark.parametrize("around_bytes", [MIB, 2 * MIB])
+async def test_tensors_that_were_looked_at_are_not_read_page_by_page(
+    autojump_clock: MockClock, around_bytes: int
+) -> None:
+    """As transformers loads a model: it looks at the first page of each tensor, and then reads all of them."""
+    async with mapped(300 * MIB, around_bytes) as cache:
+        for tensor in range(30):
+            await cache.touch(tensor * 10 * MIB + 40 * KIB, tensor * 10 * MIB + 44 * KIB)
+        await cache.touch(0, 300 * MIB)
+    # Single pages are those only that came with the page that was wanted.
+    assert cache.requests <= 1000 + 30 * 128 * KIB // PAGE
+    assert cache.service.fetched_bytes <= 1.02 * 300 * MIB
 
 
 async def test_what_was_passed_over_on_the_way_to_the_end_is_there_when_it_is_wanted(autojump_clock: MockClock) -> None:

@@ -477,6 +477,7 @@ def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_m
     assert not pool.window.puts_off(*around)  # once
     pool.read(100 * MIB, 100 * MIB + 4 * KIB)
     assert pool.fetched[-1] == (100 * MIB, 100 * MIB + 128 * KIB)
+    assert pool.window.faults.unwanted == [(around[0], 100 * MIB), (100 * MIB + 128 * KIB, around[1])]
     assert not pool.window.puts_off(around[1] + 512 * KIB, around[1] + 512 * KIB + MIB)  # where a reader is
     assert pool.window.puts_off(around[0] + 100 * MIB, around[1] + 100 * MIB)
     for page in range(40):
@@ -511,6 +512,7 @@ def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_
         assert not pool.window.puts_off(page + MIB, page + 2 * MIB - 4 * KIB)
         pool.read(page, page + 4 * KIB)
         assert pool.fetched[-1] == (page, page + 128 * KIB)
+        assert pool.window.faults.unwanted == [(page - MIB, page), (page + 128 * KIB, page + MIB)]
         assert pool.window.puts_off(page + 99 * MIB, page + 100 * MIB)
 
 
@@ -527,6 +529,7 @@ def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     for offset in range(start, start + MIB, page_bytes):
         pool.read(offset, offset + page_bytes)
     assert len(pool.fetched) - before <= 4
+    assert pool.window.faults.unwanted == [(start + 128 * KIB, start + MIB)]
     for place in range(30, 34):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
     assert not pool.window.puts_off(start + 300 * MIB, start + 301 * MIB)

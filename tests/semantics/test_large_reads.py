@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, Stall
+from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import fuse_connections
 from tests.readahead.readers import tensors
@@ -77,6 +78,26 @@ def test_a_mapped_checkpoint_is_fetched_once_although_the_order_of_its_keys_is_n
         assert read.stdout.strip() == hashlib.sha256(b"".join(data[slice(*place)] for place in ranges)).hexdigest()
         fetched_bytes = sum(record.range[1] - record.range[0] for record in gets(here) if record.range)
     assert fetched_bytes <= 1.05 * len(data)
+
+
+def test_a_model_whose_tensors_were_looked_at_is_not_read_page_by_page() -> None:
+    """D3"""
+    tensor_bytes, tensors = 8 * MIB, 16
+    looks = [(at + 40_960, at + 45_056) for at in range(0, tensors * tensor_bytes, tensor_bytes)]
+    data = block_bytes(1, tensors * tensor_bytes)
+    with place({"model": data}) as here:
+        command = [sys.executable, "-c", FAULTS, str(here.path / "model")]
+        read = subprocess.run(
+            command, input=json.dumps([*looks, (0, len(data))]), capture_output=True, text=True,
+            timeout=PATIENCE_S, check=True,
+        )  # fmt: skip
+        expected = b"".join([*(data[slice(*look)] for look in looks), data])
+        assert read.stdout.strip() == hashlib.sha256(expected).hexdigest()
+        requests = ask_status(entry_of(here.path))["counters"]["fastfuse_requests"]
+        fetched_bytes = sum(record.range[1] - record.range[0] for record in gets(here) if record.range)
+    # 256 for each MiB around a page that was looked at, if the kernel asks for its pages one by one.
+    assert requests <= tensors * 128
+    assert fetched_bytes <= 1.02 * len(data)
 
 
 def test_requests_of_all_kinds_among_large_reads_get_their_own_answers() -> None:

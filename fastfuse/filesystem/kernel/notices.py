@@ -1,13 +1,15 @@
-"""Notices: after a refresh, the kernel is told what it has to forget.
+"""Notices: the kernel is told what it has to forget, after a refresh and of a map.
 
-A notice waits for the directory's lock, which a reader may hold while it waits for the worker. Neither the worker nor
-the supervisor may therefore write it: a process of its own does.
+A notice of a name waits for the directory's lock, which a reader may hold while it waits for the worker. Neither the
+worker nor the supervisor may therefore write it: a process of its own does. A notice of pages waits only until their
+READs are answered, so a thread of the worker writes it, on which no answer depends.
 """
 
 import errno
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 
 from fastfuse.index.inodes.changes import Changes
 
@@ -32,6 +34,11 @@ def pack_notices(changes: Changes) -> bytes:
     ]
     directories = [_message(_INVAL_INODE, _STALE_INODE.pack(inode, 0, 0)) for inode in changes.stale_directories]
     return b"".join((*directories, *names, *directories))
+
+
+def pack_unwanted_pages(inode: int, ranges: Iterable[tuple[int, int]]) -> bytes:
+    """Return the notifications that have the page cache drop `ranges`, none of them empty, of `inode`."""
+    return b"".join(_message(_INVAL_INODE, _STALE_INODE.pack(inode, start, end - start)) for start, end in ranges)
 
 
 def send_notices(fd: int, notices: bytes | mmap.mmap) -> None:

@@ -36,6 +36,7 @@ from fastfuse.filesystem.figures.status import Board, TroubleGauges
 from fastfuse.filesystem.kernel.fuse import direct_reads, interposed, replies
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.loop import Requests
+from fastfuse.filesystem.kernel.notices import pack_unwanted_pages, send_notices
 from fastfuse.filesystem.mounting.mount_settings import MountSettings, most_worker_bytes
 from fastfuse.filesystem.processes.credential_finder import ask_for_credentials
 from fastfuse.filesystem.processes.hang_report import DUMP_SIGNAL, task_report
@@ -153,6 +154,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
             reads, engine, client, gets, task.session_fd, buffers.take, most_threads=most_threads, tier=tier
         )
         nursery.start_soon(direct_files.run)
+        engine.fetches.drop_pages = _drops_pages(task.session_fd, nursery)
         if task.hints is not None:
             taker = HintTaker(
                 lambda: operations.table, engine.new_order, counters,
@@ -180,6 +182,18 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(report.beat)  # or a slow disk that the tier waits for would look like a hang
         await reader.aclose()
         nursery.cancel_scope.cancel()
+
+
+def _drops_pages(session_fd: int, nursery: trio.Nursery) -> Callable[[int, list[tuple[int, int]]], None]:
+    """Return what has the page cache drop ranges of an inode, by a thread: it may wait for pages that we answer."""
+    turns = trio.CapacityLimiter(1)
+
+    async def send(notices: bytes) -> None:
+        # The connection may be gone, or there may be no room for a thread. Then the pages are read one by one.
+        with suppress(OSError, RuntimeError):
+            await trio.to_thread.run_sync(send_notices, session_fd, notices, abandon_on_cancel=True, limiter=turns)
+
+    return lambda inode, ranges: nursery.start_soon(send, pack_unwanted_pages(inode, ranges))
 
 
 def _start_replies(session_fd: int) -> None:
