@@ -23,6 +23,9 @@ _SLOW_DIVISOR = 8
 _FIRST_CREDIT_FILES = 256
 _AHEAD_SPREADS = 2
 _CREDIT_PER_FILE = 2
+# So many more files lost than kept show that the page cache has lost most of an order. Where it has kept half, readers
+# are soon ahead of what is fetched: see MEASUREMENTS.md.
+_MANY_LOSSES = 16
 
 # Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
 _RUN_FILES = 4
@@ -57,6 +60,8 @@ class AnnouncedOrder:
     Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun
     tell how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files
     before it that are not fetched are skipped, and fetched ones some way behind it are dropped.
+
+    Files that the page cache most likely has are passed over. Once it has lost most of them, they are fetched, too.
     """
 
     def __init__(self, first_bytes: int) -> None:
@@ -65,6 +70,11 @@ class AnnouncedOrder:
         # The place in the order by inode, lowest first, and with what is ahead its size.
         self._queued: OrderedDict[int, int] = OrderedDict()
         self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # What was left to the page cache, as in `_queued`. It is trusted until it has lost most of that.
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        self.trusts_page_cache = True
+        # How many files more than it kept it has lost, of late.
+        self._losses = 0
         self._ahead_bytes = 0
         self._announced_files = 0
         self._credit_files = _FIRST_CREDIT_FILES
@@ -97,6 +107,8 @@ class AnnouncedOrder:
     def begun(self, inode: int) -> Sequence[int]:
         """Note that a file was begun, in this order or not. Return files that are no longer expected."""
         place = self._queued.pop(inode, None)
+        if place is None and (place := self._cached.pop(inode, None)) is not None:
+            self._lose(place)
         if place is None:
             if inode not in self._ahead:
                 self._begun_elsewhere += 1
@@ -124,6 +136,13 @@ class AnnouncedOrder:
             self._ahead_bytes += fetched_bytes
             self._credit_files -= 1
 
+    def leave_to_page_cache(self) -> None:
+        """Go on behind the file that `next` gave, which the page cache most likely has."""
+        inode, place = self._queued.popitem(last=False)
+        self._cached[inode] = place
+        if len(self._cached) > _MAX_QUEUED_FILES:
+            self._cached.popitem(last=False)
+
     def give_way(self) -> Sequence[int]:
         """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
         return self._drop_ahead() if self._begun_elsewhere >= _PATIENCE_FILES else ()
@@ -131,7 +150,19 @@ class AnnouncedOrder:
     def withdraw(self) -> Sequence[int]:
         """End the order. Return what was fetched and not begun."""
         self._queued.clear()
+        self._cached.clear()
         return self._drop_ahead()
+
+    def _lose(self, place: int) -> None:
+        """Note that the page cache has lost the file at `place`. If it was one too many, queue those behind it."""
+        begun_before = max((other for other in self._recent if other < place), default=-1)  # by the same worker
+        self._losses = max(0, self._losses - (place - begun_before - 1)) + 1
+        if self._losses >= _MANY_LOSSES:
+            self.trusts_page_cache = False
+            left = (*self._cached.items(), *self._queued.items())
+            self._queued = OrderedDict((inode, other) for inode, other in left if other > place)
+            self._cached.clear()
+            self._recent.clear()  # they may be far behind
 
     def _leave_behind(self, front: int, foremost: int) -> Sequence[int]:
         queued, ahead = self._queued, self._ahead
