@@ -291,7 +291,7 @@ class Faults:
         # The runs before the last jumps, in a row, that may have been one fault each; and what one asks for at most.
         self._short_runs, self._fault_bytes = 0, _AROUND_BYTES
 
-    def puts_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
+    def put_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
         """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
 
         A fault at random asks for all of the kernel's readahead. If that fails, the kernel asks for the page that is

@@ -39,7 +39,7 @@ _MAX_AHEAD_FILES = 512
 # Runs that are told apart: workers, or as many files that random readers began last. There are more than the least in a
 # large table only, where rows that were begun at random hardly ever join.
 _LEAST_RUNS, _MAX_RUNS = 64, 256  # see MEASUREMENTS.md
-_MAX_LEFT_RUNS = 64
+_MAX_ENDED_RUNS = 64
 
 # Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_FILE = 4
@@ -118,7 +118,7 @@ class AnnouncedOrder:
         self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _AHEAD_SPREADS * self._spread_files)
         self._recent.append(place)
         self._begun_files += 1
-        return () if self._begun_files % _LOOK_EVERY else self._leave_behind(min(self._recent), max(self._recent))
+        return () if self._begun_files % _LOOK_EVERY else self._drop_behind(min(self._recent), max(self._recent))
 
     def next(self) -> int | None:
         """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
@@ -136,7 +136,7 @@ class AnnouncedOrder:
             self._ahead_bytes += fetched_bytes
             self._credit_files -= 1
 
-    def leave_to_page_cache(self) -> None:
+    def pass_over(self) -> None:
         """Go on behind the file that `next` gave, which the page cache most likely has."""
         inode, place = self._queued.popitem(last=False)
         self._cached[inode] = place
@@ -159,12 +159,12 @@ class AnnouncedOrder:
         self._losses = max(0, self._losses - (place - begun_before - 1)) + 1
         if self._losses >= _MANY_LOSSES:
             self.trusts_page_cache = False
-            left = (*self._cached.items(), *self._queued.items())
-            self._queued = OrderedDict((inode, other) for inode, other in left if other > place)
+            passed = (*self._cached.items(), *self._queued.items())
+            self._queued = OrderedDict((inode, other) for inode, other in passed if other > place)
             self._cached.clear()
             self._recent.clear()  # they may be far behind
 
-    def _leave_behind(self, front: int, foremost: int) -> Sequence[int]:
+    def _drop_behind(self, front: int, foremost: int) -> Sequence[int]:
         queued, ahead = self._queued, self._ahead
         self._spread_files = max(_LEAST_SPREAD_FILES, foremost - front)
         while queued and next(iter(queued.values())) < front:
@@ -235,7 +235,7 @@ class ListingOrder:
         self._hungry: dict[_Run, None] = {}
         self._begun_files = 0
         # The rows ahead of runs that ended: they may still be begun, above all where there are few files.
-        self._left: deque[range] = deque()
+        self._ahead_of_ended: deque[range] = deque()
         # The length of the run that ended last: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
@@ -246,7 +246,7 @@ class ListingOrder:
         dropped: Sequence[int] = ()
         if run is None:
             if len(self._runs) >= self._max_runs:
-                dropped = self._leave(self._forget(next(iter(self._runs.values()))))
+                dropped = self._remember_ahead(self._forget(next(iter(self._runs.values()))))
             run = self._begins[row] = _Run(row)
         else:
             run.position = row + 1
@@ -291,8 +291,8 @@ class ListingOrder:
 
     def give_way(self) -> Sequence[int]:
         """Return rows that were commanded for a run that has ended, for another order that lacks memory."""
-        if self._left:
-            return self._left.popleft()
+        if self._ahead_of_ended:
+            return self._ahead_of_ended.popleft()
         while self._runs:
             run = next(iter(self._runs.values()))
             if not self._gives_way(run):
@@ -328,12 +328,12 @@ class ListingOrder:
         run.ahead_until = max(run.ahead_until, other.ahead_until)
         self._remove(other)
 
-    def _leave(self, ahead: range) -> Sequence[int]:
+    def _remember_ahead(self, ahead: range) -> Sequence[int]:
         """Remember what is ahead of a run that has ended. Return what is forgotten for it."""
         if not ahead:
             return ()
-        self._left.append(ahead)
-        return self._left.popleft() if len(self._left) > _MAX_LEFT_RUNS else ()
+        self._ahead_of_ended.append(ahead)
+        return self._ahead_of_ended.popleft() if len(self._ahead_of_ended) > _MAX_ENDED_RUNS else ()
 
     def _forget(self, run: _Run) -> range:
         self._remove(run)

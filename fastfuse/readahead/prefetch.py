@@ -277,9 +277,9 @@ class Prefetcher:
             if adopted_bytes:
                 self._shuffled.adopted()
             elif is_cached and isinstance(order, AnnouncedOrder):
-                order.leave_to_page_cache()
+                order.pass_over()
                 continue
-            elif not is_cached and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
+            elif not is_cached and self._is_worth_it(inode, size_bytes) and not self._own_pace.take_sample():
                 return inode
             order.advance(adopted_bytes)
         return None

@@ -36,7 +36,7 @@ class Carried:
             self.order.announce([inode])
         while len(self.order._ahead) < self.room_files and (wanted := self.order.next()) is not None:
             if self.is_cached and self.order.trusts_page_cache:
-                self.order.leave_to_page_cache()
+                self.order.pass_over()
                 continue
             self.order.advance(self.size_bytes)
             self.fetched.add(wanted)

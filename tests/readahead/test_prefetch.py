@@ -427,12 +427,12 @@ async def test_nothing_is_fetched_ahead_while_many_readers_are_faster_by_themsel
     order = shuffled(refs)
     async with running(CONFIG, Files(refs)) as (engine, reader):
         for number, inode in enumerate(order[:100]):
-            engine.was_read(inode, 39 * KB, get_s=0.001, reader=number % 16)
+            engine.note_read(inode, 39 * KB, get_s=0.001, reader_id=number % 16)
         await engine.new_order().announce(order[100:])
         await settled()
         assert reader.gets == []
         for number, inode in enumerate(order[100:200]):  # the service has become slow
-            engine.was_read(inode, 39 * KB, get_s=0.02, reader=number % 16)
+            engine.note_read(inode, 39 * KB, get_s=0.02, reader_id=number % 16)
         await settled()
         assert reader.gets[0][0] in {refs[inode - 1].key for inode in order[150:200]}
         assert len(reader.gets) > 10
@@ -479,9 +479,9 @@ class KeepingThreads:
 
     async def read(self, engine: ReadEngine, inode: int) -> None:
         if (size_bytes := self.kept.pop(inode, 0)) > 0:
-            engine.was_read_ahead(inode, 0, size_bytes, 1, has_waited=False, is_first=True)
+            engine.note_read_ahead(inode, 0, size_bytes, 1, has_waited=False, is_first=True)
         elif inode in self.near:
-            engine.was_read(inode, self.refs[inode - 1].size_bytes, None, 1)
+            engine.note_read(inode, self.refs[inode - 1].size_bytes, None, 1)
         else:
             engine.began(1)
             await read_whole(engine, inode, self.refs[inode - 1])
