@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
-# With these botocore makes a client without a search for keys.
+# With these botocore makes a client without a search for credentials.
 PLACEHOLDER_CREDENTIALS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")
 # AWS's own regions; those of other services may have any name.
 _AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
@@ -166,7 +166,7 @@ class S3Session:
             return
         try:
             await self._load_renewal(self.credentials.latest)
-        except Exception as error:  # noqa: BLE001 - keys are here, and may last
+        except Exception as error:  # noqa: BLE001 - credentials are here, and may last
             _log.warning("what renews credentials cannot be loaded; mount or begin again before they end: %r", error)
 
     async def _load_renewal(self, latest: Credentials | None) -> None:

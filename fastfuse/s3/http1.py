@@ -29,7 +29,7 @@ _SINGLE = {
     "x-amz-checksum-sha256",
 }
 
-# An error shows so much of what came in place of a reply. Longer words may be keys or tokens that the sender repeats.
+# An error shows so much of what came in place of a reply. Longer words may be secrets that the sender repeats.
 _SHOWN_LETTERS = 60
 _LONGEST_SHOWN_WORD = 19
 _TAGS = re.compile(r"<[^<>]{0,256}>")
