@@ -15,7 +15,8 @@ _RECENT_FILES = 256
 _LOOK_EVERY = 16
 # 16 workers, each in a batch of 32 files, are so far apart.
 _LEAST_SPREAD_FILES = 512
-# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
+# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits. So
+# many that the page cache has are remembered beside them.
 _MAX_QUEUED_FILES = 65_536
 # A worker that is slower than the last files begun tell still finds what is this part of the spread behind.
 _SLOW_DIVISOR = 8
@@ -139,9 +140,8 @@ class AnnouncedOrder:
     def pass_over(self) -> None:
         """Go on behind the file that `next` gave, which the page cache most likely has."""
         inode, place = self._queued.popitem(last=False)
-        self._cached[inode] = place
-        if len(self._cached) > _MAX_QUEUED_FILES:
-            self._cached.popitem(last=False)
+        if len(self._cached) < _MAX_QUEUED_FILES:
+            self._cached[inode] = place
 
     def give_way(self) -> Sequence[int]:
         """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
@@ -155,6 +155,9 @@ class AnnouncedOrder:
 
     def _lose(self, place: int) -> None:
         """Note that the page cache has lost the file at `place`. If it was one too many, queue those behind it."""
+        front = min(self._recent, default=place)
+        while self._cached and next(iter(self._cached.values())) < front:
+            self._cached.popitem(last=False)  # for others to be remembered
         begun_before = max((other for other in self._recent if other < place), default=-1)  # by the same worker
         self._losses = max(0, self._losses - (place - begun_before - 1)) + 1
         if self._losses >= _MANY_LOSSES:

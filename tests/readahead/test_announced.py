@@ -128,6 +128,22 @@ def test_what_the_page_cache_has_is_fetched_only_once_most_of_it_is_lost(lost: f
         assert carried.early > 0.9 * carried.opens
 
 
+def test_of_more_files_than_are_remembered_those_that_come_next_are_fetched() -> None:
+    carried = Carried(range(1, 200_001), is_cached=True)
+    carried.open_all(range(1, 3001))
+    assert carried.early > 2900
+
+
+def test_what_is_announced_as_files_are_read_is_remembered_however_long_that_goes_on() -> None:
+    carried = Carried(range(1, 16_001), is_cached=True)
+    for inode in range(1, 150_001, 200):
+        carried.coming = iter(range(inode + 16_000, inode + 16_200))
+        carried.open(inode)
+    assert not carried.fetched
+    carried.open_all(range(150_001, 153_001))
+    assert carried.early > 2900
+
+
 def test_what_was_read_before_the_page_cache_began_to_lose_files_is_not_fetched() -> None:
     carried = Carried(range(1, 9001), is_cached=True)
     carried.open_all([5, *range(6000, 6500)])
