@@ -40,7 +40,7 @@ class _MemoryEngine(ReadEngine):
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return _BLOCK[: min(size_bytes, ref.size_bytes - offset)]
 
-    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+    def put_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return False
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:

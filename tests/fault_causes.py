@@ -96,7 +96,7 @@ CAUSES = {
         _answers(Kind.ARCHIVED, 403, "InvalidObjectState"),
         _answers(Kind.EXPIRED, 400, "ExpiredToken"),
         _answers(Kind.SKEWED, 403, "RequestTimeTooSkewed"),
-        _answers(Kind.BAD_KEYS, 403, "SignatureDoesNotMatch"),
+        _answers(Kind.BAD_CREDENTIALS, 403, "SignatureDoesNotMatch"),
         Cause(
             Kind.NO_CREDENTIALS,
             resolution=AccessError(

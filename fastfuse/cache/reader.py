@@ -238,13 +238,13 @@ class CachedReader:
         if not self._offer(Range(object_id, seed, 0, memoryview(data), return_bytes), keeps=keeps):
             self._claims.release(object_id, 0, len(data))
 
-    def was_read(self, segment: int, seed: int, size_bytes: int) -> None:
+    def note_read(self, segment: int, seed: int, size_bytes: int) -> None:
         """Note that a kept object was read from its `Place`, by a reader who asked for all of it."""
         self._ask(seed, 0, size_bytes)
         self.writer.hit(segment, size_bytes)
         self._counters.count("fastfuse_cache_bytes", size_bytes, "served")
 
-    def hangs(self, segment: int, waited_s: float) -> None:
+    def note_hang(self, segment: int, waited_s: float) -> None:
         """Leave the tier alone, because its disk has not given an object in this segment for so long."""
         if not self._disk.is_off:
             trio.lowlevel.spawn_system_task(self._probe, segment)
@@ -262,8 +262,8 @@ class CachedReader:
             if await trio.to_thread.run_sync(self.writer.close, self.flush_s):
                 self.cache.close()
             else:
-                left, within = format_size(self.writer.queued_bytes), f"{self.flush_s:g} s"
-                self._tell("disk", f"{self._where} does not keep {left}: its disk has not taken them in {within}")
+                queued, within = format_size(self.writer.queued_bytes), f"{self.flush_s:g} s"
+                self._tell("disk", f"{self._where} does not keep {queued}: its disk has not taken them in {within}")
         await self._reader.aclose()
 
     async def _fetch(self, asked: _Asked, extents: list[Extent]) -> Buffer:

@@ -320,7 +320,7 @@ class SharedIndex:
         """
         pause_s, refused, has_told = FIRST_PAUSE_S, "", False
         async with self._objects(self.session) as (index, claim):
-            while not self._is_young(await index.state()):
+            while not self._see(await index.state()):
                 held = await claim.state()
                 # Never held, released (empty), or expired.
                 if held is None or not held.size_bytes or held.age_s > EXPIRY_S:
@@ -354,13 +354,14 @@ class SharedIndex:
         etag = await claim.check_conditions(etag, _nonce)
         # Since the first look, another host may have written the index and released its claim.
         found = await index.state()
-        if not self._is_young(found):
+        if not self._see(found):
             self._has_bare_etags = claim.has_bare_etags
             return etag, found.etag if found else NO_OBJECT
         await claim.put(b"", replaces=etag)
         return None
 
-    def _is_young(self, index: ObjectState | None) -> bool:
+    def _see(self, index: ObjectState | None) -> bool:
+        """Note which index is there, and return whether it is young enough."""
         self._seen_etag = index.etag if index else NO_OBJECT
         return index is not None and index.age_s <= self.max_age_s and index.etag != self._outdated_etag
 

@@ -294,7 +294,7 @@ class Faults:
         # would ask for each page of it, one by one.
         self.unwanted: list[tuple[int, int]] = []
 
-    def puts_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
+    def put_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:
         """Return whether to refuse a request that fills the page cache, so that the kernel asks for one page instead.
 
         A fault at random asks for all of the kernel's readahead. If that fails, the kernel asks for the page that is

@@ -119,31 +119,31 @@ class ReadEngine:
             self.release(inode)
         return data
 
-    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
-        """Return whether to refuse a request, so that the kernel asks for less: see `Window.puts_off`."""
+    def put_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        """Return whether to refuse a request, so that the kernel asks for less: see `Window.put_off`."""
         stream = self._streams.get(inode)
         if stream is None or self.find(inode, stream.file.ref, offset, size_bytes) != "waited":
             return False
-        return stream.window.puts_off(offset, offset + size_bytes)
+        return stream.window.put_off(offset, offset + size_bytes)
 
-    def was_read(self, inode: int, size_bytes: int, get_s: float | None, reader: int) -> None:
+    def note_read(self, inode: int, size_bytes: int, get_s: float | None, reader_id: int) -> None:
         """Note that a small file was read whole by somebody else, and start what comes after it.
 
-        It took one GET of `get_s`, or None at all; `reader` is as in `began`.
+        It took one GET of `get_s`, or None at all; `reader_id` is as in `began`.
         """
         if get_s is not None:
             self._own_pace.waited(get_s)
-        self._own_pace.begun(reader, trio.current_time(), is_kept=get_s is None)
+        self._own_pace.begun(reader_id, trio.current_time(), is_kept=get_s is None)
         counts = self.counts
         counts.waits += 1
         counts.demanded_parts += 1
         counts.waited_bytes += size_bytes
         self._begin(inode, 0, is_missed=True)
 
-    def was_read_ahead(
-        self, inode: int, offset: int, size_bytes: int, reader: int, *, has_waited: bool, is_first: bool
+    def note_read_ahead(
+        self, inode: int, offset: int, size_bytes: int, reader_id: int, *, has_waited: bool, is_first: bool
     ) -> None:
-        """Note a read of one of the `SmallFiles`, and start what comes after its first; `reader` is as in `began`.
+        """Note a read of one of the `SmallFiles`, and start what comes after its first; `reader_id` is as in `began`.
 
         `has_waited`: for a GET that was under way.
         """
@@ -154,7 +154,7 @@ class ReadEngine:
         else:
             counts.hits += 1
         if is_first:
-            self._own_pace.begun(reader, trio.current_time())
+            self._own_pace.begun(reader_id, trio.current_time())
             self._begin(inode, offset)
 
     def got_ahead(self) -> None:
@@ -165,9 +165,9 @@ class ReadEngine:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""
         self.pool.expected.small_files.adopt(inode)
 
-    def began(self, reader: int) -> None:
-        """Note that `reader`, a thread or a process by its number, reads the beginning of a file."""
-        self._own_pace.begun(reader, trio.current_time())
+    def began(self, reader_id: int) -> None:
+        """Note that the thread or process with the number `reader_id` reads the beginning of a file."""
+        self._own_pace.begun(reader_id, trio.current_time())
 
     def find(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> str:
         """Return how a read would find its bytes, and change nothing.
@@ -292,12 +292,12 @@ class ReadEngine:
                 self.release(next(iter(self._streams)))
         return stream
 
-    def _read_on(self, inode: int, size_bytes: int, left_bytes: int) -> None:
-        """Read ahead `size_bytes` of the files that follow on `inode`, whose reader is `left_bytes` from its end.
+    def _read_on(self, inode: int, size_bytes: int, bytes_to_end: int) -> None:
+        """Read ahead `size_bytes` of the files that follow on `inode`, whose reader is `bytes_to_end` from its end.
 
         Otherwise a reader waits for the first bytes of every shard, and for a window that grows again.
         """
-        self._follow(self._prefetcher.followers(inode), size_bytes, left_bytes)
+        self._follow(self._prefetcher.followers(inode), size_bytes, bytes_to_end)
 
     def _follow(self, files: Iterator[tuple[int, ObjectRef]], size_bytes: int, before_bytes: int) -> None:
         """Read `size_bytes` of `files` ahead, which come after `before_bytes` of others."""

@@ -15,7 +15,8 @@ _RECENT_FILES = 256
 _LOOK_EVERY = 16
 # 16 workers, each in a batch of 32 files, are so far apart.
 _LEAST_SPREAD_FILES = 512
-# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits.
+# Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits. So
+# many that the page cache has are remembered beside them.
 _MAX_QUEUED_FILES = 65_536
 # A worker that is slower than the last files begun tell still finds what is this part of the spread behind.
 _SLOW_DIVISOR = 8
@@ -23,6 +24,9 @@ _SLOW_DIVISOR = 8
 _FIRST_CREDIT_FILES = 256
 _AHEAD_SPREADS = 2
 _CREDIT_PER_FILE = 2
+# So many more files lost than kept show that the page cache has lost most of an order. Where it has kept half, readers
+# are soon ahead of what is fetched: see MEASUREMENTS.md.
+_MANY_LOSSES = 16
 
 # Files that belong together (a picture and its label) are read in turn by random readers too, and three by chance.
 _RUN_FILES = 4
@@ -36,7 +40,7 @@ _MAX_AHEAD_FILES = 512
 # Runs that are told apart: workers, or as many files that random readers began last. There are more than the least in a
 # large table only, where rows that were begun at random hardly ever join.
 _LEAST_RUNS, _MAX_RUNS = 64, 256  # see MEASUREMENTS.md
-_MAX_LEFT_RUNS = 64
+_MAX_ENDED_RUNS = 64
 
 # Rows looked at for each file begun: what 16 readers cause with their own GETs and these is what one mount can fetch.
 _LOOKS_PER_FILE = 4
@@ -57,6 +61,8 @@ class AnnouncedOrder:
     Readers follow an order roughly: each of several workers is somewhere in a batch of its own. The last files begun
     tell how far apart they are (the *spread*), and the least place of them is the one that all have reached. Files
     before it that are not fetched are skipped, and fetched ones some way behind it are dropped.
+
+    Files that the page cache most likely has are passed over. Once it has lost most of them, they are fetched, too.
     """
 
     def __init__(self, first_bytes: int) -> None:
@@ -65,6 +71,11 @@ class AnnouncedOrder:
         # The place in the order by inode, lowest first, and with what is ahead its size.
         self._queued: OrderedDict[int, int] = OrderedDict()
         self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        # What was left to the page cache, as in `_queued`. It is trusted until it has lost most of that.
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        self.trusts_page_cache = True
+        # How many files more than it kept it has lost, of late.
+        self._losses = 0
         self._ahead_bytes = 0
         self._announced_files = 0
         self._credit_files = _FIRST_CREDIT_FILES
@@ -97,6 +108,8 @@ class AnnouncedOrder:
     def begun(self, inode: int) -> Sequence[int]:
         """Note that a file was begun, in this order or not. Return files that are no longer expected."""
         place = self._queued.pop(inode, None)
+        if place is None and (place := self._cached.pop(inode, None)) is not None:
+            self._lose(place)
         if place is None:
             if inode not in self._ahead:
                 self._begun_elsewhere += 1
@@ -106,7 +119,7 @@ class AnnouncedOrder:
         self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _AHEAD_SPREADS * self._spread_files)
         self._recent.append(place)
         self._begun_files += 1
-        return () if self._begun_files % _LOOK_EVERY else self._leave_behind(min(self._recent), max(self._recent))
+        return () if self._begun_files % _LOOK_EVERY else self._drop_behind(min(self._recent), max(self._recent))
 
     def next(self) -> int | None:
         """Return the next file to fetch, the same until `advance`; None while enough is ahead."""
@@ -124,6 +137,12 @@ class AnnouncedOrder:
             self._ahead_bytes += fetched_bytes
             self._credit_files -= 1
 
+    def pass_over(self) -> None:
+        """Go on behind the file that `next` gave, which the page cache most likely has."""
+        inode, place = self._queued.popitem(last=False)
+        if len(self._cached) < _MAX_QUEUED_FILES:
+            self._cached[inode] = place
+
     def give_way(self) -> Sequence[int]:
         """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
         return self._drop_ahead() if self._begun_elsewhere >= _PATIENCE_FILES else ()
@@ -131,9 +150,24 @@ class AnnouncedOrder:
     def withdraw(self) -> Sequence[int]:
         """End the order. Return what was fetched and not begun."""
         self._queued.clear()
+        self._cached.clear()
         return self._drop_ahead()
 
-    def _leave_behind(self, front: int, foremost: int) -> Sequence[int]:
+    def _lose(self, place: int) -> None:
+        """Note that the page cache has lost the file at `place`. If it was one too many, queue those behind it."""
+        front = min(self._recent, default=place)
+        while self._cached and next(iter(self._cached.values())) < front:
+            self._cached.popitem(last=False)  # for others to be remembered
+        begun_before = max((other for other in self._recent if other < place), default=-1)  # by the same worker
+        self._losses = max(0, self._losses - (place - begun_before - 1)) + 1
+        if self._losses >= _MANY_LOSSES:
+            self.trusts_page_cache = False
+            passed = (*self._cached.items(), *self._queued.items())
+            self._queued = OrderedDict((inode, other) for inode, other in passed if other > place)
+            self._cached.clear()
+            self._recent.clear()  # they may be far behind
+
+    def _drop_behind(self, front: int, foremost: int) -> Sequence[int]:
         queued, ahead = self._queued, self._ahead
         self._spread_files = max(_LEAST_SPREAD_FILES, foremost - front)
         while queued and next(iter(queued.values())) < front:
@@ -204,7 +238,7 @@ class ListingOrder:
         self._hungry: dict[_Run, None] = {}
         self._begun_files = 0
         # The rows ahead of runs that ended: they may still be begun, above all where there are few files.
-        self._left: deque[range] = deque()
+        self._ahead_of_ended: deque[range] = deque()
         # The length of the run that ended last: the next may be as long, as with samples of six files each.
         self._usual_files = 0
 
@@ -215,7 +249,7 @@ class ListingOrder:
         dropped: Sequence[int] = ()
         if run is None:
             if len(self._runs) >= self._max_runs:
-                dropped = self._leave(self._forget(next(iter(self._runs.values()))))
+                dropped = self._remember_ahead(self._forget(next(iter(self._runs.values()))))
             run = self._begins[row] = _Run(row)
         else:
             run.position = row + 1
@@ -260,8 +294,8 @@ class ListingOrder:
 
     def give_way(self) -> Sequence[int]:
         """Return rows that were commanded for a run that has ended, for another order that lacks memory."""
-        if self._left:
-            return self._left.popleft()
+        if self._ahead_of_ended:
+            return self._ahead_of_ended.popleft()
         while self._runs:
             run = next(iter(self._runs.values()))
             if not self._gives_way(run):
@@ -297,12 +331,12 @@ class ListingOrder:
         run.ahead_until = max(run.ahead_until, other.ahead_until)
         self._remove(other)
 
-    def _leave(self, ahead: range) -> Sequence[int]:
+    def _remember_ahead(self, ahead: range) -> Sequence[int]:
         """Remember what is ahead of a run that has ended. Return what is forgotten for it."""
         if not ahead:
             return ()
-        self._left.append(ahead)
-        return self._left.popleft() if len(self._left) > _MAX_LEFT_RUNS else ()
+        self._ahead_of_ended.append(ahead)
+        return self._ahead_of_ended.popleft() if len(self._ahead_of_ended) > _MAX_ENDED_RUNS else ()
 
     def _forget(self, run: _Run) -> range:
         self._remove(run)

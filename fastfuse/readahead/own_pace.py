@@ -35,9 +35,9 @@ class OwnPace:
         self._readers = self._uncounted = self._kept_files = 0
         self._sample_files = self._until_sample = _FIRST_SAMPLE_FILES
 
-    def begun(self, reader: int, now_s: float, *, is_kept: bool = False) -> None:
-        """Note that `reader`, a thread or a process by its number, began a file; `is_kept`: the local tier had it."""
-        self._recent.append((reader, now_s))
+    def begun(self, reader_id: int, now_s: float, *, is_kept: bool = False) -> None:
+        """Note that the thread or process with this number began a file; `is_kept`: the local tier had it."""
+        self._recent.append((reader_id, now_s))
         self._kept_files = self._kept_files + 1 if is_kept else 0
         self._uncounted += 1
         if self._uncounted >= _COUNT_EVERY:
@@ -55,7 +55,7 @@ class OwnPace:
         are_many = self._readers > max(_FEW_READERS, _AHEAD_PER_S * self._get_s)
         return self._kept_files >= _RECENT_FILES or (are_many and self._next_file_s <= _NEXT_FILE_S)
 
-    def takes_sample(self) -> bool:
+    def take_sample(self) -> bool:
         """Return whether to leave the next file to its reader."""
         self._until_sample -= 1
         if self._until_sample > 0 or self._readers <= _FEW_READERS:

@@ -251,8 +251,8 @@ class Rest(Waits):
 
     times_due = 0
 
-    def is_due(self, fetch_s: float) -> bool:
-        """Return whether to fetch the rest now, which takes `fetch_s`. If so, the count begins anew.
+    def begin_if_due(self, fetch_s: float) -> bool:
+        """Return whether to fetch the rest now, which takes `fetch_s`; if so, begin the count anew.
 
         A rest that is due again was evicted. Each time costs twice as much as the time before: otherwise files that do
         not fit into the memory together would evict one another without end.

@@ -9,7 +9,7 @@ from bisect import bisect_right
 
 from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES
 
-# A few misses in an epoch that the page cache serves otherwise are no sign. Twice as many are remembered.
+# A few misses of files that the page cache serves otherwise are no sign.
 _MANY_MISSES = 8
 # A random reader leaves a range with each read. Beyond this the short ranges are forgotten, then all of them.
 _MAX_RANGES = 1024
@@ -18,8 +18,8 @@ _MAX_RANGES = 1024
 class Delivered:
     """The files that were begun before, one bit per inode. Inode numbers are never used again, so a refresh is fine.
 
-    The bits mean nothing while the kernel misses more files than it keeps: a data set larger than the memory, or
-    readers past the page cache.
+    Nothing is taken for cached once the kernel has missed several files: the data set may be larger than the memory, or
+    read past the page cache. An announced order judges for itself (`AnnouncedOrder.trusts_page_cache`).
     """
 
     def __init__(self) -> None:
@@ -42,22 +42,18 @@ class Delivered:
         if at < len(self._bits):
             self._bits[at] &= ~(1 << (inode & 7))
 
+    def was_begun(self, inode: int) -> bool:
+        """Return whether `inode` was begun, and the kernel has not forgotten it since."""
+        at = inode >> 3
+        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7)))
+
     def has(self, inode: int) -> bool:
         """Return whether the kernel most likely has what readers want of `inode`."""
-        return self._was_begun(inode) and self._misses < _MANY_MISSES
+        return self.was_begun(inode) and self._misses < _MANY_MISSES
 
     def missed(self) -> None:
         """Note that the kernel asked for the beginning of a file that was begun before."""
-        self._misses = min(self._misses + 1, 2 * _MANY_MISSES)
-
-    def kept(self, inode: int) -> None:
-        """Note that `inode` was fetched ahead and nobody asked for it: if it was begun before, the kernel has it."""
-        if self._misses and self._was_begun(inode):
-            self._misses -= 1
-
-    def _was_begun(self, inode: int) -> bool:
-        at = inode >> 3
-        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7)))
+        self._misses += 1
 
 
 class CachedRanges:

@@ -208,14 +208,14 @@ class PartPool:
             if file.is_expected:
                 self.expected.rank(file, is_guess=True)
 
-    def drop_expected(self, inode: int) -> bool:
-        """Drop what is held of a file that most likely nobody will begin. Return whether it was expected."""
+    def drop_expected(self, inode: int) -> None:
+        """Drop what is held of a file that most likely nobody will begin, if it was expected."""
         file = self._files.get(inode)
         if file is None or not file.is_expected:
-            return self.expected.small_files.drop(inode)
+            self.expected.small_files.drop(inode)
+            return
         for part in self.expected.take(file):
             self._drop(part)
-        return True
 
     def take_expected(self, inode: int, ref: ObjectRef) -> memoryview | None:
         """Return all of a file that was expected, and keep nothing of it; None if it is not here in one part."""

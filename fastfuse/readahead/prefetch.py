@@ -267,11 +267,19 @@ class Prefetcher:
     def _next_file(self, order: _Order) -> int | None:
         """Pass over what is not worth a fetch, and return the next file of `order`, if it has one."""
         while (place := order.next()) is not None:
-            inode, size_bytes = (place, None) if isinstance(order, AnnouncedOrder) else self._file_at(place) or (0, 0)
+            if isinstance(order, AnnouncedOrder):
+                inode, size_bytes = place, None
+                is_cached = self._delivered.was_begun(inode) and order.trusts_page_cache
+            else:
+                inode, size_bytes = self._file_at(place) or (0, 0)
+                is_cached = self._delivered.has(inode)
             adopted_bytes = self._pool.adopt(inode) if order is not self._shuffled else 0
             if adopted_bytes:
                 self._shuffled.adopted()
-            if not adopted_bytes and self._is_worth_it(inode, size_bytes) and not self._own_pace.takes_sample():
+            elif is_cached and isinstance(order, AnnouncedOrder):
+                order.pass_over()
+                continue
+            elif not is_cached and self._is_worth_it(inode, size_bytes) and not self._own_pace.take_sample():
                 return inode
             order.advance(adopted_bytes)
         return None
@@ -280,7 +288,7 @@ class Prefetcher:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
         is_read = self._small_files.threads.is_read(inode)  # and left to them
-        return is_size and not is_read and self._pool.file(inode) is None and not self._delivered.has(inode)
+        return is_size and not is_read and self._pool.file(inode) is None
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""
@@ -308,8 +316,7 @@ class Prefetcher:
 
     def _drop(self, inodes: Sequence[int]) -> None:
         for inode in inodes:
-            if self._pool.drop_expected(inode):
-                self._delivered.kept(inode)
+            self._pool.drop_expected(inode)
 
     def _drop_rows(self, rows: Sequence[int]) -> None:
         for row in rows:

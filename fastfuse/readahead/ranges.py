@@ -52,9 +52,9 @@ def known_part_end(start: int, size_bytes: int, part_bytes: int, before_bytes: i
         step = _ALIGNMENT_BYTES + (before_bytes + start) // _GROWTH_DIVISOR
         step -= step % _ALIGNMENT_BYTES
     step = min(step, part_bytes)
-    left = size_bytes - start
+    rest_bytes = size_bytes - start
     # A short rest is no GET of its own, unless the part would be larger than any.
-    if left <= part_bytes and left < step + step // 2:
+    if rest_bytes <= part_bytes and rest_bytes < step + step // 2:
         return size_bytes
     end = min(start + step, size_bytes)
     # No fragments.

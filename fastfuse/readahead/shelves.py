@@ -31,7 +31,7 @@ _BYTES_PER_PART = 64 << 10
 class Threads:
     """Calls to whoever reads small files and fetches them ahead; by default there is nobody.
 
-    `ReadEngine.was_read_ahead` hears of the reads, `got_ahead` and `lost_ahead` of what was fetched or could not be.
+    `ReadEngine.note_read_ahead` hears of the reads, `got_ahead` and `lost_ahead` of what was fetched or could not be.
     """
 
     # Returns the size in bytes of a file that could be fetched now, or 0.

@@ -202,8 +202,8 @@ class Stream:
             raise part.error
         late = self._fetches.late(self.file.ref, began_s)
         # Nobody waits for a turn of what this read wanted any more; a read that comes to such a part later asks again.
-        for left in [left for left in self.file.waiting if offset < left.end and left.start < end and not left.readers]:
-            self._pool.fail(left, late)
+        for part in [one for one in self.file.waiting if offset < one.end and one.start < end and not one.readers]:
+            self._pool.fail(part, late)
         raise late
 
     def _take(self, part: Part, offset: int, end: int) -> memoryview:
@@ -251,7 +251,7 @@ class Stream:
             window.commanded(cursor, until)
         beyond_bytes = window.beyond(cursor)
         if beyond_bytes:
-            self._beyond(self.file.inode, beyond_bytes, window.left_bytes(cursor))
+            self._beyond(self.file.inode, beyond_bytes, window.bytes_to_end(cursor))
         wants_all = self._rest.times_due and self._rest_parts
         if window.latest.dense_bytes and not cursor.is_foreseen and not wants_all and self._has_room_for_rest():
             # Twice as far as they went, as ahead of a reader in sequence.
@@ -308,7 +308,7 @@ class Stream:
                 start - start % PAGE_BYTES, min(start + config.first_part_bytes, file.ref.size_bytes), is_left=True
             )
         in_flight = min(_PRICED_CONNECTIONS, self._pool.share.parts_in_flight)
-        if self._rest.is_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
+        if self._rest.begin_if_due(service.fetch_s(rest_bytes, config.part_size_bytes, in_flight)):
             self._want_rest(cursor)
             self._fetch_rest()
 

@@ -150,12 +150,12 @@ class Window:
             self._last = cursor
         return cursor
 
-    def puts_off(self, offset: int, end: int) -> bool:
-        """Return whether to refuse a request around a fault of a map: see `Faults.puts_off`."""
+    def put_off(self, offset: int, end: int) -> bool:
+        """Return whether to refuse a request around a fault of a map: see `Faults.put_off`."""
         last = self._last
         if last is None or self._leader(offset) is not None:
             return False
-        return self.faults.puts_off(offset, end, last, self._runs.values())
+        return self.faults.put_off(offset, end, last, self._runs.values())
 
     def came(self, cursor: Cursor, now_s: float) -> None:
         """Note that the reader has come to another part."""
@@ -222,7 +222,7 @@ class Window:
             return 0
         return max(0, cursor.position + self._window_bytes(cursor) - self._size)
 
-    def left_bytes(self, cursor: Cursor) -> int:
+    def bytes_to_end(self, cursor: Cursor) -> int:
         """Return how far the reader is from the end of the file; no limit if its window is made for its speed."""
         is_known = cursor.pace is not None and cursor.pace.limit_bytes is not None
         return self._config.memory_limit_bytes if is_known else self._size - cursor.position

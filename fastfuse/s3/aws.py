@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 # S3-compatible servers that name no region sign with this one.
 DEFAULT_REGION = "us-east-1"
-# With these botocore makes a client without a search for keys.
-NO_KEYS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")
+# With these botocore makes a client without a search for credentials.
+PLACEHOLDER_CREDENTIALS = dict.fromkeys(("aws_access_key_id", "aws_secret_access_key"), "-")
 # AWS's own regions; those of other services may have any name.
 _AWS_REGION = re.compile(r"[a-z]{2,}(-[a-z]+)+-\d{1,2}", re.ASCII)
 
@@ -166,7 +166,7 @@ class S3Session:
             return
         try:
             await self._load_renewal(self.credentials.latest)
-        except Exception as error:  # noqa: BLE001 - keys are here, and may last
+        except Exception as error:  # noqa: BLE001 - credentials are here, and may last
             _log.warning("what renews credentials cannot be loaded; mount or begin again before they end: %r", error)
 
     async def _load_renewal(self, latest: Credentials | None) -> None:
@@ -181,7 +181,7 @@ class S3Session:
         if "login_session" in settings:  # of `aws login`
             of_sign_in.append("signin")
         for service in ("sts", *of_sign_in):
-            await self._new_session().load_client(service, DEFAULT_REGION, **NO_KEYS)
+            await self._new_session().load_client(service, DEFAULT_REGION, **PLACEHOLDER_CREDENTIALS)
 
     @cached_property
     def endpoint_url(self) -> str | None:
@@ -315,10 +315,10 @@ class S3Session:
         Return whether the next request may succeed, and what keeps credentials from being looked for, if it may pass.
         """
         # A HEAD has no error code: that for a wrong time looks like any other.
-        is_of_time = kind is Kind.SKEWED or (is_head and kind in (Kind.DENIED, Kind.BAD_KEYS))
+        is_of_time = kind is Kind.SKEWED or (is_head and kind in (Kind.DENIED, Kind.BAD_CREDENTIALS))
         if is_of_time and self.clock.correct(date):
             return True, None
-        if kind not in (Kind.EXPIRED, Kind.BAD_KEYS) or self.credentials is None or credentials is None:
+        if kind not in (Kind.EXPIRED, Kind.BAD_CREDENTIALS) or self.credentials is None or credentials is None:
             return False, None
         return await self.credentials.replace(credentials), self.credentials.trouble
 

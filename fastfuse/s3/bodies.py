@@ -53,7 +53,7 @@ async def read_range(connection: Connection, head: ReplyHead, ref: ObjectRef, st
     if await connection.read_into(into) < len(into):
         raise ConnectionResetError("the connection was cut off")
     # A body without a length is all of the range, or of the object.
-    if head.body_bytes is None and await connection.has_more():
+    if head.body_bytes is None and await connection.receive_more():
         raise BadReplyError(
             f"The service sent more of {ref.key!r} than the {len(into)} bytes asked for.", hint=UNPACKED_HINT
         )

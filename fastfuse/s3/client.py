@@ -138,7 +138,7 @@ class S3Client:
         if is_checked is not None:
             self._integrity.count("ok" if is_checked else "none")
 
-    def count_left(self, status: int, bucket: str, key: str) -> None:
+    def count_in_vain(self, status: int, bucket: str, key: str) -> None:
         """Count and log a GET that was made elsewhere in vain, and is made again here; a `status` of 0: no reply."""
         _log.debug("GET %r, by a thread: %s", key, status or "no reply")
         failure = failure_of_reply(status, "") if status >= 300 else Failure(kind=Kind.BROKEN, detail="no whole reply")
@@ -217,8 +217,8 @@ class S3Client:
     def _is_at_hand(self, bucket: str) -> bool:
         """Return whether a GET need wait for nothing but its reply, if an idle connection is still open."""
         route, source = self._routes.known(bucket), self.session.credentials
-        has_keys = source is None or source.is_current
-        return bool(route and route.idle and self._slots.value and has_keys and not self._rate.is_limited)
+        has_credentials = source is None or source.is_current
+        return bool(route and route.idle and self._slots.value and has_credentials and not self._rate.is_limited)
 
     async def _get_once(self, get: _Get, *, may_connect: bool = True) -> tuple[Buffer, ReplyHead]:
         route, credentials = await self.prepare(get.ref.bucket, is_read=True)
@@ -358,8 +358,8 @@ class S3Client:
             failure = replace(failure, kind=Kind.EXPIRED)
         if failure.kind is Kind.WRONG_REGION:
             return failure, self._routes.correct(route, failure.region)
-        # A HEAD answered 403 does not tell a denied object from a wrong time or revoked keys.
-        kind = Kind.BAD_KEYS if not has_body and failure.kind is Kind.DENIED else failure.kind
+        # A HEAD answered 403 does not tell a denied object from a wrong time or revoked credentials.
+        kind = Kind.BAD_CREDENTIALS if not has_body and failure.kind is Kind.DENIED else failure.kind
         date, deadline_s = head.headers.get("date", ""), self.session.config.deadline_s
         # Before the deadlines of those who wait for this GET, who could not tell why.
         with trio.move_on_at(get.ends_s - _TO_TELL_SHARE * deadline_s if get else inf):

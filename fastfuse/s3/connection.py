@@ -67,7 +67,7 @@ class Connection:
         # The bytes of the reply's body that came with its head, as they came.
         self._begun = memoryview(b"")
         # The bytes of the body that are still to come; below 0 if more came than the head says, None while unknown.
-        self._left_bytes: int | None = 0
+        self._due_bytes: int | None = 0
         # The decoder of the chunks of a body of unknown length, and its pieces that nobody took yet.
         self._decoder: BodyDecoder | None = None
         self._pieces: list[memoryview] = []
@@ -79,7 +79,7 @@ class Connection:
     @property
     def is_reusable(self) -> bool:
         """True if the last reply was received and taken to its end, and the server takes another request."""
-        return not self._is_closed and self._is_persistent and self._left_bytes == 0 and not self._pieces
+        return not self._is_closed and self._is_persistent and self._due_bytes == 0 and not self._pieces
 
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""
@@ -108,7 +108,7 @@ class Connection:
             BadReplyHeadError: what came is not HTTP/1.1.
             OSError: the connection broke in the head, or it stalled.
         """
-        self._left_bytes, self._decoder, self._patience = None, None, patience
+        self._due_bytes, self._decoder, self._patience = None, None, patience
         self._pieces.clear()
         self._has_begun = False
         self._asked_s = trio.current_time()
@@ -121,9 +121,9 @@ class Connection:
             return None
         self._is_persistent = head.is_persistent
         if not has_body:
-            self._left_bytes = -len(self._begun)
+            self._due_bytes = -len(self._begun)
         elif head.body_bytes is not None:
-            self._left_bytes = head.body_bytes - len(self._begun)
+            self._due_bytes = head.body_bytes - len(self._begun)
         elif head.is_chunked:
             self._decoder = BodyDecoder()
         return head
@@ -162,30 +162,30 @@ class Connection:
 
     async def read_into(self, data: memoryview) -> int:
         """Fill `data` with the bytes of the body that come next; fewer come where the body ends or is cut off."""
-        if self._left_bytes is None or self._decoder is not None:
+        if self._due_bytes is None or self._decoder is not None:
             return await self._read_untold_into(data)
         begun = self._begun[: len(data)]
         done = len(begun)
         data[:done] = begun
         self._begun = self._begun[done:]
         # More than was told is of another reply.
-        wanted = data[: max(done, min(len(data), done + self._left_bytes))]
+        wanted = data[: max(done, min(len(data), done + self._due_bytes))]
         if len(wanted) - done > TASK_BYTES:
             done += await self._receive_in_thread(wanted[done:])
         elif done < len(wanted):
             done += await self._receive_rest(wanted[done:])
-        self._left_bytes -= done - len(begun)
+        self._due_bytes -= done - len(begun)
         return done
 
     async def read_all(self, most_bytes: int) -> bytes:
         """Return the whole body, or its first `most_bytes` if it is longer; fewer bytes come where it is cut off."""
-        if self._left_bytes is not None and self._decoder is None:
+        if self._due_bytes is not None and self._decoder is None:
             # More than was told is of another reply.
-            data = bytearray(min(most_bytes, len(self._begun) + self._left_bytes))
+            data = bytearray(min(most_bytes, len(self._begun) + self._due_bytes))
             done = await self.read_into(memoryview(data))
             return bytes(data[:done])
         whole = bytearray()
-        while len(whole) < most_bytes and await self.has_more():
+        while len(whole) < most_bytes and await self.receive_more():
             whole += self._pieces.pop(0)
         return bytes(whole[:most_bytes])
 
@@ -202,7 +202,7 @@ class Connection:
 
     async def _read_untold_into(self, data: memoryview) -> int:
         done = 0
-        while done < len(data) and await self.has_more():
+        while done < len(data) and await self.receive_more():
             piece = self._pieces.pop(0)
             part = piece[: len(data) - done]
             data[done : done + len(part)] = part
@@ -211,7 +211,7 @@ class Connection:
                 self._pieces.insert(0, piece[len(part) :])
         return done
 
-    async def has_more(self) -> bool:
+    async def receive_more(self) -> bool:
         """Return whether a body of unknown length has another piece; receive one if need be.
 
         Raises:
@@ -232,7 +232,7 @@ class Connection:
                 return False
             self._pieces = [memoryview(raw)] if self._decoder is None else self._decoder.decode(raw)
             if self._decoder is not None and self._decoder.is_done:
-                self._left_bytes = -self._decoder.excess_bytes
+                self._due_bytes = -self._decoder.excess_bytes
         return True
 
     async def _send(self, request: bytes) -> None:

@@ -32,7 +32,7 @@ logging.getLogger("aiobotocore.credentials").setLevel(logging.ERROR)
 _RENEW_BEFORE_EXPIRY = timedelta(minutes=14, seconds=30)
 # A renewal that failed is tried again after half of the time left, but not in a tight loop.
 _LEAST_RENEWAL_PAUSE = timedelta(seconds=1)
-# What botocore calls the services that give an instance (IMDS) and a container the keys of their roles.
+# What botocore calls the services that give an instance (IMDS) and a container the credentials of their roles.
 _MACHINES = {"iam-role": "instance", "container-role": "container"}
 _MACHINE_HINT = "Look whether its service of credentials (169.254.169.254, say) answers, and whether it has its role."
 # No header can carry these.
@@ -41,7 +41,7 @@ _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The keys that sign a request. `expires_at` is None for keys that do not expire. The repr shows no secret."""
+    """What signs a request. `expires_at` is None for credentials that do not expire. The repr shows no secret."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -83,10 +83,10 @@ async def resolve_credentials(session: AioSession) -> Credentials:
 
 
 async def _frozen(found: AioCredentials) -> tuple[ReadOnlyCredentials, datetime | None]:
-    """Return the keys of `found`, refreshed by botocore where they are about to expire, and when they expire.
+    """Return the credentials in `found`, refreshed by botocore where they are about to expire, and when they expire.
 
-    This machine's clock may be wrong. So keys that have just come, and have expired by it, are used as if they did not
-    expire, until the service refuses them.
+    This machine's clock may be wrong. So credentials that have just come, and have expired by it, are used as if they
+    did not expire, until the service refuses them.
     """
     # botocore's credentials that can be refreshed have the expiry in this attribute only.
     try:
@@ -229,7 +229,7 @@ class CredentialSource:
             return True
 
     def _tell(self, level: int, line: str) -> None:
-        """Log that keys were refused, once in 30 s at each level: revoked ones are looked for every second."""
+        """Log that credentials were refused, once in 30 s at each level: revoked ones are looked for every second."""
         now_s = trio.current_time()
         if not 0 <= now_s - self._told_s.get(level, -inf) < EVERY_S:
             self._told_s[level] = now_s
@@ -269,7 +269,7 @@ class CredentialSource:
             return
         if fresh == old:  # botocore returns the old ones after a failure, until ten minutes before the expiry
             logger.warning("The AWS credentials were not renewed yet; they expire at %s", old.expires_at)
-            fresh = old  # clients take another object for other keys
+            fresh = old  # clients take another object for other credentials
         else:
             until = f"; they expire at {fresh.expires_at}" if fresh.expires_at else ""
             logger.log(logging.INFO if self._is_overdue else logging.DEBUG, "The AWS credentials are renewed%s", until)

@@ -61,7 +61,7 @@ class Kind(Enum):
     ARCHIVED = auto()
     EXPIRED = auto()
     SKEWED = auto()
-    BAD_KEYS = auto()
+    BAD_CREDENTIALS = auto()
     NO_CREDENTIALS = auto()
     WRONG_REGION = auto()
     BAD_CONFIGURATION = auto()
@@ -91,7 +91,7 @@ class Failure:
         return _CAUSES.get(self.kind, "other")
 
 
-_CREDENTIALS = frozenset({Kind.DENIED, Kind.EXPIRED, Kind.SKEWED, Kind.BAD_KEYS, Kind.NO_CREDENTIALS})
+_CREDENTIALS = frozenset({Kind.DENIED, Kind.EXPIRED, Kind.SKEWED, Kind.BAD_CREDENTIALS, Kind.NO_CREDENTIALS})
 _CAUSES = dict.fromkeys(_CREDENTIALS, "credentials") | {
     kind: kind.name.lower() for kind in (Kind.THROTTLED, Kind.BUSY, Kind.BROKEN, Kind.UNREACHABLE)
 }
@@ -107,7 +107,7 @@ _CODES_OF_KIND = {
     Kind.ARCHIVED: "InvalidObjectState",
     Kind.EXPIRED: "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
     Kind.SKEWED: "RequestExpired RequestTimeTooSkewed",
-    Kind.BAD_KEYS: "InvalidAccessKeyId SignatureDoesNotMatch",
+    Kind.BAD_CREDENTIALS: "InvalidAccessKeyId SignatureDoesNotMatch",
     Kind.WRONG_REGION: "AuthorizationHeaderMalformed IllegalLocationConstraintException PermanentRedirect",
 }
 CODES = {code: kind for kind, codes in _CODES_OF_KIND.items() for code in codes.split()}
@@ -137,7 +137,7 @@ def failure_of_reply(status: int, code: str, region: str = "", location: str = "
         kind = Kind.BUSY if 500 <= status < 600 and status != 501 else Kind.OTHER
     region = region if _WORD.fullmatch(region) else ""
     if code == "AuthorizationHeaderMalformed" and not region:
-        kind = Kind.BAD_KEYS  # S3 says the same of an empty or garbled access key
+        kind = Kind.BAD_CREDENTIALS  # S3 says the same of an empty or garbled access key
     detail = f"{status} {code}".strip()
     if 300 <= status < 400 and not region:
         # No redirect is followed: signed requests go to the hosts of the endpoint rules only.
@@ -268,7 +268,7 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
         case Kind.SKEWED:
             text = f"The service refuses the time at which a request for {ref.key!r} was signed ({detail})."
             return ObjectDeniedError(text, hint="Set this machine's clock.")
-        case Kind.EXPIRED | Kind.BAD_KEYS | Kind.NO_CREDENTIALS:
+        case Kind.EXPIRED | Kind.BAD_CREDENTIALS | Kind.NO_CREDENTIALS:
             text = f"The service refuses the credentials for {ref.key!r} ({detail})."
             return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
         case Kind.BAD_CONFIGURATION:
@@ -333,7 +333,7 @@ def start_error(failure: Failure, *, bucket: str, endpoint: str, region: str, is
             return AccessError(f"The service denies listing the bucket {bucket!r} ({detail}).", hint=hint)
         case Kind.EXPIRED:
             return AccessError(f"The AWS credentials have expired ({detail}).", hint=_CREDENTIALS_HINT)
-        case Kind.BAD_KEYS | Kind.SKEWED:
+        case Kind.BAD_CREDENTIALS | Kind.SKEWED:
             return AccessError(
                 f"The service does not accept the AWS credentials ({detail}).",
                 hint="Check the keys, the --profile, the --endpoint-url and this machine's clock.",

@@ -29,7 +29,7 @@ _SINGLE = {
     "x-amz-checksum-sha256",
 }
 
-# An error shows so much of what came in place of a reply. Longer words may be keys or tokens that the sender repeats.
+# An error shows so much of what came in place of a reply. Longer words may be secrets that the sender repeats.
 _SHOWN_LETTERS = 60
 _LONGEST_SHOWN_WORD = 19
 _TAGS = re.compile(r"<[^<>]{0,256}>")
@@ -118,7 +118,7 @@ class BodyDecoder:
     def __init__(self) -> None:
         self._rest = b""
         # The bytes of the chunk that are still to come; its line end follows.
-        self._left_bytes = 0
+        self._due_bytes = 0
         self._is_in_chunk = self._is_in_trailer = False
         self._trailer_bytes = 0
         # The length of the framing so far, less that of the body.
@@ -138,11 +138,11 @@ class BodyDecoder:
         self._rest = b""
         at = 0
         while at < len(view) and not self.is_done:
-            if self._left_bytes:
-                piece = view[at : at + self._left_bytes]
+            if self._due_bytes:
+                piece = view[at : at + self._due_bytes]
                 pieces.append(piece)
                 at += len(piece)
-                self._left_bytes -= len(piece)
+                self._due_bytes -= len(piece)
                 self._extra_framing_bytes -= len(piece)
                 continue
             line, at_next = _line(view, at)
@@ -173,8 +173,8 @@ class BodyDecoder:
             match = _CHUNK_SIZE.fullmatch(line)
             if match is None:
                 raise BadReplyHeadError("a chunk without a size")
-            self._left_bytes = int(match[1], 16)
-            self._is_in_chunk = self._left_bytes > 0
+            self._due_bytes = int(match[1], 16)
+            self._is_in_chunk = self._due_bytes > 0
             self._is_in_trailer = not self._is_in_chunk
 
 

@@ -34,7 +34,7 @@ class RequestRate:
         self.per_s = inf
         self._grown_s = self._refused_s = self._next_s = -inf
         # When the refusals of this burst began, and what they leave of the rate.
-        self._burst_s, self._left_per_s = -inf, 0.0
+        self._burst_s, self._floor_per_s = -inf, 0.0
         # So many came since the window began; there is no window while there is a rate.
         self._window_began_s = -inf
         self._answered = 0
@@ -75,8 +75,8 @@ class RequestRate:
         self._grow(now_s)
         self._refused_s = now_s
         if now_s > self._burst_s + _BURST_S:
-            self._burst_s, self._left_per_s = now_s, max(_LEAST_PER_S, (1 - _MOST_STEP) * self.per_s)
-        self.per_s = max(self._left_per_s, self.per_s - _STEP_PER_S)
+            self._burst_s, self._floor_per_s = now_s, max(_LEAST_PER_S, (1 - _MOST_STEP) * self.per_s)
+        self.per_s = max(self._floor_per_s, self.per_s - _STEP_PER_S)
 
     def _set_first(self, now_s: float) -> None:
         if not self._answered:
@@ -90,7 +90,7 @@ class RequestRate:
         self.per_s = max(_LEAST_PER_S, _BACK_OFF * answered_per_s)
         self._grown_s = self._refused_s = now_s
         self._window_began_s, self._burst_s = -inf, now_s
-        self._left_per_s = self.per_s
+        self._floor_per_s = self.per_s
 
     def _grow(self, now_s: float) -> None:
         self.per_s += min(sqrt(self.per_s), _MOST_STEP * self.per_s) * (now_s - self._grown_s)

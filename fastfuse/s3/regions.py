@@ -1,8 +1,8 @@
 """Finds the region of each bucket on its first use, and with it the route there.
 
 The region is the configured one, or the one in the ARN of an access point. Otherwise one request asks the service,
-where an EC2 instance is, if its role gives the keys: it may reach no other one. The request is unsigned: S3 names the
-region on 200, 301, 400 and 403 alike, and a signature would need the region.
+where an EC2 instance is, if its role gives the credentials: it may reach no other one. The request is unsigned: S3
+names the region on 200, 301, 400 and 403 alike, and a signature would need the region.
 """
 
 from functools import partial

@@ -89,10 +89,10 @@ class Route:
 
     def texts(self, credentials: Credentials | None, prefix: str) -> tuple[bytes, ...]:
         """Return the parts of GETs of objects below `prefix` that are the same for a while, for `direct_get.h`."""
-        signed, canonical_rest, before_hash, key = self.objects.texts(credentials, self.now_s())
+        signed, canonical_rest, before_hash, signing_key = self.objects.texts(credentials, self.now_s())
         path = f"{self.endpoint.base_path}/{quoted_key(prefix)}"
         texts = f"GET {path}", self.head + signed, f"GET\n{path}", canonical_rest, before_hash
-        return (*(text.encode() for text in texts), key)
+        return (*(text.encode() for text in texts), signing_key)
 
     def close_idle(self) -> None:
         """Close every idle connection: the next request resolves the name of the host again."""
@@ -118,7 +118,7 @@ class Direct:
 
     endpoint: Endpoint
     tls: TlsContext | None
-    # Hold the key that signs: never shown.
+    # Hold the signing key: never shown.
     texts: tuple[bytes, ...] = field(repr=False)
 
 

@@ -41,8 +41,8 @@ class Signer:
         self._host = endpoint.host_header
         self._extra = extra
         self._unsigned = "".join([f"{name}: {value}\r\n" for name, value in extra.items()])
-        self._key = b""
-        self._key_of: tuple[str, str] | None = None
+        self._signing_key = b""
+        self._signing_key_of: tuple[str, str] | None = None
         self._frame: _Frame | None = None
 
     def lines(
@@ -65,13 +65,13 @@ class Signer:
         """Return what all signatures made at `at_s` have in common, for `direct_get.h`.
 
         That is the header lines up to the signature, the text behind the path in the canonical request, the text before
-        its hash in the string to sign, and the key; without credentials the key is empty.
+        its hash in the string to sign, and the signing key; without credentials that is empty.
         """
         if credentials is None:
             return self._unsigned, "", "", b""
         frame = self._frame_of(credentials, int(at_s))
-        key = self._day_key(credentials, time.strftime("%Y%m%d", time.gmtime(int(at_s))))
-        return frame.lines, f"\n{frame.canonical_rest}", frame.before_hash, key
+        signing_key = self._signing_key_for(credentials, time.strftime("%Y%m%d", time.gmtime(int(at_s))))
+        return frame.lines, f"\n{frame.canonical_rest}", frame.before_hash, signing_key
 
     def _frame_of(self, credentials: Credentials, at_s: int) -> _Frame:
         frame = self._frame
@@ -95,15 +95,15 @@ class Signer:
             at_s=at_s,
             canonical_rest=f"\n{lines}\n{names}\n{_NO_BODY}",
             before_hash=f"{_ALGORITHM}\n{at}\n{scope}\n",
-            mac=hmac.new(self._day_key(credentials, at[:8]), digestmod="sha256"),
+            mac=hmac.new(self._signing_key_for(credentials, at[:8]), digestmod="sha256"),
             lines=f"{sent}authorization: {_ALGORITHM} Credential={credentials.access_key}/{scope}, "
             f"SignedHeaders={names}, Signature=",
         )
 
-    def _day_key(self, credentials: Credentials, day: str) -> bytes:
-        if self._key_of != (day, credentials.secret_key):
+    def _signing_key_for(self, credentials: Credentials, day: str) -> bytes:
+        if self._signing_key_of != (day, credentials.secret_key):
             key = f"AWS4{credentials.secret_key}".encode()
             for part in (day, self._region, self._service, "aws4_request"):
                 key = hmac.digest(key, part.encode(), "sha256")
-            self._key, self._key_of = key, (day, credentials.secret_key)
-        return self._key
+            self._signing_key, self._signing_key_of = key, (day, credentials.secret_key)
+        return self._signing_key

@@ -13,7 +13,7 @@ from botocore.auth import SIGV4_TIMESTAMP
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from fastfuse.s3.aws import DEFAULT_REGION, NO_KEYS, S3Session, bad_ca_bundle, stall_timeout_s
+from fastfuse.s3.aws import DEFAULT_REGION, PLACEHOLDER_CREDENTIALS, S3Session, bad_ca_bundle, stall_timeout_s
 from fastfuse.s3.base import CONNECT_TIMEOUT_S
 from fastfuse.s3.clock import ServiceClock
 from fastfuse.s3.credentials import Credentials
@@ -56,8 +56,10 @@ class UploadClient:
         """Have `request` signed with the session's credentials and time: botocore takes this machine's clock."""
         signing = dict(request.context.get("signing", {}))
         if self._session.credentials is not None:
-            keys = await self._session.credentials.current()
-            signing["request_credentials"] = AioCredentials(keys.access_key, keys.secret_key, keys.token)
+            credentials = await self._session.credentials.current()
+            signing["request_credentials"] = AioCredentials(
+                credentials.access_key, credentials.secret_key, credentials.token
+            )
         request.context = _SigningContext({**request.context, "signing": signing}, self._session.clock)
 
     async def _make(self, make: Callable[..., Awaitable[Any]], region: str) -> Any:  # noqa: ANN401 - see `_boto`
@@ -70,7 +72,7 @@ class UploadClient:
                 endpoint_url=session.endpoint_url,
                 verify=session.authorities or False,
                 config=_boto_config(session),
-                **NO_KEYS,
+                **PLACEHOLDER_CREDENTIALS,
             )
         except (BotoCoreError, ValueError) as error:
             raise resolution_error(error) from error

@@ -116,7 +116,7 @@ async def test_a_disk_that_hangs_for_threads_without_the_interpreter_is_off_unti
         monkeypatch.setattr(Segments, "probe", hang)
         mock_clock.autojump_threshold = 0
         for _ in range(3):
-            reader.hangs(7, 10.0)
+            reader.note_hang(7, 10.0)
             await trio.sleep(OFF_S + 1)
             assert not reader.is_used
         mock_clock.autojump_threshold = math.inf

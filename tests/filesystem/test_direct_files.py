@@ -101,7 +101,7 @@ class Place:
 def place(threads: Threads) -> Place:
     left, checked = list[tuple[int, str, str]](), list[dict[str, object]]()
     client: Any = SimpleNamespace(
-        max_connections=8, count_left=lambda *it: left.append(it), count_direct=lambda *_, **it: checked.append(it)
+        max_connections=8, count_in_vain=lambda *it: left.append(it), count_direct=lambda *_, **it: checked.append(it)
     )
     reads: Any = SimpleNamespace(in_hand=ReadsInHand())
     engine: Any = SimpleNamespace(fetches=SimpleNamespace(), fetch_small_by=id)

@@ -42,7 +42,7 @@ class FakeEngine(ReadEngine):
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return None
 
-    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+    def put_off(self, inode: int, offset: int, size_bytes: int) -> bool:
         return False
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:

@@ -40,13 +40,13 @@ class Engine(ReadEngine):
         self.may_fetch = trio.Event()
         self.asked: list[int] = []  # the offsets
         self.readers: list[int] = []
-        self.put_off: list[int] = []  # the sizes
+        self.refused: list[int] = []  # the sizes
 
     def at_hand(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int) -> Buffer | None:
         return b"h" * size_bytes if inode == AT_HAND else None
 
-    def puts_off(self, inode: int, offset: int, size_bytes: int) -> bool:
-        return size_bytes in self.put_off
+    def put_off(self, inode: int, offset: int, size_bytes: int) -> bool:
+        return size_bytes in self.refused
 
     async def read(self, inode: int, ref: ObjectRef, offset: int, size_bytes: int, ends_s: float = inf) -> Buffer:
         self.asked.append(offset)
@@ -110,7 +110,7 @@ async def test_what_is_at_hand_is_answered_at_once_and_counted_as_every_read_is(
 
 
 async def test_what_is_put_off_is_refused_but_never_a_read_past_the_page_cache(place: Place) -> None:
-    place.engine.put_off, asked = [3], place.engine.asked
+    place.engine.refused, asked = [3], place.engine.asked
     place.engine.may_fetch.set()
     place.reads.take(7, FETCHED, 8, 3, 4711, False)
     place.reads.take(8, AT_HAND, 8, 3, 4711, False)

@@ -18,9 +18,11 @@ class Carried:
     """Announces `inodes` as there is room, and carries out at once what the order commands."""
 
     def __init__(
-        self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB, room_files: int = 1 << 30
-    ) -> None:
+        self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB,
+        room_files: int = 1 << 30, is_cached: bool = False,
+    ) -> None:  # fmt: skip
         self.order = AnnouncedOrder(first_bytes)
+        self.is_cached = is_cached
         self.room_files = room_files
         self.size_bytes = size_bytes
         self.coming = iter(inodes)
@@ -33,6 +35,9 @@ class Carried:
         while not self.order.is_full and (inode := next(self.coming, None)) is not None:
             self.order.announce([inode])
         while len(self.order._ahead) < self.room_files and (wanted := self.order.next()) is not None:
+            if self.is_cached and self.order.trusts_page_cache:
+                self.order.pass_over()
+                continue
             self.order.advance(self.size_bytes)
             self.fetched.add(wanted)
 
@@ -107,6 +112,43 @@ def test_files_that_nobody_opens_do_not_fill_the_memory(workers: int) -> None:
     carried = Carried(announced, room_files=1200)
     carried.open_all(opened)
     assert carried.early > 0.8 * carried.opens
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+@pytest.mark.parametrize("lost", [0.01, 0.1, 0.3, 0.9, 1])
+def test_what_the_page_cache_has_is_fetched_only_once_most_of_it_is_lost(lost: float, workers: int) -> None:
+    chance = random.Random(3)
+    announced = range(1, 9001)
+    opened = [inode for inode in as_workers_open([*announced], files=32, workers=workers) if chance.random() < lost]
+    carried = Carried(announced, is_cached=True)
+    carried.open_all(opened)
+    if lost < 0.5:
+        assert not carried.fetched
+    else:
+        assert carried.early > 0.9 * carried.opens
+
+
+def test_of_more_files_than_are_remembered_those_that_come_next_are_fetched() -> None:
+    carried = Carried(range(1, 200_001), is_cached=True)
+    carried.open_all(range(1, 3001))
+    assert carried.early > 2900
+
+
+def test_what_is_announced_as_files_are_read_is_remembered_however_long_that_goes_on() -> None:
+    carried = Carried(range(1, 16_001), is_cached=True)
+    for inode in range(1, 150_001, 200):
+        carried.coming = iter(range(inode + 16_000, inode + 16_200))
+        carried.open(inode)
+    assert not carried.fetched
+    carried.open_all(range(150_001, 153_001))
+    assert carried.early > 2900
+
+
+def test_what_was_read_before_the_page_cache_began_to_lose_files_is_not_fetched() -> None:
+    carried = Carried(range(1, 9001), is_cached=True)
+    carried.open_all([5, *range(6000, 6500)])
+    assert min(carried.fetched) > 6000
+    assert carried.early > 480
 
 
 def test_readers_who_begin_in_the_middle_are_caught_up_with() -> None:

@@ -44,7 +44,7 @@ class PageCache:
         requests = [] if page in self.refused else [*self._missing(first, first + self.around_pages)]
         async with trio.open_nursery() as asking:
             for start, end in requests:
-                if self.engine.puts_off(1, start * PAGE, (end - start) * PAGE):
+                if self.engine.put_off(1, start * PAGE, (end - start) * PAGE):
                     self.refused |= {*range(start, end)}
                     continue
                 asking.start_soon(self._read, start, end)

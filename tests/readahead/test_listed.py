@@ -243,7 +243,7 @@ def test_whenever_runs_give_way_what_is_ahead_of_one_was_commanded_and_the_rest_
         runs = order._runs.values()
         ahead = {row for run in runs for row in run.ahead}
         assert {row for row in ahead if order._begins.get(row) is None} - commanded == set()
-        assert held <= ahead | {row for rows in order._left for row in rows}
+        assert held <= ahead | {row for rows in order._ahead_of_ended for row in rows}
 
 
 def intervals(rows: set[int]) -> set[tuple[int, int]]:

@@ -237,7 +237,7 @@ def with_the_rule(waits_s: list[float], prices_s: list[float]) -> float:
         rest.waits(now_s)
         now_s += wait_s
         rest.goes_on(now_s)
-        if rest.is_due(price_s):
+        if rest.begin_if_due(price_s):
             return now_s + price_s
     return now_s
 
@@ -268,9 +268,9 @@ def test_after_the_rest_was_asked_for_the_count_begins_anew() -> None:
     rest = Rest()
     rest.waits(0.0)
     rest.goes_on(2.0)
-    assert not rest.is_due(2.1)
-    assert rest.is_due(2.0)
-    assert not rest.is_due(0.1)
+    assert not rest.begin_if_due(2.1)
+    assert rest.begin_if_due(2.0)
+    assert not rest.begin_if_due(0.1)
 
 
 def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
@@ -280,7 +280,7 @@ def test_a_rest_that_was_evicted_costs_twice_as_much_each_time() -> None:
         rest.waits(now_s)
         now_s += 1.0
         rest.goes_on(now_s)
-        if rest.is_due(2.0):
+        if rest.begin_if_due(2.0):
             due_s.append(now_s)
     assert due_s == [2.0, 6.0, 14.0, 30.0]
 
@@ -292,7 +292,7 @@ def test_readers_that_always_overlap_lose_time_too() -> None:
         rest.waits(now_s - 0.5)
         rest.goes_on(now_s)
     assert rest
-    assert rest.is_due(3.0)
+    assert rest.begin_if_due(3.0)
 
 
 def own_pace(readers: int, *get_s: float, files_per_s: float = inf) -> OwnPace:
@@ -355,7 +355,7 @@ def test_nothing_is_fetched_ahead_while_all_that_is_read_is_kept() -> None:
 
 def test_samples_are_taken_less_and_less_often_and_none_of_few_readers() -> None:
     own = own_pace(16)
-    samples = [number for number in range(1, 5000) if own.takes_sample()]
+    samples = [number for number in range(1, 5000) if own.take_sample()]
     assert samples == [16, 48, 112, 240, 496, 1008, 2032, 3056, 4080]
     own = own_pace(4)
-    assert not any(own.takes_sample() for _ in range(5000))
+    assert not any(own.take_sample() for _ in range(5000))

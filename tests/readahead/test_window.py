@@ -469,21 +469,21 @@ def test_a_fast_reader_from_the_middle_has_no_more_than_twice_as_much_ahead() ->
 def test_the_pages_around_a_fault_are_put_off_until_a_reader_reads_on_or_is_no_map(pool: EndlessPool) -> None:
     around = (100 * MIB - 512 * KIB, 100 * MIB + 512 * KIB)
     for place in range(1, 4):
-        assert not pool.window.puts_off(*around)  # too little is known
+        assert not pool.window.put_off(*around)  # too little is known
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
-    assert not pool.window.puts_off(around[0], around[1] - 4 * KIB)
-    assert not pool.window.puts_off(100 * MIB, 101 * MIB)  # more likely a block than a fault
-    assert pool.window.puts_off(*around)
-    assert not pool.window.puts_off(*around)  # once
+    assert not pool.window.put_off(around[0], around[1] - 4 * KIB)
+    assert not pool.window.put_off(100 * MIB, 101 * MIB)  # more likely a block than a fault
+    assert pool.window.put_off(*around)
+    assert not pool.window.put_off(*around)  # once
     pool.read(100 * MIB, 100 * MIB + 4 * KIB)
     assert pool.fetched[-1] == (100 * MIB, 100 * MIB + 128 * KIB)
     assert pool.window.faults.unwanted == [(around[0], 100 * MIB), (100 * MIB + 128 * KIB, around[1])]
-    assert not pool.window.puts_off(around[1] + 512 * KIB, around[1] + 512 * KIB + MIB)  # where a reader is
-    assert pool.window.puts_off(around[0] + 100 * MIB, around[1] + 100 * MIB)
+    assert not pool.window.put_off(around[1] + 512 * KIB, around[1] + 512 * KIB + MIB)  # where a reader is
+    assert pool.window.put_off(around[0] + 100 * MIB, around[1] + 100 * MIB)
     for page in range(40):
         pool.read(200 * MIB + page * 4 * KIB, 200 * MIB + (page + 1) * 4 * KIB)
     assert pool.fetched[-1][1] >= around[1] + 100 * MIB
-    assert not pool.window.puts_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
+    assert not pool.window.put_off(around[0] + 200 * MIB, around[1] + 200 * MIB)
 
 
 @pytest.mark.parametrize(("apart_bytes", "is_put_off"), [(2 * MIB, False), (10 * MIB, True)])
@@ -494,7 +494,7 @@ def test_faults_that_leave_little_of_a_file_are_not_put_off(
     for place in range(1, 6):
         pool.read(place * apart_bytes, place * apart_bytes + MIB)
     start = 6 * apart_bytes + 4 * KIB
-    assert pool.window.puts_off(start, start + MIB) == is_put_off
+    assert pool.window.put_off(start, start + MIB) == is_put_off
 
 
 @pytest.mark.parametrize("is_together", [True, False])
@@ -506,14 +506,14 @@ def test_both_requests_around_a_fault_are_put_off_where_the_kernel_sends_two_at_
         if is_together:  # else one follows on the other, and the reader reads on
             pool.window.faults.came_together(cursor, MIB)
     page = 100 * MIB + 8 * KIB
-    assert pool.window.puts_off(page - MIB, page) == is_together
+    assert pool.window.put_off(page - MIB, page) == is_together
     if is_together:
-        assert pool.window.puts_off(page, page + MIB)
-        assert not pool.window.puts_off(page + MIB, page + 2 * MIB - 4 * KIB)
+        assert pool.window.put_off(page, page + MIB)
+        assert not pool.window.put_off(page + MIB, page + 2 * MIB - 4 * KIB)
         pool.read(page, page + 4 * KIB)
         assert pool.fetched[-1] == (page, page + 128 * KIB)
         assert pool.window.faults.unwanted == [(page - MIB, page), (page + 128 * KIB, page + MIB)]
-        assert pool.window.puts_off(page + 99 * MIB, page + 100 * MIB)
+        assert pool.window.put_off(page + 99 * MIB, page + 100 * MIB)
 
 
 @pytest.mark.parametrize("page_bytes", [4 * KIB, 16 * KIB, 64 * KIB])
@@ -525,14 +525,14 @@ def test_a_large_read_is_put_off_once_and_costs_no_get_for_each_page(
     for place in range(1, 4):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
     start, before = 100 * MIB + 5 * page_bytes, len(pool.fetched)
-    assert pool.window.puts_off(start, start + MIB)
+    assert pool.window.put_off(start, start + MIB)
     for offset in range(start, start + MIB, page_bytes):
         pool.read(offset, offset + page_bytes)
     assert len(pool.fetched) - before <= 4
     assert pool.window.faults.unwanted == [(start + 128 * KIB, start + MIB)]
     for place in range(30, 34):
         pool.read(place * 10 * MIB, (place * 10 + 1) * MIB)
-    assert not pool.window.puts_off(start + 300 * MIB, start + 301 * MIB)
+    assert not pool.window.put_off(start + 300 * MIB, start + 301 * MIB)
 
 
 def test_a_fault_between_cached_pages_gets_its_request_and_no_more(pool: EndlessPool) -> None:

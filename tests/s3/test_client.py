@@ -407,7 +407,7 @@ async def test_the_code_of_an_error_document_in_chunks_is_told() -> None:
 @pytest.mark.parametrize(("status", "why"), [(0, "no whole reply"), (503, "503")])
 async def test_a_get_made_elsewhere_in_vain_has_a_line(caplog: pytest.LogCaptureFixture, status: int, why: str) -> None:
     counters = Counters()
-    S3Client(S3Session(ConnectionConfig()), counters=counters).count_left(status, "bucket", "key")
+    S3Client(S3Session(ConnectionConfig()), counters=counters).count_in_vain(status, "bucket", "key")
     assert caplog.messages == [f"'s3://bucket/key': {why}; trying again"]
     figures = figures_of(counters, elapsed_s=1.0)
     assert (figures.gets, figures.refused, figures.cost_usd) == (status > 0, status > 0, 0.0)
@@ -423,7 +423,7 @@ async def test_each_attempt_has_a_line_in_the_log_of_debugging(level: str, caplo
                     await reader.get(REF, 0, 10)
         client = S3Client(S3Session(ConnectionConfig()))
         client.count_direct(10, 0.1, 0.1, is_checked=True, key="a")
-        client.count_left(0, "bucket", "b")
+        client.count_in_vain(0, "bucket", "b")
     lines = [re.sub(r"in .* ms", "in 1 ms", line) for line in caplog.messages if line.startswith("GET")]
     assert lines[:2] + lines[-2:] == (level == "DEBUG") * [
         f"GET {REF.key!r}, bytes 0 to 10: 403 R1 in 1 ms",

@@ -34,7 +34,7 @@ REF = ObjectRef("bucket", "key", 1, "")
 
 def test_a_malformed_header_is_a_wrong_region_only_where_the_right_one_is_told() -> None:
     assert failure_of_reply(400, "AuthorizationHeaderMalformed", "eu-west-1").kind is Kind.WRONG_REGION
-    assert failure_of_reply(400, "AuthorizationHeaderMalformed").kind is Kind.BAD_KEYS
+    assert failure_of_reply(400, "AuthorizationHeaderMalformed").kind is Kind.BAD_CREDENTIALS
 
 
 @given(code=st.text(), region=st.text(), status=st.integers(100, 599))
@@ -62,7 +62,7 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     assert isinstance(read, ReadError)
     assert isinstance(start, FastfuseError)
     assert not isinstance(start, ReadError)
-    assert ("clock" in start.hint) == (kind in (Kind.SKEWED, Kind.BAD_KEYS))
+    assert ("clock" in start.hint) == (kind in (Kind.SKEWED, Kind.BAD_CREDENTIALS))
     for error in (read, start):
         assert str(error).endswith(".")
         assert "\n" not in str(error)
@@ -139,7 +139,7 @@ def test_an_object_not_to_be_had_is_named_as_a_string(kind: Kind, operation: str
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.EXPIRED, Kind.BAD_KEYS, Kind.SKEWED, Kind.WRONG_REGION, Kind.UNREACHABLE, Kind.TLS]
+    "kind", [Kind.EXPIRED, Kind.BAD_CREDENTIALS, Kind.SKEWED, Kind.WRONG_REGION, Kind.UNREACHABLE, Kind.TLS]
 )
 def test_what_every_object_of_a_bucket_would_meet_is_no_error_of_one(kind: Kind) -> None:
     assert object_error(Failure(kind=kind, detail="d"), bucket="bucket", key="key", operation="read") is None

@@ -38,11 +38,11 @@ LARGE, SMALL = (next(name for name in NAMES if len(DATA[name]) == size_bytes) fo
 TOLD = """
 from fastfuse.filesystem.serving import direct_files
 from fastfuse.readahead import engine
-was_read_ahead = engine.ReadEngine.was_read_ahead
+note_read_ahead = engine.ReadEngine.note_read_ahead
 def tell(self, inode, offset, size_bytes, reader, **about):
     print("ahead:", offset, size_bytes, about["has_waited"], file=sys.stderr, flush=True)
-    was_read_ahead(self, inode, offset, size_bytes, reader, **about)
-engine.ReadEngine.was_read_ahead = tell
+    note_read_ahead(self, inode, offset, size_bytes, reader, **about)
+engine.ReadEngine.note_read_ahead = tell
 direct_files._PATIENCE_S = 1000.0
 """
 PATIENT = "--read-deadline-s", "3600"

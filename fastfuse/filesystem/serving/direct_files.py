@@ -174,9 +174,9 @@ class DirectFiles:
             self._end_parts()
             for number, inode, offset, size_bytes, process, status, segment in direct_reads.returned():
                 if status == direct_reads.STALLED and self._tier is not None:
-                    self._tier.hangs(segment, _patience_s(self._client))
+                    self._tier.note_hang(segment, _patience_s(self._client))
                 elif status >= 0 and not segment:
-                    self._client.count_left(status, self._source[0], self._key(inode))
+                    self._client.count_in_vain(status, self._source[0], self._key(inode))
                 # Others have kept it meanwhile; or it is not kept any more where that was remembered.
                 is_lost = segment > 0 and not status
                 request = Request(number, inode, offset, size_bytes, process)
@@ -277,7 +277,7 @@ class DirectFiles:
                 self._client.count_direct(len(part.data), took_s, first_byte_s, is_checked=had_checksum, key=part.key)
                 part.done(part.data.toreadonly())
             else:
-                self._client.count_left(status, self._source[0], part.key)
+                self._client.count_in_vain(status, self._source[0], part.key)
                 if status not in _OF_ONE_OBJECT:
                     self._parts_rests[part.is_whole].failed(monotonic())
                 part.done(None)
@@ -341,13 +341,13 @@ class DirectFiles:
             self._tier.keep(object_id, seed, memoryview(body))
         self._reads.count(size_bytes, took_s)
         if segment and self._tier is not None:
-            self._tier.was_read(segment, seed, size_bytes)
+            self._tier.note_read(segment, seed, size_bytes)
         else:
             self._count_get(inode, size_bytes, took_s, first_byte_s, is_checked=is_checked)
         if self._reads.watched is not None:
             access = Access(time() - ago_s, process, inode, 0, asked_bytes, "waited", took_s, 0)
             self._reads.watched.note(access)
-        self._engine.was_read(inode, size_bytes, None if segment else took_s, process)
+        self._engine.note_read(inode, size_bytes, None if segment else took_s, process)
 
     def _tell_of_get_ahead(
         self, inode: int, size_bytes: int, is_here: bool, status: int, took_s: float, first_byte_s: float,
@@ -361,7 +361,7 @@ class DirectFiles:
             return
         self._engine.lost_ahead(inode)
         if status >= 0:
-            self._client.count_left(status, self._source[0], self._key(inode))
+            self._client.count_in_vain(status, self._source[0], self._key(inode))
 
     def _tell_of_read_ahead(
         self, inode: int, offset: int, size_bytes: int, process: int, asked_bytes: int, ago_s: float, took_s: float,
@@ -371,7 +371,7 @@ class DirectFiles:
         if self._reads.watched is not None:
             found = "ahead" if has_waited else "hit"
             self._reads.watched.note(Access(time() - ago_s, process, inode, offset, asked_bytes, found, took_s, 0))
-        self._engine.was_read_ahead(inode, offset, size_bytes, process, has_waited=has_waited, is_first=is_first)
+        self._engine.note_read_ahead(inode, offset, size_bytes, process, has_waited=has_waited, is_first=is_first)
 
     def _count_get(self, inode: int, size_bytes: int, took_s: float, first_byte_s: float, *, is_checked: bool) -> None:
         key = self._key(inode) if _log.isEnabledFor(logging.DEBUG) else ""

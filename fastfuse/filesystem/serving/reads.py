@@ -172,7 +172,7 @@ class Reads:
             data = None if self._waiting else self._at_hand(inode, offset, size_bytes)
             if data is None:
                 may_put_off = not (is_direct or self._waiting or number in self.in_hand.suspects)
-                if may_put_off and self._engine.puts_off(inode, offset, size_bytes):
+                if may_put_off and self._engine.put_off(inode, offset, size_bytes):
                     replies.refuse(number, errno.EAGAIN)
                     return
                 if self._task_count < _MOST_TASKS:
