@@ -2,6 +2,7 @@
 
 from functools import partial
 from math import inf
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,20 @@ def test_a_time_in_which_the_process_was_stopped_does_not_pass(
 @pytest.mark.parametrize("deadline_s", [100.0, inf])
 def test_a_loop_looks_often_enough_while_it_waits_for_long(deadline_s: float) -> None:
     assert AwakeClock().deadline_to_sleep_time(AwakeClock().current_time() + deadline_s) < LONGEST_LOOK_S
+
+
+def test_every_loop_with_requests_that_a_job_waits_for_has_this_clock() -> None:
+    """Those of the doctor, of advice, of credentials and of trials are asked again if they come to nothing."""
+    root = Path(awake.__file__).parent
+    without = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "trio.run(" in line and "clock=AwakeClock()" not in line and "load_" not in line
+    }
+    assert without == {
+        "advise/probe.py",
+        "doctor/steps.py",
+        "filesystem/kernel/session.py",
+        "filesystem/processes/key_finder.py",
+    }
