@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parents[1] / "fastfuse"
 MAX_MODULE_LINES = 450
 MAX_FUNCTION_LINES = 60
 
-LEAVES = "version errors objects prices sizes log malloc metrics cgroup regular_files repeats"
+LEAVES = "awake version errors objects prices sizes log malloc metrics cgroup regular_files repeats"
 # Who may import what, the highest floor first. A folder includes the folders in it, and may import itself. Of several
 # rows, a module keeps to that of its innermost folder.
 FLOORS: Mapping[str, set[str]] = {
@@ -39,7 +39,7 @@ FLOORS: Mapping[str, set[str]] = {
         "filesystem": "cache index s3 version errors log metrics cgroup",
         "filesystem.serving": (
             "filesystem.figures filesystem.talking filesystem.kernel filesystem.mounting filesystem.processes "
-            "cache index readahead s3 errors objects log malloc metrics repeats"
+            "cache index readahead s3 awake errors objects log malloc metrics repeats"
         ),
         "filesystem.figures": "filesystem.mounting filesystem.processes errors prices sizes metrics cgroup",
         "filesystem.talking": (
@@ -54,6 +54,7 @@ FLOORS: Mapping[str, set[str]] = {
         "cache": f"s3 {LEAVES}",
         "readahead": f"s3 {LEAVES}",
         "s3": LEAVES,
+        "awake": "",
         "cgroup": "",
         "log": "errors log_output",
         "log_output": "",
@@ -97,7 +98,7 @@ LIBRARIES: Mapping[str, set[str]] = {
         "pygal": "report.layout",
         "pyfuse3": "filesystem.kernel.fuse",
         "rich": "cli demo",
-        "trio": "advise cache doctor index filesystem readahead repeats s3 sagemaker",
+        "trio": "advise awake cache doctor index filesystem readahead repeats s3 sagemaker",
         "typer": "cli",
         "xxhash": "cache.segments demo",
     }.items()

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from fastfuse.awake import AwakeClock
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import ReadError, first_of
@@ -97,7 +98,7 @@ def warm(
         return state
 
     try:
-        return trio.run(run)
+        return trio.run(run, clock=AwakeClock())
     except ExceptionGroup as error:
         raise first_of(error) from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from fastfuse.awake import AwakeClock
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.selection import readable_rows, take_part
 from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept, check_readable, samples_of_table
@@ -82,7 +83,7 @@ def make_index(
     snapshot, requests = making.shown()
     # A saved index has no pages, and those of a listing of archives alone do not tell.
     if origin.checks_reads and not (requests and len(readable_rows(snapshot.table))):
-        trio.run(_check_readable, snapshot, session, counters)
+        trio.run(_check_readable, snapshot, session, counters, clock=AwakeClock())
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -191,7 +192,7 @@ class _Making:
         def count(objects: int) -> None:
             objects_listed[0] = before + objects
 
-        listing = trio.run(self._list, references, listing_progress(self.source, count))
+        listing = trio.run(self._list, references, listing_progress(self.source, count), clock=AwakeClock())
         count(listing.table.metadata.file_count + listing.refusals.total)
         snapshot = Snapshot(
             source=str(self.source),

@@ -120,6 +120,8 @@ STATUSES = {
 }
 # OpenSSL's words for plain text in place of a TLS record.
 _PLAIN_PORT = "wrong version number"
+# Those for a certificate that the clock of this machine contradicts.
+_OUT_OF_DATE = ("certificate is not yet valid", "certificate has expired")
 # A limit of processes, of descriptors or of memory.
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Codes and regions are shown to the user, so only such words pass.
@@ -364,10 +366,10 @@ def _no_service(failure: Failure, where: str, *, is_signed: bool) -> ServiceErro
             f"What answers {where} does not speak TLS: {detail}.",
             hint="Correct --endpoint-url: http:// in place of https://, or another port.",
         )
-    return ServiceError(
-        f"No secure connection to the S3 service {where}: {detail}.",
-        hint="Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
-    )
+    hint = "Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl."
+    if detail.endswith(_OUT_OF_DATE):
+        hint = "Set this machine's clock if it is wrong. If it is right, the service needs another certificate."
+    return ServiceError(f"No secure connection to the S3 service {where}: {detail}.", hint=hint)
 
 
 def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:

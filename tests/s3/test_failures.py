@@ -54,6 +54,20 @@ def test_a_service_that_refuses_path_style_is_told_with_the_setting() -> None:
     assert "addressing_style = virtual" in error.hint
 
 
+@pytest.mark.parametrize(
+    ("reason", "advised"),
+    [
+        ("self-signed certificate", "--ca-bundle"),
+        ("certificate is not yet valid", "this machine's clock"),
+        ("certificate has expired", "this machine's clock"),
+    ],
+)
+def test_a_certificate_that_is_not_accepted_is_told_with_what_to_do(reason: str, advised: str) -> None:
+    failure = failure_of_network(CertificateError(errno.EPROTO, reason), is_connected=False)
+    error = start_error(failure, bucket="bucket", endpoint="https://s3.example.com", region="r")
+    assert advised in error.hint
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     failure = Failure(kind=kind, detail="503 Detail")

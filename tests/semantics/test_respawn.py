@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import signal
+import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from bench.s3server import FaultRule, Limit, Stall
+from bench.s3server.faults import SLOW_DOWN
 from fastfuse.filesystem.talking.control import ask_status, entry_of
 from tests.filesystem.waiting import PATIENCE_S, wait_until
 from tests.mounting import Mount, run_fastfuse
@@ -135,6 +137,24 @@ def test_a_worker_that_hangs_is_replaced_and_the_log_says_what_it_was_doing() ->
         # Threads that were stopped at the same place are told once.
         assert re.search(rf"hung worker {pid}: thread {pid}( and \d+ more)?: state T, in ", here.mount.log)
         assert here.mount.log.count("; starting another") == 1
+
+
+def test_a_mount_that_is_stopped_for_longer_than_a_deadline_goes_on_with_its_reads() -> None:
+    """L3"""
+    data = {"file": block_bytes(1, 1000)}
+    with place(data, "--read-deadline-s", "8") as here, ThreadPoolExecutor(1) as threads:
+        rule = here.server.faults.add(FaultRule(action=SLOW_DOWN, operation="GetObject"))
+        reader = threads.submit((here.path / "file").read_bytes)
+        wait_until(lambda: here.server.faults.hits(rule) > 1)
+        processes = [here.mount.process.pid, *here.mount.children()]
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        here.server.faults.clear()
+        time.sleep(9.0)
+        for pid in reversed(processes):
+            os.kill(pid, signal.SIGCONT)
+        assert reader.result(PATIENCE_S) == data["file"]
+        assert here.mount.children() == processes[1:]
 
 
 def has_hits(here: Place, rule: int, count: int) -> bool:

@@ -19,6 +19,7 @@ from typing import BinaryIO
 
 import trio
 
+from fastfuse.awake import AwakeClock
 from fastfuse.errors import AccessError, FastfuseError, RefusedError, ServiceError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
@@ -71,7 +72,7 @@ def sync_directories(
     Raises:
         FastfuseError: a place cannot be written to, or checkpoints cannot be brought back.
     """
-    trio.run(check_places, checked, session)
+    trio.run(check_places, checked, session, clock=AwakeClock())
     directories = [_Directory(one, paths, session, tell, began_ns=began_ns, is_alone=is_alone) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
@@ -80,7 +81,7 @@ def sync_directories(
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
     if directories:
-        trio.run(_sync_all, directories, session, look_every_s, tell)
+        trio.run(_sync_all, directories, session, look_every_s, tell, clock=AwakeClock())
     else:
         tell("", ready=True)
 

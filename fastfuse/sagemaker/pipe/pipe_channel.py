@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import trio
 
+from fastfuse.awake import AwakeClock
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import data_bytes
@@ -64,7 +65,7 @@ def stream_channel(
     stream = PipeStream(sequence_of(table, task.channel, task.epoch_shard), task, counters, report)
     stream.load()
     gc.freeze()
-    trio.run(_run_until_told, stream, ready)
+    trio.run(_run_until_told, stream, ready, clock=AwakeClock())
     if stream.failure is not None:
         raise stream.failure
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import trio
 
+from fastfuse.awake import AwakeClock
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.processes.children import NoRoomError
 from fastfuse.index.sources.uri import S3Uri
@@ -284,7 +285,7 @@ class Delivery:
         silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
         send = partial(send_outputs, outgoing, base, self._session, kms_key_id, silent_s=silent_s)
         try:
-            self._uploader = Sender(lambda tell: trio.run(send, tell), lacks)
+            self._uploader = Sender(lambda tell: trio.run(send, tell, clock=AwakeClock()), lacks)
         except (NoRoomError, OSError) as error:
             failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
