@@ -243,7 +243,7 @@ def test_an_address_that_is_taken_is_refused() -> None:
 def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
     with pytest.raises(MountError, match=f"cannot listen on {host}:9567") as caught:
         bind_metrics(host, 9567)
-    assert caught.value.hint == "see --metrics-listen"
+    assert "--metrics-listen" in caught.value.hint
 
 
 def test_ipv6_loopback_is_an_address() -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fastfuse.cli.messages import say
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.figures.status import summary_lines
-from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, is_mounted
+from fastfuse.filesystem.mounting.mountpoint import MountEntry, fastfuse_file_systems, find_mount, is_mounted
 from fastfuse.filesystem.talking.control import (
     MOST_LINE_BYTES,
     STACK,
@@ -134,7 +134,9 @@ def _asked(entry: MountEntry, *, raises: tuple[type[FastfuseError], ...] = ()) -
     """Return the status of a mount, or one that says why there is none, unless that is an error of `raises`."""
     try:
         # The mount tells where it was made: it may have been moved since, or the place is that of a container.
-        found = ask_status(entry) | {"mountpoint": str(entry.path)}
+        top = find_mount(entry.path)
+        covered = {"covered_by": top.file_system_type} if top and not top.is_ours else {}
+        found = ask_status(entry) | {"mountpoint": str(entry.path)} | covered
         with well_formed(entry.path):
             list(_lines(found, time.time()))
         return found
@@ -157,6 +159,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
     counters, rates = (defaultdict(int, one[name]) for name in ("counters", "rates"))
     mounted_for = format_duration(now - one["mounted_at"])
     yield f"  state     {plain(one['state'])}, mounted for {mounted_for}, process {plain(one['pid'])}"
+    if cover := one.get("covered_by"):
+        yield f"  covered   a mount of type {plain(cover)} is above: umount {plain(one['mountpoint'])} takes that away"
     if one["version"] != VERSION:
         yield f"  version   {plain(one['version'])}, and this program is {VERSION}: mount again to change that"
     if trouble := one["trouble"]:

@@ -156,7 +156,8 @@ class _Steps:
 
     async def _get(self) -> list[Finding]:
         asked = samples(self._refs)
-        await check_readable(self._client, asked)
+        if failed := await check_readable(self._client, asked):
+            return [Finding("get", Level.WARN, str(failed).rstrip("."), failed.hint or "see whether it passes")]
         return [Finding("get", Level.OK, f"permitted: a byte of {asked[0].key!r}" if asked else "nothing to read")]
 
     async def _empty(self) -> list[Finding]:

@@ -11,6 +11,7 @@ from math import inf
 from fastfuse.cgroup import oom_kills
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
+from fastfuse.filesystem.mounting.mount_settings import MINIMUM_MEMORY_BYTES
 from fastfuse.filesystem.processes.health import DEATHS_WITHIN_S, LONGEST_LOOK_S, DeathRecord
 from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
@@ -100,9 +101,13 @@ class Deaths:
         has_told, self._has_told = is_series and self._has_told, is_counted or is_series
         self._killed_s = now_s
         if self._has_told and not has_told:
+            is_least = self._counters.get("fastfuse_memory_target_bytes") <= MINIMUM_MEMORY_BYTES
             _log.error(
-                "workers are killed%s: give a smaller --memory-target, or the container a larger memory limit",
+                "workers are killed%s: give %s",
                 ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does",
+                "the container a larger memory limit, 512 MiB or more: --memory-target is the least already"
+                if is_least
+                else "a smaller --memory-target, or the container a larger memory limit",
             )
 
     def _what_happened(self, session: Session) -> str:

@@ -376,9 +376,12 @@ class _CaBundle:
     def trust_again(self, trust: Callable[[str], object]) -> None:
         """Have `trust` read the file if it is another version now."""
         found = _version(self._path)
-        if self._path is None or found in (self._read, _NO_FILE):
+        if self._path is None or found == self._read:
             return
         self._read = found
+        if found == _NO_FILE:
+            _log.warning("the CA bundle %s is gone, or in a directory that this process may not enter", self._path)
+            return
         try:
             trust(self._path)
         except OSError as error:

@@ -99,7 +99,7 @@ _CAUSES[Kind.NOT_S3] = "broken"
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
 _CODES_OF_KIND = {
-    Kind.THROTTLED: "SlowDown Throttling",
+    Kind.THROTTLED: "SlowDown Throttling ThrottlingException KMS.ThrottlingException",
     Kind.BUSY: "RequestTimeout",
     Kind.CHANGED: "InvalidRange NoSuchKey NoSuchVersion PreconditionFailed",
     Kind.NO_BUCKET: "NoSuchBucket",
@@ -120,8 +120,6 @@ STATUSES = {
 }
 # OpenSSL's words for plain text in place of a TLS record.
 _PLAIN_PORT = "wrong version number"
-# Those for a certificate that the clock of this machine contradicts.
-_OUT_OF_DATE = ("certificate is not yet valid", "certificate has expired")
 # A limit of processes, of descriptors or of memory.
 _NO_ROOM = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 # Codes and regions are shown to the user, so only such words pass.
@@ -259,7 +257,9 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
     """Return the error that the reader of `ref` gets."""
     detail = failure.detail + (f", request {failure.request_id}" if failure.request_id else "")
     match failure.kind:
-        case Kind.CHANGED | Kind.NO_BUCKET:
+        case Kind.NO_BUCKET:
+            return ObjectChangedError(f"{ref.key!r} could not be read: its bucket does not exist any more ({detail}).")
+        case Kind.CHANGED:
             return ObjectChangedError(f"{ref.key!r} was replaced or deleted since it was listed ({detail}).")
         case Kind.ARCHIVED:
             return ObjectArchivedError(
@@ -275,6 +275,11 @@ def read_error(failure: Failure, ref: ObjectRef) -> ReadError:
             return ObjectDeniedError(text, hint=_CREDENTIALS_HINT)
         case Kind.BAD_CONFIGURATION:
             return ObjectDeniedError(f"{ref.key!r} could not be read ({detail}).")
+        case Kind.OTHER if _OF_KMS in detail:
+            return ObjectDeniedError(f"The service cannot decrypt {ref.key!r} ({detail}).", hint=_KMS_HINT)
+        case Kind.TLS:
+            hint = _tls_hint(detail) or _AUTHORITY_HINT
+            return UnavailableError(f"{ref.key!r} could not be read ({detail}).", hint=hint)
         case _:
             return UnavailableError(f"{ref.key!r} could not be read ({detail}).")
 
@@ -287,6 +292,10 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
     (BadReplyError, "bad_reply"),
 )
 _CONFIGURATION_HINT = "Check the --profile (aws configure list-profiles lists them), its files, and the --region."
+# The codes with which S3 passes on what KMS refuses, such as a key that is disabled.
+_OF_KMS = " KMS."
+_KMS_HINT = "The key of KMS that encrypts it must be enabled, and not about to be deleted."
+_AUTHORITY_HINT = "Put its authority into the file of --ca-bundle, which root's mounts read as user nobody."
 _CREDENTIALS_HINT = "Renew the credentials (for SSO: aws sso login), or name a --profile."
 
 
@@ -307,7 +316,7 @@ def object_error(failure: Failure, *, bucket: str, key: str, operation: str) -> 
                 hint="It takes s3:GetObject to read it, and s3:PutObject to write it; with a key of KMS also "
                 "kms:Decrypt, and to write it kms:GenerateDataKey.",
             )
-        case Kind.OTHER if " KMS." in failure.detail:
+        case Kind.OTHER if _OF_KMS in failure.detail:
             hint = "The key (KmsKeyId of a job, or else the bucket's) must be in the bucket's region, and enabled."
             return ConfigurationError(
                 f"The service cannot {operation} {shown} with its key of KMS ({failure.detail}).",
@@ -366,10 +375,20 @@ def _no_service(failure: Failure, where: str, *, is_signed: bool) -> ServiceErro
             f"What answers {where} does not speak TLS: {detail}.",
             hint="Correct --endpoint-url: http:// in place of https://, or another port.",
         )
-    hint = "Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl."
-    if detail.endswith(_OUT_OF_DATE):
-        hint = "Set this machine's clock if it is wrong. If it is right, the service needs another certificate."
-    return ServiceError(f"No secure connection to the S3 service {where}: {detail}.", hint=hint)
+    return ServiceError(
+        f"No secure connection to the S3 service {where}: {detail}.",
+        hint=_tls_hint(detail)
+        or "Name the certificate authority with --ca-bundle, or trust any certificate with --no-verify-ssl.",
+    )
+
+
+def _tls_hint(detail: str) -> str:
+    """Return what to do about a certificate of a known authority; `detail` has OpenSSL's words for what is wrong."""
+    if "has expired" in detail or "not yet valid" in detail:
+        return "Set this machine's clock if it is wrong. If it is right, the service needs another certificate."
+    if "mismatch" in detail:
+        return "The certificate is of another host: correct the host of --endpoint-url."
+    return ""
 
 
 def _wrong_region(failure: Failure, bucket: str, region: str) -> ConfigurationError:

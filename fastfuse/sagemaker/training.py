@@ -28,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from fastfuse.cgroup import oom_kills
 from fastfuse.errors import ConfigurationError
 from fastfuse.filesystem.processes.children import DIES_WITHIN_S, UNHEEDED, fork_child
 from fastfuse.sagemaker.description.channel import Cluster
@@ -192,6 +193,7 @@ class CommandProcess:
         ignored = ignored_signals()
         # Children that the command did not start: channels, the guardian, and those of a shell that we replaced.
         self._others = frozenset(_children(os.getpid()))
+        self._oom_kills = oom_kills() or 0
         self.pid = fork_child(lambda: _become(program, command, dict(environment), ignored, names))
         self._exit_code: int | None = None
         self._kill_at_s: float | None = None
@@ -214,12 +216,16 @@ class CommandProcess:
         self._exit_code = exit_code
 
     def describe_end(self) -> str:
+        """Say how the command ended, and if it failed, whether memory ran out meanwhile."""
         assert self._exit_code is not None
-        if self._exit_code >= 0:
-            return f"the command exited with {self._exit_code}"
         number = -self._exit_code
         names = {known.value: known.name for known in signal.Signals}  # without most of the real-time signals
-        return f"the command was killed by {names.get(number, f'signal {number}')}"
+        killed_by = f"the command was killed by {names.get(number, f'signal {number}')}"
+        told = f"the command exited with {self._exit_code}" if self._exit_code >= 0 else killed_by
+        killed = (oom_kills() or 0) - self._oom_kills
+        if self._exit_code and killed > 0:
+            told += f"; memory ran out in its control group, where the kernel killed {killed:,} of the processes"
+        return told
 
     def send(self, number: signal.Signals) -> None:
         if not self.is_over:

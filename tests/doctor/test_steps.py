@@ -11,6 +11,7 @@ import pytest
 from bench.s3server import (
     ACCESS_DENIED,
     EXPIRED_TOKEN,
+    Answer,
     FaultRule,
     LoopbackServer,
     MemoryObjects,
@@ -130,12 +131,19 @@ def test_another_region_than_the_buckets(server: LoopbackServer) -> None:
     [
         (ACCESS_DENIED, "ListObjectsV2", "list", "s3:ListBucket"),
         (ACCESS_DENIED, "GetObject", "get", "s3:GetObject"),
+        (Answer(400, "KMS.DisabledException", ""), "GetObject", "get", "KMS"),
         (EXPIRED_TOKEN, "ListObjectsV2", "list", "expired"),
     ],
 )
 def test_a_refusal(server: LoopbackServer, action: Action, operation: str, check: str, said: str) -> None:
     server.faults.add(FaultRule(action=action, operation=operation))
     assert said in failed(asked("s3://bucket/data/", server.endpoint_url), check)
+
+
+def test_a_get_that_fails_in_another_way_is_not_called_permitted(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=Answer(400, "Odd", ""), operation="GetObject"))
+    get = asked("s3://bucket/data/", server.endpoint_url)["get"]
+    assert (get["level"], "400 Odd" in get["found"]) == ("warn", True)
 
 
 def test_nothing_below_the_prefix(server: LoopbackServer) -> None:

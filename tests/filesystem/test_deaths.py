@@ -56,6 +56,24 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
     assert found == told
 
 
+@pytest.mark.parametrize(
+    ("target_bytes", "remedy"), [(128 << 20, "give the container a larger"), (1 << 30, "give a smaller --memory")]
+)
+def test_no_smaller_memory_target_is_advised_than_there_is(
+    target_bytes: int, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = SimpleNamespace(exit_code=-9, end="killed", was_killed=True, has_served=True)
+    session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
+    monkeypatch.setattr(module, "oom_kills", lambda: None)
+    counters = Counters()
+    counters.set("fastfuse_memory_target_bytes", target_bytes)
+    deaths = Deaths(cast(WorkerProcess, worker), counters, ReadsInHand(), read_deadline_s=60.0)
+    for _ in range(2):
+        deaths.note(session)
+    assert caplog.text.count(remedy) == 1
+    assert caplog.text.count("give ") == 1
+
+
 def test_crashes_of_which_each_pair_fails_a_request_never_end_a_mount_that_is_otherwise_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

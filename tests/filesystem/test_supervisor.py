@@ -201,6 +201,9 @@ def test_a_mount_that_another_one_covers_is_left_and_the_error_names_the_other(s
     """L2, L4, L5"""
     with mounted("s3://bucket/data", server.endpoint_url, "--grace-s", "3600") as mount:
         subprocess.run(["mount", "-t", "tmpfs", "none", mount.path], check=True)
+        assert f"umount {mount.path} takes that away" in run_fastfuse("status").stdout
+        status = run_fastfuse("status", str(mount.path))
+        assert f"a mount of type tmpfs covers that of fastfuse at {mount.path}" in status.stderr
         assert mount.stop() == 5
         assert f"{mount.path} is covered by another mount, of type tmpfs" in mount.log
         covering = find_mount(mount.path)

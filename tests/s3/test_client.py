@@ -115,6 +115,25 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
     return serve
 
 
+async def test_authorities_that_this_process_does_not_see_any_more_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, issued = create_chain(tmp_path)
+    connection = replace(IN_A_REGION, ca_bundle=str(authority))
+    async with loopback_client({"key": DATA}, ServerConfig(tls=issued), connection) as (server, reader):
+        assert await reader.get(REF, 0, 10) == DATA[:10]
+        create_chain(tmp_path)
+        authority.unlink()
+        server._tls = server._tls_context()
+        for _ in range(2):
+            route_of(reader).close_idle()
+            with pytest.raises(UnavailableError, match="certificate verification failed"):
+                await reader.get(REF, 0, 10)
+    assert [record.message for record in caplog.records if "CA bundle" in record.message] == [
+        f"the CA bundle {authority} is gone, or in a directory that this process may not enter"
+    ]
+
+
 async def test_reads_go_on_where_authority_and_certificate_are_replaced(tmp_path: Path) -> None:
     """All connections that are under way find the certificate refused, and one of them reads the new authority."""
     authority, issued = create_chain(tmp_path)

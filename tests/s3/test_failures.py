@@ -11,6 +11,8 @@ from fastfuse.errors import (
     FastfuseError,
     ForbiddenObjectError,
     MissingObjectError,
+    ObjectChangedError,
+    ObjectDeniedError,
     ReadError,
     ServiceError,
 )
@@ -54,20 +56,6 @@ def test_a_service_that_refuses_path_style_is_told_with_the_setting() -> None:
     assert "addressing_style = virtual" in error.hint
 
 
-@pytest.mark.parametrize(
-    ("reason", "advised"),
-    [
-        ("self-signed certificate", "--ca-bundle"),
-        ("certificate is not yet valid", "this machine's clock"),
-        ("certificate has expired", "this machine's clock"),
-    ],
-)
-def test_a_certificate_that_is_not_accepted_is_told_with_what_to_do(reason: str, advised: str) -> None:
-    failure = failure_of_network(CertificateError(errno.EPROTO, reason), is_connected=False)
-    error = start_error(failure, bucket="bucket", endpoint="https://s3.example.com", region="r")
-    assert advised in error.hint
-
-
 @pytest.mark.parametrize("kind", list(Kind))
 def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     failure = Failure(kind=kind, detail="503 Detail")
@@ -80,6 +68,44 @@ def test_every_failure_has_its_two_errors(kind: Kind) -> None:
     for error in (read, start):
         assert str(error).endswith(".")
         assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("certificate has expired", "clock"),
+        ("certificate is not yet valid", "clock"),
+        ("hostname mismatch", "--endpoint-url"),
+        ("IP address mismatch", "--endpoint-url"),
+        ("self-signed certificate", "--ca-bundle"),
+        ("unable to get local issuer certificate", "--ca-bundle"),
+    ],
+)
+def test_what_helps_against_a_certificate_depends_on_what_is_wrong_with_it(reason: str, remedy: str) -> None:
+    failure = failure_of_network(CertificateError(0, reason), is_connected=False, is_read=True)
+    for error in (read_error(failure, REF), start_error(failure, bucket="b", endpoint="https://h", region="r")):
+        assert reason in str(error)
+        assert remedy in error.hint
+        assert ("--no-verify-ssl" in error.hint) == (remedy == "--ca-bundle" and not isinstance(error, ReadError))
+
+
+def test_a_bucket_that_was_deleted_is_not_told_as_an_object_that_was_replaced() -> None:
+    error = read_error(failure_of_reply(404, "NoSuchBucket"), REF)
+    assert isinstance(error, ObjectChangedError)
+    assert "its bucket does not exist any more (404 NoSuchBucket)" in str(error)
+
+
+@pytest.mark.parametrize("code", ["KMS.DisabledException", "KMS.KMSInvalidStateException"])
+def test_the_reader_of_an_object_that_kms_does_not_decrypt_is_denied(code: str) -> None:
+    error = read_error(failure_of_reply(400, code), REF)
+    assert isinstance(error, ObjectDeniedError)
+    assert code in str(error)
+    assert "enabled" in error.hint
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "KMS.ThrottlingException"])
+def test_a_throttled_kms_is_asked_again(code: str) -> None:
+    assert failure_of_reply(400, code).kind is Kind.THROTTLED
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,28 @@ def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pyt
     command.enforce()
     assert caplog.text.count("the command did not end in time and is killed") == 1
     assert os.waitstatus_to_exitcode(os.waitpid(command.pid, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "kills", "told"),
+    [
+        (
+            -9,
+            (5, 6),
+            "killed by SIGKILL; memory ran out in its control group, where the kernel killed 1 of the processes",
+        ),
+        (1, (5, 7), "exited with 1; memory ran out in its control group, where the kernel killed 2 of the processes"),
+        (-9, (5, 5), "killed by SIGKILL"),
+        (-9, (None, None), "killed by SIGKILL"),
+        (0, (5, 6), "exited with 0"),
+    ],
+)
+def test_memory_that_ran_out_is_told_of_a_command_that_failed(
+    exit_code: int, kills: tuple[int | None, int | None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter(kills)
+    monkeypatch.setattr(training, "oom_kills", lambda: next(counts))
+    command = CommandProcess("/bin/true", ["true"], {}, NO_NAMES)
+    os.waitpid(command.pid, 0)
+    command.ended(exit_code)
+    assert command.describe_end().endswith(told)

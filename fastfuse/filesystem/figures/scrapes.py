@@ -108,7 +108,8 @@ def bind_metrics(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         raise MountError(
-            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}", hint="see --metrics-listen"
+            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}",
+            hint="name a free port of this host with --metrics-listen; 'ss -ltnp' names what has this one",
         ) from error
 
 

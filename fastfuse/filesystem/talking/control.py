@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mountpoint import MountEntry, find_mount, is_dead
+from fastfuse.filesystem.mounting.mountpoint import (
+    MountEntry,
+    fastfuse_file_systems,
+    find_mount,
+    is_dead,
+)
 from fastfuse.filesystem.processes import sockets
 from fastfuse.filesystem.processes.children import error_message, heard
 from fastfuse.filesystem.processes.sockets import addresses, connect_in_turn, control_prefix, peer_uid, raise_sigio
@@ -272,10 +277,15 @@ def entry_of(mountpoint: Path) -> MountEntry:
     """Return the mount of fastfuse at `mountpoint`.
 
     Raises:
-        MountError: there is none.
+        MountError: there is none, or another mount covers it.
     """
     entry = find_mount(mountpoint)
     if entry is None or not entry.is_ours:
+        if entry is not None and any(one.path == entry.path for one in fastfuse_file_systems()):
+            raise MountError(
+                f"a mount of type {entry.file_system_type} covers that of fastfuse at {mountpoint}",
+                hint=f"umount {mountpoint} takes away the one above",
+            )
         raise MountError(f"nothing of fastfuse is mounted at {mountpoint}", hint="fastfuse mount mounts it")
     return entry
 

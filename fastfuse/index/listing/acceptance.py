@@ -112,8 +112,8 @@ def samples_of_table(table: InodeTable) -> list[ObjectRef]:
     return spread(table, readable_rows(table)) or spread(table, readable_rows(table, in_archive=True))
 
 
-async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> None:
-    """Read a byte of one of `refs`.
+async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> ReadError | None:
+    """Read a byte of one of `refs`, and return any other failure of that than a refusal.
 
     Raises:
         AccessError: each of them is denied.
@@ -128,8 +128,9 @@ async def check_readable(objects: RangeReader, refs: Iterable[ObjectRef]) -> Non
                     continue  # the listing does not tell of such archives, and others may be in none
                 refusal = refusal or AccessError(f"s3://{ref.bucket}/: {error}", hint=error.hint or _HINT)
                 continue
-            except ReadError:
-                pass
-            return
+            except ReadError as error:
+                return error
+            return None
     if refusal is not None and not patience.cancelled_caught:
         raise refusal
+    return None

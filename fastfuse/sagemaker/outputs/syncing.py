@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,8 @@ _RESTORE_TRIES = 10
 _WRITTEN = "fastfuse-file-written"
 # The time after which a failure that lasts is logged once more.
 _TOLD_EVERY_S = 3600.0
+# A checkpoint of hundreds of GB is written in less; the file of a script that never finishes one waits for longer.
+_UNFINISHED_S = 600.0
 # Inode, size and time of the last write of a file.
 _Version = tuple[int, int, int]
 
@@ -173,6 +175,8 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
+        # When each file was first seen that has been open, or has changed, in each look since.
+        self._unfinished: dict[str, float] = {}
         # Files that were here before, of whose names S3 has stored an object since they were written.
         self._older: dict[str, _Version] = {}
         # The files that this process has sent, and their bytes, counted each time.
@@ -307,9 +311,23 @@ class _Directory:
             if is_settled and self._sent.get(found.path) != version:
                 unsent.send(found.path, partial(self._send, writer, found, is_last=is_last))
         self._seen = seen
+        self._warn_of_unfinished(set(unsent.paths))
         if unsent.paths:
             sent = sum(self._sent.get(path) == version for path, version in seen.items())
             raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
+
+    def _warn_of_unfinished(self, unsent: Set[str]) -> None:
+        """Warn of each file that is not in S3 as it is because it is never complete; other reasons are told as such."""
+        now_s = time.monotonic()
+        waiting = [path for path, version in self._seen.items() if self._sent.get(path) != version]
+        self._unfinished = {path: self._unfinished.get(path, now_s) for path in waiting if path not in unsent}
+        for path, since_s in self._unfinished.items():
+            if now_s - since_s >= _UNFINISHED_S:
+                self._warn(
+                    f"{str(self._directory / path)!r} is not in S3 as it is now: for {_UNFINISHED_S / 60:.0f} min it "
+                    "was open for writing, or changed. A checkpoint is sent once it is closed: write it to another "
+                    "name and rename it"
+                )
 
     async def _send(self, writer: ObjectWriter, found: Found, *, is_last: bool) -> None:
         path = self._directory / found.path

@@ -21,7 +21,7 @@ from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
 from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, ignore_unheeded, next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
-from fastfuse.metrics import Counters, mount_labels
+from fastfuse.metrics import READ_ERRNOS, Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
 from fastfuse.sagemaker.environment import count_gpus, script_environment, service_environment
 from fastfuse.sagemaker.files import claim_base_dir, directory_at, note_run, put_aside, write_job_files
@@ -300,10 +300,20 @@ class _Run:
         if broken:
             raise broken[0]
         phase, text = Phase.FAILED if command.exit_code else Phase.COMPLETED, command.describe_end()
+        text += self._failed_reads() if command.exit_code else ""
         if self._stop is not None:
             phase, text = self._stop.phase, f"{self._stop.text}: {text}"
         outcome = Outcome(phase, text, command.exit_code)
         return outcome if self._members is None else worst(outcome, self._members.outcomes)
+
+    def _failed_reads(self) -> str:
+        """Return which reads failed, as the command may have because of them; the log has the object of each kind."""
+        return "".join(
+            f"; reads of channel {name} failed with {number}, for the reason in the log"
+            for name, counters in self._counters.items()
+            for number in READ_ERRNOS
+            if counters.get("fastfuse_errors", number)
+        )
 
     def _losses(self) -> list[FastfuseError]:
         """Return the losses that the command cannot see for itself: of a stream, or of the run that has the mounts."""

@@ -98,6 +98,16 @@ def test_a_script_that_fails_says_why_on_the_screen_and_in_the_record(server: Lo
     assert record["FailureReason"] == "no labels"
 
 
+def test_a_script_that_fails_because_a_read_did_has_a_record_that_tells_it(server: LoopbackServer) -> None:
+    server.faults.add(FaultRule(action=ACCESS_DENIED, operation="GetObject", skip=1))  # the first is of the start
+    text = "import os; open(os.environ['SM_CHANNEL_M'] + '/x').read()"
+    with running(server.endpoint_url, CHANNELS[1:2], command=text, ends_with=1) as job:
+        assert "403 AccessDenied" in job.log
+        record = record_of(job)
+    failed = "the command exited with 1; reads of channel m failed with EACCES, for the reason in the log"
+    assert record["FailureReason"] == failed
+
+
 def test_a_job_that_cannot_be_prepared_has_a_record_too(server: LoopbackServer) -> None:
     server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
     with running(server.endpoint_url, CHANNELS[:1], command=("true",), ends_with=3) as job:

@@ -230,6 +230,21 @@ def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(here: Synced) 
         sync.wait_for(whole=b"2", open=b"half and half")
 
 
+def test_a_checkpoint_that_is_never_complete_is_told_once(
+    here: Synced, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UNFINISHED_S", 0.0)
+    with here.syncing() as sync:
+        with (here.path / "open").open("wb") as file:
+            file.write(b"half")
+            file.flush()
+            wait_until(lambda: "/open' is not in S3 as it is now" in log.read_text(), log.read_text)
+            here.write("whole", b"1")
+            sync.wait_for(whole=b"1")
+        sync.finish()
+    assert log.read_text().count("/open' is not in S3 as it is now") == 1
+
+
 def test_a_log_is_sent_as_it_grows(here: Synced) -> None:
     with here.syncing(are_checkpoints=False) as sync, (here.path / "events").open("wb") as file:
         for text in (b"one", b"onetwo"):
