@@ -299,6 +299,14 @@ def test_a_machine_without_a_place_for_temporary_files(
     assert "TMPDIR" in caught.value.hint
 
 
+def test_a_new_interpreter_knows_the_names_before_one_of_them_was_used() -> None:
+    program = (
+        "import fastfuse, pydoc; assert fastfuse.errors.MountError; print(pydoc.plain(pydoc.render_doc(fastfuse)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "\n    mount(source: str" in done.stdout
+
+
 def test_the_package_names_what_it_has_and_its_one_version() -> None:
     assert fastfuse.hints.__name__ == "fastfuse.hints"
     with pytest.raises(AttributeError, match="frobnicate"):
