@@ -1,5 +1,6 @@
 """Mounts for Python programs. A daemon serves each, so nothing of it runs in the program: no thread, no event loop."""
 
+import fcntl
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fastfuse.cli.startup import environment_without
+from fastfuse.cli.startup import PROGRAM_FD, environment_without
 from fastfuse.errors import AccessError, ConfigurationError, FastfuseError, MountError, SourceError
 from fastfuse.filesystem.mounting.mountpoint import bdi_number, is_mounted, unmount
 from fastfuse.filesystem.talking.control import ask_status, entry_of
@@ -35,12 +36,13 @@ _log = logging.getLogger(__name__)
 class Mount:
     """A mount that this program made, until `unmount`, the end of its `with` block, or the end of the program."""
 
-    def __init__(self, source: str, path: Path, device: str, *, is_temporary: bool) -> None:
+    def __init__(self, source: str, path: Path, device: str, program_fd: int, *, is_temporary: bool) -> None:
         self.source = source
         self.path = path
         self._device = device
         # A later mount may get the device, and never this number.
         self._bdi_number = bdi_number(device)
+        self._program_fd = program_fd
         self._is_temporary = is_temporary
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
@@ -85,6 +87,8 @@ class Mount:
             raise failure
         self._is_mounted = False
         self._finalizer.cancel()
+        with suppress(OSError):  # the program may have closed it
+            os.close(self._program_fd)
         if self._is_temporary:
             with suppress(OSError):  # somebody else may have put something there
                 self.path.rmdir()
@@ -99,9 +103,7 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
 
     `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
     is ``--training``, and a list repeats its option. One that is None or False is left out, and so is its
-    variable. A daemon serves the mount, and logs to ``log_file`` or to syslog.
-    If a signal ends the program at once, as SIGTERM does to a script that has no handler for it, the mount stays:
-    ``fastfuse unmount PATH``.
+    variable. A daemon serves the mount, and logs to ``log_file`` or to syslog. It ends with the program, killed or not.
 
     Raises:
         ConfigurationError: an option is wrong, or there is no such option.
@@ -113,19 +115,29 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
     words = [word for name, value in options.items() for word in _words(name, value)]
     left_out = [name for name, value in options.items() if value is None or value is False]
     place = (_temporary_directory() if path is None else Path(path)).absolute()
+    # The daemon ends once nobody has the writing end: neither this process nor what it forks or becomes (exec).
+    reading_fd, program_fd = _inheritable_pipe()
+    command = error = None
     try:
-        done = _run("mount", "--daemon", *words, "--", source, str(place), left_out=left_out)
-        # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
-        if done.returncode or _refusal_in(done.stderr):
-            raise _error_of(done)
-        device = entry_of(place).device
-    except BaseException:  # Ctrl-C, too
+        command = _started("mount", "--daemon", *words, "--", source, str(place), left_out=left_out, fd=reading_fd)
+        stderr = command.communicate()[1]
+        error = _error_of(command.returncode, stderr)
+        if error is not None:
+            raise error
+        made = Mount(source, place, entry_of(place).device, program_fd, is_temporary=path is None)
+    except BaseException:  # Ctrl-C, or what a handler of another signal raises
+        os.close(program_fd)
+        if command is not None:
+            with command, suppress(FastfuseError):
+                if command.wait() == 0 and error is None:
+                    unmount(place, lazy=True)
         if path is None:
             with suppress(OSError):
                 place.rmdir()
         raise
-    made = Mount(source, place, device, is_temporary=path is None)
-    for _, message, hint in _said(done.stderr):
+    finally:
+        os.close(reading_fd)
+    for _, message, hint in _said(stderr):
         _log.warning("%s", f"{message} (hint: {hint})" if hint else message)
     return made
 
@@ -137,6 +149,16 @@ def stats(mnt: Mount | str | os.PathLike[str]) -> dict[str, Any]:
         MountError: nothing of fastfuse is mounted there, or it does not answer.
     """
     return ask_status(entry_of(Path(mnt)))
+
+
+def _inheritable_pipe() -> tuple[int, int]:
+    """Make a pipe, with numbers beyond those of the standard streams: the program may have closed these."""
+    ends = os.pipe()
+    try:
+        return fcntl.fcntl(ends[0], fcntl.F_DUPFD, 3), fcntl.fcntl(ends[1], fcntl.F_DUPFD, 3)
+    finally:
+        for fd in ends:
+            os.close(fd)
 
 
 def _temporary_directory() -> Path:
@@ -163,25 +185,30 @@ def _words(name: str, value: Option) -> list[str]:
     return [f"{option}={one}" for one in value]
 
 
-def _run(*words: str, left_out: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def _started(*words: str, left_out: Sequence[str], fd: int) -> subprocess.Popen[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
     environment = environment_without({f"FASTFUSE_{name.upper()}" for name in (*_RESERVED, *left_out)})
+    environment[PROGRAM_FD] = str(fd)
     try:
-        return subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="backslashreplace", check=False,
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="backslashreplace", pass_fds=[fd],
         )  # fmt: skip
     except OSError as error:
         hint = "see whether this program's Python is still there, and whether the machine has room for a process"
         raise MountError(f"fastfuse cannot be started: {error}", hint=hint) from error
 
 
-def _error_of(done: subprocess.CompletedProcess[str]) -> FastfuseError:
-    kind = _KINDS.get(done.returncode, FastfuseError)
-    refusal = _refusal_in(done.stderr)
+def _error_of(exit_code: int, stderr: str) -> FastfuseError | None:
+    """Return the error with which the command ended, or None if it has mounted."""
+    refusal = _refusal_in(stderr)
+    # A program that ignores SIGCHLD is given no exit code of a child: each seems to be 0.
+    if not exit_code and refusal is None:
+        return None
+    kind = _KINDS.get(exit_code, FastfuseError)
     if refusal is None:
-        return kind(f"fastfuse ended with exit code {done.returncode}: {done.stderr.strip()[-1000:]}")
+        return kind(f"fastfuse ended with exit code {exit_code}: {stderr.strip()[-1000:]}")
     message, hint = refusal
     error = kind(message, hint=hint)
     if hint:

@@ -6,11 +6,15 @@ import logging
 import multiprocessing
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from unittest.mock import Mock
 import pytest
 
 import fastfuse
-from bench.s3server import LoopbackServer, MemoryObjects
+from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse import errors
 from fastfuse.filesystem.mounting.mountpoint import find_mount
 from tests.mounting import ENVIRONMENT
@@ -43,6 +47,13 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def read(path: str) -> bytes:
     return Path(path).read_bytes()
+
+
+def processes_naming(word: str) -> Iterator[str]:
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if word in (command := file.read_text()):
+                yield command
 
 
 def test_a_block_mounts_at_a_new_directory_tells_its_statistics_and_leaves_nothing(options: dict[str, Any]) -> None:
@@ -280,14 +291,70 @@ def test_a_program_that_ignores_sigchld_hears_of_each_failure(
         signal.signal(signal.SIGCHLD, before)
 
 
+# Before the mount is there, and after.
+@pytest.mark.parametrize("called", ["fastfuse.api.subprocess.Popen", "fastfuse.api.entry_of"])
 def test_an_interrupted_mount_leaves_nothing(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(subprocess, "run", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(called, Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         fastfuse.mount("s3://bucket/train/", **options)
-    assert [*tmp_path.iterdir()] == []
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_signal_whose_handler_raises_ends_a_mount_that_is_being_made(
+    options: dict[str, Any], server: LoopbackServer, tmp_path: Path
+) -> None:
+    """Only the program gets the signal, and not the processes of its group."""
+    stalled = server.faults.add(FaultRule(action=Stall(0), operation="ListObjectsV2"))
+    before = server.statistics().requests.get("ListObjectsV2", 0)
+
+    def end() -> None:
+        server.wait_until(lambda now: now.requests.get("ListObjectsV2", 0) > before)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    thread = threading.Thread(target=end)
+    try:
+        thread.start()
+        with pytest.raises(SystemExit):
+            fastfuse.mount("s3://bucket/train/", tmp_path / "data", **options)
+        assert [*processes_naming(str(tmp_path / "data"))] == []
+    finally:
+        thread.join()
+        signal.signal(signal.SIGTERM, handler)
+        server.faults.remove(stalled)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(0)", "os.execvp('cat', ['cat'])"])
+def test_a_mount_ends_with_what_the_program_has_become_however_that_ends(options: dict[str, Any], end: str) -> None:
+    script = (
+        "import os, resource, fastfuse\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2000, 2000))\n"
+        "held = [os.open('/', 0) for _ in range(1024)]\n"  # more than select(2) knows
+        "output = os.dup(1); os.close(1)\n"  # as of a program that has closed its standard streams
+        f"mnt = fastfuse.mount('s3://bucket/train/', **{ {**options, 'log_file': str(options['log_file'])}!r})\n"
+        "os.dup2(output, 1)\n"
+        "print(mnt, fastfuse.stats(mnt)['pid'], flush=True)\n"
+        f"os.read(0, 1); {end}\n"
+    )
+    program = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    with program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        path, pid = program.stdout.readline().decode().split()
+        with open(os.pidfd_open(int(pid)), "rb", buffering=0) as daemon:
+            program.stdin.write(b"1")
+            if "cat" in end:
+                program.stdin.write(b"2")
+                assert program.stdout.read(1) == b"2"
+                assert contents(Path(path)) == OBJECTS
+            program.stdin.close()
+            assert select.select([daemon], [], [], 60)[0]
+    assert find_mount(Path(path)) is None
+    os.rmdir(path)
 
 
 def test_a_machine_without_a_place_for_temporary_files(
@@ -297,6 +364,14 @@ def test_a_machine_without_a_place_for_temporary_files(
     with pytest.raises(errors.MountError, match="no temporary directory can be made: No such file") as caught:
         fastfuse.mount("s3://bucket/train/", **options)
     assert "TMPDIR" in caught.value.hint
+
+
+def test_a_new_interpreter_knows_the_names_before_one_of_them_was_used() -> None:
+    program = (
+        "import fastfuse, pydoc; assert fastfuse.errors.MountError; print(pydoc.plain(pydoc.render_doc(fastfuse)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "\n    mount(source: str" in done.stdout
 
 
 def test_the_package_names_what_it_has_and_its_one_version() -> None:

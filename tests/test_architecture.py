@@ -66,7 +66,7 @@ FLOORS: Mapping[str, set[str]] = {
         "sizes": "errors",
         "errors": "",
         "objects": "",
-        "__init__": "api hints version",
+        "__init__": "api errors hints version",
         "api": "cli.startup errors filesystem",
         "version": "",
     }.items()

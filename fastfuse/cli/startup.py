@@ -10,6 +10,7 @@ ready its lines go to the parent's stderr through a pipe; a NUL ends them.
 """
 
 import atexit
+import fcntl
 import gc
 import io
 import logging
@@ -70,6 +71,8 @@ def loading() -> Iterator[None]:
 # No line holds it: log lines have their control characters escaped.
 _READY: Final = b"\0"
 _READ_BYTES: Final = 64 * 1024
+# The variable with which a Python program that mounts names its pipe, see `_end_with_program`.
+PROGRAM_FD: Final = "_FASTFUSE_PROGRAM_FD"
 # A process that the child left behind may hold the other end of the pipe open, so that it has no end.
 _LOOK_EVERY_S: Final = 1.0
 
@@ -136,6 +139,8 @@ def fork() -> Startup:
     os.close(reader)
     from fastfuse.filesystem.processes.children import UNHEEDED, ignore_unheeded
 
+    if fd := os.environ.pop(PROGRAM_FD, ""):
+        _end_with_program(int(fd))
     UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
     ignore_unheeded()
     for name, path in os.environ.items():
@@ -149,6 +154,20 @@ def fork() -> Startup:
         os.dup2(null, standard)
     os.close(null)
     return Startup(writer)
+
+
+def _end_with_program(fd: int) -> None:
+    """Have the kernel end this process by SIGTERM once the pipe `fd` has no writer any more.
+
+    The writers are the program and what it forked or became (exec); whatever ends them closes the pipe.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGTERM)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_ASYNC)
+    hangup = select.poll()  # not select(2): a program may have more than 1,023 descriptors
+    hangup.register(fd, 0)
+    if hangup.poll(0):  # they have ended before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _wait(child: int, reader: int) -> NoReturn:
