@@ -222,7 +222,7 @@ class Stream:
             gap, first = file.gap(offset), offset
             is_lost = file.cached.overlaps(offset, min(end, gap[1]))
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
-            for start, part_end in self.window.demand(cursor, offset, end, gap):
+            for start, part_end in self.window.demand(cursor, offset, end, gap, is_lost=is_lost):
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left, part.ends_s = not cursor.is_foreseen, ends_s
