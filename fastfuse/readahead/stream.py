@@ -12,7 +12,7 @@ import trio
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.cursor import Cursor
 from fastfuse.readahead.fetches import Fetches
-from fastfuse.readahead.limits import PAGE_BYTES, ReadaheadConfig
+from fastfuse.readahead.limits import KERNEL_PAGE_BYTES, PAGE_BYTES, ReadaheadConfig
 from fastfuse.readahead.pace import Rest, ServicePace
 from fastfuse.readahead.parts import FileParts, Part
 from fastfuse.readahead.pool import PartPool
@@ -216,7 +216,7 @@ class Stream:
 
     def _demand(self, cursor: Cursor, offset: int, end: int, ends_s: float = inf) -> None:
         """Start the fetches of what is missing in ``[offset, end)``, which end at `ends_s`."""
-        file = self.file
+        file, is_page = self.file, end - offset <= KERNEL_PAGE_BYTES
         while offset < end:
             part = file.at(offset)
             if part is not None:
@@ -225,7 +225,7 @@ class Stream:
             gap, first = file.gap(offset), offset
             is_lost = file.cached.overlaps(offset, min(end, gap[1]))
             gap = (max(gap[0], offset - offset % PAGE_BYTES), gap[1]) if is_lost else file.cached.clip(gap, offset)
-            for start, part_end in self.window.demand(cursor, offset, end, gap):
+            for start, part_end in self.window.demand(cursor, offset, end, gap, is_page=is_page and not is_lost):
                 self._fetches.counts.demanded_parts += 1
                 part = self._pool.demand(file, start, part_end)
                 part.is_left, part.ends_s = not cursor.is_foreseen, ends_s

@@ -19,6 +19,8 @@ reads. A cursor that began where a sequential one has been or is about to come i
 
 * A random read fetches exactly its pages. If runs have lately been of about one length, it fetches all of such a run,
   for which the kernel would send one request after the other. What such reads wait for is counted in `pace`.
+* A single page behind what was fetched belongs to a map that is read page by page (`MADV_RANDOM`). It fetches as much
+  as its run has, or what the kernel asks for elsewhere: else each page would wait for a GET of its own.
 * Reads that each end where the last began are *descending*: memcpy reads a map backwards where that suits the
   alignment of its target. More is fetched below, up to twice the run, without a window of its own pace.
 * A read where a sequential cursor is about to come is an early request of that one.
@@ -171,11 +173,14 @@ class Window:
                 if cursor.pace is not None:
                     cursor.pace.came_to_end(self._cap_bytes)
 
-    def demand(self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int]) -> list[tuple[int, int]]:
+    def demand(
+        self, cursor: Cursor, offset: int, end: int, gap: tuple[int, int], *, is_page: bool = False
+    ) -> list[tuple[int, int]]:
         """Return the parts to fetch now, in order, so that ``[offset, end)`` is covered within `gap`.
 
         `gap` is a range that holds `offset` and that nothing held or in flight touches. For a sequential cursor the
-        window starts again behind these parts, as something was refused, lost or evicted.
+        window starts again behind these parts, as something was refused, lost or evicted. `is_page`: the reader asked
+        for this page alone, and the kernel never had it.
         """
         gap_start, gap_end = gap
         leader = None
@@ -184,7 +189,8 @@ class Window:
         start = offset if leader is None else min(offset, leader.position)
         most_bytes = self._config.part_size_bytes
         if leader is None:
-            start, end, most_bytes = self._random_range(cursor, start, end)
+            reads_on = is_page and gap_start == start
+            start, end, most_bytes = self._random_range(cursor, start, end, reads_on=reads_on)
         start = max(gap_start, start - start % PAGE_BYTES)
         end = min(end, gap_end)
         parts = []
@@ -310,6 +316,8 @@ class Window:
         if cursor.descents >= _SEQUENTIAL_READS - 1:
             cursor.descending = True
             return
+        if cursor.run_bytes <= min(cursor.reads * KERNEL_PAGE_BYTES, self._first_bytes):
+            return  # page by page, and not far enough yet for a window: `_random_range` fetches ever more
         cursor.sequential = True
         if not self._is_small:
             cursor.pace = ReaderPace(self._service)
@@ -381,14 +389,21 @@ class Window:
         # A short rest is no GET of its own, unless the part would be larger than any.
         return self._size if rest < size // 2 and self._size - start <= self._part_bytes else end
 
-    def _random_range(self, cursor: Cursor, start: int, end: int) -> tuple[int, int, int]:
-        """Return what to fetch for a random read of ``[start, end)``, and how much per GET."""
+    def _random_range(self, cursor: Cursor, start: int, end: int, *, reads_on: bool) -> tuple[int, int, int]:
+        """Return what to fetch for a random read of ``[start, end)``, and how much per GET.
+
+        `reads_on`: it is a page alone, and what lies before it was fetched, though the run may be forgotten, as many
+        readers have many.
+        """
         most_bytes = self._config.part_size_bytes
         if cursor.is_tail:
             return min(start, self._size - _TAIL_BYTES), self._size, most_bytes
         wanted = self.faults.wanted(cursor.begin, start, end)
         if wanted is not None:
             return wanted[0], min(wanted[1], self._size), most_bytes
+        if reads_on:
+            more_bytes = min(max(KERNEL_REQUEST_BYTES, start - cursor.begin), self._part_bytes)
+            return start, min(start + more_bytes, self._size), most_bytes
         before = self._before
         # The kernel faults a map in one request for all that it has not; only single pages may be more than one.
         if before is not None and start == cursor.begin and (before.reads > 1 or end - start <= KERNEL_PAGE_BYTES):

@@ -86,10 +86,10 @@ async def test_after_a_failure_a_sequential_reader_gets_what_it_asks_for_and_no_
         reader.failures["a", 64 * KIB] = UnavailableError("503")
         for _ in range(2):
             results: list[Buffer | Exception] = []
-            await collect(engine, 64 * KIB, 4 * KIB, results)
-        assert results == [BYTES[64 * KIB : 68 * KIB]]
-        # A whole part the first time, a page the second.
-        assert [end - start for start, end in reader.ranges("a")[fetched:]] == [16 * KIB, 4 * KIB]
+            await collect(engine, 64 * KIB, 8 * KIB, results)
+        assert results == [BYTES[64 * KIB : 72 * KIB]]
+        # A whole part the first time, two pages the second.
+        assert [end - start for start, end in reader.ranges("a")[fetched:]] == [16 * KIB, 8 * KIB]
 
 
 async def test_a_failed_readahead_fails_no_read_and_is_fetched_again_on_demand() -> None:

@@ -2,7 +2,7 @@
 
 from fastfuse.readahead import ReadaheadConfig
 from fastfuse.readahead.cursor import Cursor
-from fastfuse.readahead.limits import PAGE_BYTES
+from fastfuse.readahead.limits import KERNEL_REQUEST_BYTES, PAGE_BYTES
 from fastfuse.readahead.pace import ServicePace
 from fastfuse.readahead.window import Window
 from tests.readahead.readers import KIB
@@ -41,13 +41,13 @@ class EndlessPool:
         cursor = self.window.read(offset, end)
         assert cursor.begin < cursor.position
         assert len(self.window.cursors) <= 16
-        position = offset
+        position, is_page = offset, end - offset <= PAGE_BYTES
         while position < end:
             gap = self.gap(position)
             if gap is None:
                 position = next(e for s, e in self.fetched if s <= position < e)
                 continue
-            for start, part_end in self.window.demand(cursor, position, end, gap):
+            for start, part_end in self.window.demand(cursor, position, end, gap, is_page=is_page):
                 if not any(c.sequential and c.position <= end for c in (cursor, *self.window.cursors)):
                     self._check_random(cursor, start, part_end, (offset, end))
                 self.fetch(start, part_end)
@@ -62,6 +62,8 @@ class EndlessPool:
         if cursor.is_tail:
             offset, end = min(offset, max(0, self.size_bytes - 128 * KIB)), self.size_bytes
         run_bytes = max(other.run_bytes for other in (cursor, *self.window.cursors))
+        if end - offset <= PAGE_BYTES:
+            run_bytes = max(run_bytes, KERNEL_REQUEST_BYTES)
         offset, end = (end - run_bytes, end) if start < offset - PAGE_BYTES else (offset, max(end, offset + run_bytes))
         assert start >= offset - offset % PAGE_BYTES
         assert part_end <= end + -end % PAGE_BYTES
