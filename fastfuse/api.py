@@ -42,7 +42,7 @@ class Mount:
         self._device = device
         # A later mount may get the device, and never this number.
         self._bdi_number = bdi_number(device)
-        self._program_fd = program_fd
+        self._program_fd, self._program_pipe = program_fd, os.fstat(program_fd)
         self._is_temporary = is_temporary
         self._is_mounted = True
         # A worker process that was forked has a copy of this object; the mount is not its.
@@ -87,8 +87,9 @@ class Mount:
             raise failure
         self._is_mounted = False
         self._finalizer.cancel()
-        with suppress(OSError):  # the program may have closed it
-            os.close(self._program_fd)
+        with suppress(OSError):  # the program may have closed it, and have another file of this number
+            if os.path.samestat(os.fstat(self._program_fd), self._program_pipe):
+                os.close(self._program_fd)
         if self._is_temporary:
             with suppress(OSError):  # somebody else may have put something there
                 self.path.rmdir()

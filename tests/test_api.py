@@ -26,6 +26,7 @@ import fastfuse
 from bench.s3server import FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse import errors
 from fastfuse.filesystem.mounting.mountpoint import find_mount
+from tests.filesystem.waiting import wait_until
 from tests.mounting import ENVIRONMENT
 
 pytestmark = pytest.mark.fuse
@@ -54,6 +55,11 @@ def processes_naming(word: str) -> Iterator[str]:
         with suppress(OSError):  # it has ended
             if word in (command := file.read_text()):
                 yield command
+
+
+def has_pending(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.findall(r"ShdPnd:\s*(\w+)", status)[0], 16) >> number - 1 & 1)
 
 
 def test_a_block_mounts_at_a_new_directory_tells_its_statistics_and_leaves_nothing(options: dict[str, Any]) -> None:
@@ -355,6 +361,27 @@ def test_a_mount_ends_with_what_the_program_has_become_however_that_ends(options
             assert select.select([daemon], [], [], 60)[0]
     assert find_mount(Path(path)) is None
     os.rmdir(path)
+
+
+def test_a_file_that_is_open_is_read_to_its_end_after_unmount(options: dict[str, Any]) -> None:
+    mnt = fastfuse.mount("s3://bucket/train/", **options)
+    pid = fastfuse.stats(mnt)["pid"]
+    with open(os.pidfd_open(pid), "rb", buffering=0) as daemon:
+        with (mnt.path / "0").open("rb") as file:
+            mnt.unmount()
+            wait_until(lambda: not has_pending(pid, signal.SIGTERM))
+            assert file.read() == OBJECTS["train/0"]
+        assert select.select([daemon], [], [], 60)[0]
+    assert "stopping" not in options["log_file"].read_text()
+
+
+def test_unmount_closes_no_file_of_a_program_that_has_closed_its_descriptors(options: dict[str, Any]) -> None:
+    mnt = fastfuse.mount("s3://bucket/train/", **options)
+    with open(os.devnull, "rb") as file:
+        os.dup2(file.fileno(), mnt._program_fd)  # which closes the pipe, too
+        mnt.unmount()
+        assert os.path.samestat(os.fstat(mnt._program_fd), os.fstat(file.fileno()))
+        os.close(mnt._program_fd)
 
 
 def test_a_machine_without_a_place_for_temporary_files(

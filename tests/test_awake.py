@@ -48,5 +48,5 @@ def test_every_loop_with_requests_that_a_job_waits_for_has_this_clock() -> None:
         "advise/probe.py",
         "doctor/steps.py",
         "filesystem/kernel/session.py",
-        "filesystem/processes/key_finder.py",
+        "filesystem/processes/credential_finder.py",
     }

@@ -66,6 +66,8 @@ _QUIET_LOOKS = 2
 # A limit on processes or descriptors is often met for moments only; until then the kernel keeps the requests.
 _ROOM_WITHIN_S = 60.0
 _ROOM_RETRY_S = 1.0
+# The code of a signal from a pipe, see `fastfuse.cli.startup`: POLL_IN of sigaction(2), which Python has no name for.
+_OF_PIPE = 1
 
 _T = TypeVar("_T")
 
@@ -270,10 +272,14 @@ class Supervisor:
 
     def _serve(self) -> None:
         """Wait for the end of the mount; keep a worker alive and refresh the table until then."""
+        assert self._session is not None
         while True:
             self._every_second()
             caught = next_signal(self._signals, BEAT_EVERY_S)
             number = caught.si_signo if caught is not None else 0
+            is_of_pipe = caught is not None and (number, caught.si_code) == (signal.SIGTERM, _OF_PIPE)
+            if is_of_pipe and not self._session.is_mounted():
+                continue  # the program has unmounted, and what it has open can be read to its end
             if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
                 self._drain()
                 return

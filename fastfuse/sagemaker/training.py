@@ -224,7 +224,8 @@ class CommandProcess:
         told = f"the command exited with {self._exit_code}" if self._exit_code >= 0 else killed_by
         killed = (oom_kills() or 0) - self._oom_kills
         if self._exit_code and killed > 0:
-            told += f"; memory ran out in its control group, where the kernel killed {killed:,} of the processes"
+            # The count of a group has what the machine killed for want of memory, too.
+            told += f"; memory ran out, and the kernel killed processes of its control group: {killed:,}"
         return told
 
     def send(self, number: signal.Signals) -> None:

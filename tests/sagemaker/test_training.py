@@ -149,9 +149,9 @@ def test_a_command_that_not_even_sigkill_ends_is_waited_for_in_peace(caplog: pyt
         (
             -9,
             (5, 6),
-            "killed by SIGKILL; memory ran out in its control group, where the kernel killed 1 of the processes",
+            "killed by SIGKILL; memory ran out, and the kernel killed processes of its control group: 1",
         ),
-        (1, (5, 7), "exited with 1; memory ran out in its control group, where the kernel killed 2 of the processes"),
+        (1, (5, 7), "exited with 1; memory ran out, and the kernel killed processes of its control group: 2"),
         (-9, (5, 5), "killed by SIGKILL"),
         (-9, (None, None), "killed by SIGKILL"),
         (0, (5, 6), "exited with 0"),

@@ -318,15 +318,15 @@ class _Directory:
 
     def _warn_of_unfinished(self, unsent: Set[str]) -> None:
         """Warn of each file that is not in S3 as it is because it is never complete; other reasons are told as such."""
-        now_s = time.monotonic()
+        now_s = trio.from_thread.run_sync(trio.current_time)  # a time in which the job is stopped does not count
         waiting = [path for path, version in self._seen.items() if self._sent.get(path) != version]
         self._unfinished = {path: self._unfinished.get(path, now_s) for path in waiting if path not in unsent}
         for path, since_s in self._unfinished.items():
             if now_s - since_s >= _UNFINISHED_S:
                 self._warn(
                     f"{str(self._directory / path)!r} is not in S3 as it is now: for {_UNFINISHED_S / 60:.0f} min it "
-                    "was open for writing, or changed. A checkpoint is sent once it is closed: write it to another "
-                    "name and rename it"
+                    "was open for writing, or changed. It is sent once it is closed and stays as it is, or else at the "
+                    "end. Write a checkpoint to another name and rename it; TensorBoardOutputConfig is for logs"
                 )
 
     async def _send(self, writer: ObjectWriter, found: Found, *, is_last: bool) -> None:

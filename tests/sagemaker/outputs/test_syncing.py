@@ -245,6 +245,19 @@ def test_a_checkpoint_that_is_never_complete_is_told_once(
     assert log.read_text().count("/open' is not in S3 as it is now") == 1
 
 
+def test_a_checkpoint_that_is_written_while_the_job_is_stopped_is_not_told_as_never_complete(
+    here: Synced, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours = SimpleNamespace(monotonic=partial(next, count(0.0, 3600.0)))
+    monkeypatch.setattr(module, "time", hours)
+    with here.syncing() as sync, (here.path / "open").open("wb"):
+        # Several looks pass until this one is there.
+        for number in range(3):
+            here.write("whole", b"%d" % number)
+            sync.wait_for(whole=b"%d" % number)
+    assert "is not in S3 as it is now" not in log.read_text()
+
+
 def test_a_log_is_sent_as_it_grows(here: Synced) -> None:
     with here.syncing(are_checkpoints=False) as sync, (here.path / "events").open("wb") as file:
         for text in (b"one", b"onetwo"):
