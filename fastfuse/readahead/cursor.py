@@ -322,7 +322,7 @@ class Faults:
         if self._has(offset):
             if not self._reads:
                 self._is_mapped = offset <= sum(self._around) // 2 < end
-                rest = (self._around[0], offset), (offset + KERNEL_REQUEST_BYTES, self._around[1])
+                rest = (self._around[0], offset), (max(end, offset + KERNEL_REQUEST_BYTES), self._around[1])
                 self.unwanted += [(start, end) for start, end in rest if start < end]
             self._reads += 1
 

@@ -102,6 +102,7 @@ class AnnouncedOrder:
         """Add `inodes` behind what was announced before. A file announced twice is fetched once."""
         for inode in inodes:
             if inode not in self._ahead:
+                self._cached.pop(inode, None)
                 self._queued.setdefault(inode, self._announced_files)
             self._announced_files += 1
 
@@ -140,6 +141,8 @@ class AnnouncedOrder:
     def pass_over(self) -> None:
         """Go on behind the file that `next` gave, which the page cache most likely has."""
         inode, place = self._queued.popitem(last=False)
+        if len(self._cached) >= _MAX_QUEUED_FILES and self._begun_elsewhere >= _PATIENCE_FILES:
+            self._cached.popitem(last=False)  # readers are most likely further on
         if len(self._cached) < _MAX_QUEUED_FILES:
             self._cached[inode] = place
 
@@ -155,23 +158,23 @@ class AnnouncedOrder:
 
     def _lose(self, place: int) -> None:
         """Note that the page cache has lost the file at `place`. If it was one too many, queue those behind it."""
-        front = min(self._recent, default=place)
-        while self._cached and next(iter(self._cached.values())) < front:
-            self._cached.popitem(last=False)  # for others to be remembered
         begun_before = max((other for other in self._recent if other < place), default=-1)  # by the same worker
         self._losses = max(0, self._losses - (place - begun_before - 1)) + 1
         if self._losses >= _MANY_LOSSES:
             self.trusts_page_cache = False
+            while len(self._recent) >= _MANY_LOSSES:
+                self._recent.popleft()  # they may be far behind
+            front = min(self._recent)
             passed = (*self._cached.items(), *self._queued.items())
-            self._queued = OrderedDict((inode, other) for inode, other in passed if other > place)
+            self._queued = OrderedDict((inode, other) for inode, other in passed if other > front)
             self._cached.clear()
-            self._recent.clear()  # they may be far behind
 
     def _drop_behind(self, front: int, foremost: int) -> Sequence[int]:
-        queued, ahead = self._queued, self._ahead
+        ahead = self._ahead
         self._spread_files = max(_LEAST_SPREAD_FILES, foremost - front)
-        while queued and next(iter(queued.values())) < front:
-            queued.popitem(last=False)
+        for passed in (self._queued, self._cached):
+            while passed and next(iter(passed.values())) < front:
+                passed.popitem(last=False)
         late = []
         while ahead and next(iter(ahead.values()))[0] < front - self._spread_files // _SLOW_DIVISOR:
             inode = next(iter(ahead))

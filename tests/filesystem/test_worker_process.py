@@ -19,6 +19,7 @@ import trio.testing
 from fastfuse.errors import ServiceError
 from fastfuse.filesystem import worker_process
 from fastfuse.filesystem.figures.status import Board
+from fastfuse.filesystem.kernel.notices import pack_unwanted_pages
 from fastfuse.filesystem.processes import health
 from fastfuse.filesystem.processes.children import fork_child, wait_child
 from fastfuse.filesystem.processes.hang_report import cpu_and_state
@@ -28,7 +29,7 @@ from fastfuse.filesystem.worker_process import WorkerProcess
 from fastfuse.metrics import Counters
 from fastfuse.readahead.fetches import ReadCounts
 from fastfuse.s3.retries import Retries
-from tests.filesystem.waiting import wait_until
+from tests.filesystem.waiting import PATIENCE_S, wait_until
 
 Life = Callable[[socket.socket], object]
 
@@ -251,3 +252,27 @@ def test_waiting_for_a_cpu_is_counted_while_the_worker_is_asked(
     file.unlink()  # or has no descriptor
     one._write()
     assert counters.get("fastfuse_loop_cpu_wait_seconds") == waited_us
+
+
+async def test_few_notices_wait_for_one_that_the_kernel_does_not_take_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 that waited took 58 MB."""
+    is_taken, (give, sent) = threading.Event(), trio.open_memory_channel[bytes](10_001)
+
+    def send(_fd: int, notices: bytes) -> None:
+        assert is_taken.wait(PATIENCE_S)
+        trio.from_thread.run_sync(give.send_nowait, notices)
+
+    monkeypatch.setattr(worker, "send_notices", send)
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            drop = worker._drops_pages(-1, nursery)
+            for _ in range(100):
+                for _ in range(100):
+                    drop(1, [(0, 4096)])
+                await trio.testing.wait_all_tasks_blocked()
+            is_taken.set()
+            for _ in range(1 + 256):
+                await sent.receive()
+            drop(2, [(0, 4096)])
+            assert await sent.receive() == pack_unwanted_pages(2, [(0, 4096)])
+            nursery.cancel_scope.cancel()

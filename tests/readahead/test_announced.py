@@ -1,7 +1,7 @@
 """Which files of an announced order are fetched: when it is right, roughly right, stale and wrong."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import pytest
 from hypothesis import settings
@@ -19,10 +19,10 @@ class Carried:
 
     def __init__(
         self, inodes: Iterable[int], *, first_bytes: int = 64 * MB, size_bytes: int = 39 * KB,
-        room_files: int = 1 << 30, is_cached: bool = False,
+        room_files: int = 1 << 30, cached: Container[int] = (),
     ) -> None:  # fmt: skip
         self.order = AnnouncedOrder(first_bytes)
-        self.is_cached = is_cached
+        self.cached = cached
         self.room_files = room_files
         self.size_bytes = size_bytes
         self.coming = iter(inodes)
@@ -35,7 +35,7 @@ class Carried:
         while not self.order.is_full and (inode := next(self.coming, None)) is not None:
             self.order.announce([inode])
         while len(self.order._ahead) < self.room_files and (wanted := self.order.next()) is not None:
-            if self.is_cached and self.order.trusts_page_cache:
+            if wanted in self.cached and self.order.trusts_page_cache:
                 self.order.pass_over()
                 continue
             self.order.advance(self.size_bytes)
@@ -120,7 +120,7 @@ def test_what_the_page_cache_has_is_fetched_only_once_most_of_it_is_lost(lost: f
     chance = random.Random(3)
     announced = range(1, 9001)
     opened = [inode for inode in as_workers_open([*announced], files=32, workers=workers) if chance.random() < lost]
-    carried = Carried(announced, is_cached=True)
+    carried = Carried(announced, cached=announced)
     carried.open_all(opened)
     if lost < 0.5:
         assert not carried.fetched
@@ -129,13 +129,47 @@ def test_what_the_page_cache_has_is_fetched_only_once_most_of_it_is_lost(lost: f
 
 
 def test_of_more_files_than_are_remembered_those_that_come_next_are_fetched() -> None:
-    carried = Carried(range(1, 200_001), is_cached=True)
+    carried = Carried(range(1, 200_001), cached=range(1, 200_001))
     carried.open_all(range(1, 3001))
     assert carried.early > 2900
 
 
+def test_what_readers_have_passed_is_not_remembered_in_place_of_what_comes_next() -> None:
+    carried = Carried(range(1, 200_001), cached=range(1, 200_001, 2))
+    carried.open_all(range(2, 150_001, 2))
+    carried.early = 0
+    carried.open_all(range(150_001, 153_001))
+    assert carried.early > 2900
+
+
+def test_files_lost_after_more_than_are_remembered_were_kept_are_fetched_again() -> None:
+    """As a sampler announces them: 16,384 ahead, and one more for each that is read."""
+    carried = Carried(range(1, 150_001), cached=range(1, 200_001))
+    carried.go_on()
+    carried.go_on()
+    for inode in range(134_001, 160_001):
+        carried.coming = iter([inode + 16_000])
+        carried.open(inode)
+    assert carried.early > 26_000 - 16_384 - 512
+
+
+def test_what_is_announced_again_is_fetched_in_its_new_order_once_it_is_lost() -> None:
+    carried = Carried(shuffled(5000, 1), cached=range(1, 5001))
+    carried.coming = iter(shuffled(5000, 2))
+    carried.go_on()
+    carried.open_all(shuffled(5000, 2))
+    assert carried.early > 0.9 * carried.opens
+
+
+def test_workers_that_lag_behind_have_lost_files_fetched_too() -> None:
+    announced = range(1, 4097)
+    carried = Carried(announced, cached=announced)
+    carried.open_all(as_workers_open([*announced], files=256, workers=16))
+    assert carried.early > 0.6 * carried.opens
+
+
 def test_what_is_announced_as_files_are_read_is_remembered_however_long_that_goes_on() -> None:
-    carried = Carried(range(1, 16_001), is_cached=True)
+    carried = Carried(range(1, 16_001), cached=range(1, 200_001))
     for inode in range(1, 150_001, 200):
         carried.coming = iter(range(inode + 16_000, inode + 16_200))
         carried.open(inode)
@@ -145,7 +179,7 @@ def test_what_is_announced_as_files_are_read_is_remembered_however_long_that_goe
 
 
 def test_what_was_read_before_the_page_cache_began_to_lose_files_is_not_fetched() -> None:
-    carried = Carried(range(1, 9001), is_cached=True)
+    carried = Carried(range(1, 9001), cached=range(1, 9001))
     carried.open_all([5, *range(6000, 6500)])
     assert min(carried.fetched) > 6000
     assert carried.early > 480

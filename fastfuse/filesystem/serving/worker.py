@@ -72,6 +72,8 @@ _MOST_MESSAGE_BYTES = 8192
 _RETIRE_FLUSH_S = 0.3
 # A thread that GETs has 264 KiB of buffer, and 256 of stack.
 _BYTES_PER_THREAD = 2 << 20
+# Faults of maps whose notices wait for the one that waits for a READ, which may take until its deadline.
+_MOST_UNSENT_NOTICES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,14 +189,20 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
 
 def _drops_pages(session_fd: int, nursery: trio.Nursery) -> Callable[[int, list[tuple[int, int]]], None]:
     """Return what has the page cache drop ranges of an inode, by a thread: it may wait for pages that we answer."""
-    turns = trio.CapacityLimiter(1)
+    give, take = trio.open_memory_channel[bytes](_MOST_UNSENT_NOTICES)
 
-    async def send(notices: bytes) -> None:
-        # The connection may be gone, or there may be no room for a thread. Then the pages are read one by one.
-        with suppress(OSError, RuntimeError):
-            await trio.to_thread.run_sync(send_notices, session_fd, notices, abandon_on_cancel=True, limiter=turns)
+    async def send() -> None:
+        async for notices in take:
+            # The connection may be gone, or there may be no room for a thread. Then the pages are read one by one.
+            with suppress(OSError, RuntimeError):
+                await trio.to_thread.run_sync(send_notices, session_fd, notices, abandon_on_cancel=True)
 
-    return lambda inode, ranges: nursery.start_soon(send, pack_unwanted_pages(inode, ranges))
+    def drop(inode: int, ranges: list[tuple[int, int]]) -> None:
+        with suppress(trio.WouldBlock):  # the same holds for these
+            give.send_nowait(pack_unwanted_pages(inode, ranges))
+
+    nursery.start_soon(send)
+    return drop
 
 
 def _start_replies(session_fd: int) -> None:
