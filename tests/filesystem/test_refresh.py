@@ -195,6 +195,17 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_clients_and_the_l
     assert caplog.text.count("its connection to the kernel ends") == 1
 
 
+def test_a_process_that_has_told_the_kernel_holds_its_connection_no_longer(children: Children) -> None:
+    """Or the end of the mount would cut off who reads. A mount that drains goes on with no refresh."""
+    here = refresher(children.fork)
+    here._steps = here._tell_kernel(memory_fd("old"))
+    here.go_on()
+    before = here.is_sending
+    here.child_ended(children.pids[0], children.kill(children.pids[0]))
+    assert (before, here.is_sending) == (True, False)
+    here.close()
+
+
 def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linux reads and writes 2 GiB at most in one call."""
     before, now = index_of({f"d/{n}": 1 for n in range(20)}), index_of({"d/x": 1})
