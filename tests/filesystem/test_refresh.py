@@ -185,12 +185,13 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_clients_and_the_l
             assert b"the mount stops" in asked.recv(4096)
     assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
     assert open_descriptors() == before
+    here.go_on()
+    assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.want()
     here.go_on()
     assert len(children.pids) == 2
     here.child_ended(children.pids[1], children.kill(children.pids[1]))
     here.go_on()
-    assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
 
