@@ -1,5 +1,6 @@
 """Announcing an order from a training script: what is sent, when it ends, and that it never fails the script."""
 
+import errno
 import io
 import itertools
 import logging
@@ -230,6 +231,17 @@ class TestNothingFailsTheScript:
         assert warnings() == [
             f"files are not fetched ahead in the announced order: nothing of fastfuse is mounted at {tmp_path}"
         ]
+
+    def test_a_script_that_has_no_descriptor_left_goes_on(
+        self,
+        mountpoint: Path,
+        listener: Listener,
+        monkeypatch: pytest.MonkeyPatch,
+        warnings: Callable[[], list[str]],
+    ) -> None:
+        monkeypatch.setattr(socket, "socket", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        self.ended(iter(["a"]), mountpoint)
+        assert warnings() == ["an announced order ends early: OSError: [Errno 24] Too many open files"]
 
     def ended(self, paths: Iterator[object], mountpoint: Path) -> None:
         """Send until the thread gives up."""

@@ -134,9 +134,13 @@ class Refresher(Procedure):
         self._waiting: list[socket.socket] = []
         self._waiting_for_next: list[socket.socket] = []
         self._is_wanted = False
-        # A process sends notices to the kernel; it may wait for readers.
-        self.is_sending = False
+        self._is_telling = False
         super().__init__()
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether a process sends notices to the kernel; it may wait for readers."""
+        return self._is_telling and self.pid != 0
 
     def want(self, asking: socket.socket | None = None) -> None:
         """Refresh, now or after the running refresh, and send `asking` the outcome."""
@@ -211,7 +215,7 @@ class Refresher(Procedure):
         the mount lives, so it must be told of every change. Telling it twice does no harm.
         """
         reason: object = ""
-        self.is_sending = True
+        self._is_telling = True
         try:
             try:
                 sender = self._fork(partial(self._send, self._connection()))
@@ -230,7 +234,7 @@ class Refresher(Procedure):
         except NoRoomError as error:
             reason = error
         finally:
-            self.is_sending = False
+            self._is_telling = False
         raise ServiceError(
             f"the kernel was not told of every change, and may still show what it remembers: {reason}",
             hint="refresh again: it is told then",

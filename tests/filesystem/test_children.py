@@ -9,10 +9,13 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from fastfuse.errors import FastfuseError, MountError
+from fastfuse.filesystem.figures import endpoint
+from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
 from fastfuse.filesystem.processes.children import (
     UNHEEDED,
     NoRoomError,
@@ -217,3 +220,23 @@ def test_a_pause_that_outlasts_the_wait_is_no_signal_and_hides_none() -> None:
         wait_child(child)
         os.close(taken_fd)
         os.close(tell_fd)
+
+
+def test_a_metrics_endpoint_that_dies_at_once_is_started_every_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end wakes the supervisor, which would do nothing but fork."""
+    clock = Mock()
+    started_s: list[float] = []
+
+    def fork(_: Callable[[], object]) -> int:
+        started_s.append(clock.monotonic())
+        return 1
+
+    monkeypatch.setattr(endpoint, "time", clock)
+    here = MetricsEndpoint(None, {}, fork)
+    here.listener = Mock()
+    for now_s in range(12):
+        clock.monotonic.return_value = now_s
+        here.go_on()
+        here.child_ended(1, 1)
+        here.go_on()
+    assert started_s == [0, 5, 10]

@@ -185,14 +185,26 @@ def test_what_a_refresh_was_to_be_followed_by_ends_with_it_and_clients_and_the_l
             assert b"the mount stops" in asked.recv(4096)
     assert "s3://bucket/ was not refreshed: its connection to the kernel ends" in caplog.text
     assert open_descriptors() == before
+    here.go_on()
+    assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.want()
     here.go_on()
     assert len(children.pids) == 2
     here.child_ended(children.pids[1], children.kill(children.pids[1]))
     here.go_on()
-    assert len(children.pids) == 1, "one that was wanted of the connection before was started"
     here.close()
     assert caplog.text.count("its connection to the kernel ends") == 1
+
+
+def test_a_process_that_has_told_the_kernel_holds_its_connection_no_longer(children: Children) -> None:
+    """Or the end of the mount would cut off who reads. A mount that drains goes on with no refresh."""
+    here = refresher(children.fork)
+    here._steps = here._tell_kernel(memory_fd("old"))
+    here.go_on()
+    before = here.is_sending
+    here.child_ended(children.pids[0], children.kill(children.pids[0]))
+    assert (before, here.is_sending) == (True, False)
+    here.close()
 
 
 def test_all_notices_are_kept_and_sent_however_little_one_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ STOPPING: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT}
 STOP_ORDER = signal.SIGRTMIN
 
 # Each ends a process by default, and means nothing to ours. Slurm warns the training script by one of the first two,
-# which `fastfuse run` passes on. SIGIO means something to a process that asks for it, and blocks it.
+# which `fastfuse run` passes on. SIGIO means something to a process that asks for it, and blocks it, and SIGALRM to one
+# that sets its alarm.
 UNHEEDED: set[int] = {
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGPWR),
     *(signal.SIGSTKFLT, signal.SIGXCPU, signal.SIGIO),

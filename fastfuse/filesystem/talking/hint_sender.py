@@ -58,6 +58,10 @@ _TURN_S = 20.0
 
 _warned: set[str] = set()
 
+# Stands for a connection that is not made yet. It has no descriptor: a script that has none left is not to fail here.
+_UNCONNECTED = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+_UNCONNECTED.close()
+
 
 class HintSender:
     """One order on its way to the mount, through one connection at a time."""
@@ -76,7 +80,7 @@ class HintSender:
         # Guards the connection: it is made in one thread and shut down by another.
         # A sampler that is collected closes in any of them.
         self._lock = threading.RLock()
-        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection = _UNCONNECTED
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 

@@ -167,7 +167,7 @@ class Survey:
         self.is_there = bytearray(len(table))
         self.kept_files = self.kept_bytes = self.unknown_files = 0
         self._table = table
-        # Files that this boot wrote, and those unchanged since then, hold what was written to them.
+        # Files that this boot wrote, and those unchanged since `_settled_ns`, hold what was written to them.
         self._boot, self._settled_ns = disk.boot_id(), disk.settled_ns(places.root)
         self.is_there[0] = 1
         for row in np.flatnonzero(table.columns["kinds"] == Kind.DIRECTORY).tolist():
