@@ -154,8 +154,7 @@ class Refresher(Procedure):
             connection.close()
 
     def close_files(self) -> None:
-        """Close every file in a child that does not refresh: a copy would keep its memory."""
-        self._steps.close()
+        super().close_files()
         os.close(self._owed_fd)
 
     def close(self) -> None:

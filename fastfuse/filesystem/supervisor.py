@@ -219,7 +219,8 @@ class Supervisor:
 
         def without_files() -> None:
             os.setsid()
-            self._refresher.close_files()
+            for owner in (self._refresher, self._credentials):
+                owner.close_files()
             for fd in (self._refresher.table_fd, self._session.fd if self._session is not None else -1):
                 if fd >= 0:
                     os.close(fd)
@@ -242,7 +243,8 @@ class Supervisor:
 
         def work(messages: socket.socket) -> None:
             os.setsid()  # a daemon leaves the process group of its caller once this worker serves
-            self._refresher.close_files()
+            for owner in (self._refresher, self._credentials):
+                owner.close_files()
             task = WorkerTask(
                 settings=settings,
                 operations=self._operations,

@@ -162,6 +162,25 @@ def test_one_process_answers_all_questions_that_came_before_its_end() -> None:
         assert found.ask().access_key == ACCESS_KEY
 
 
+def test_a_child_that_is_forked_during_a_search_keeps_no_copy_of_the_answer() -> None:
+    def answers() -> list[str]:
+        return [name for name in open_descriptors(os.getpid()).values() if "fastfuse-answer" in name]
+
+    with desk() as found:
+        assert found.end is not None
+        found.end.send(b"ask")
+        found.finder.go_on()
+        assert len(answers()) == 1
+
+        def look() -> None:
+            found.finder.close_files()
+            if answers():
+                os._exit(1)
+
+        assert wait_child(fork_child(look)) == 0
+        found.reap()
+
+
 def test_an_answer_to_whoever_has_gone_is_not_taken_for_a_later_one(aws_environment: Path, tmp_path: Path) -> None:
     reply = tmp_path / "reply"
     write_process_profile(aws_environment, reply, calls=tmp_path / "calls")

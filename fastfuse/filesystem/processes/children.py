@@ -231,6 +231,10 @@ class Procedure(ABC):
         if not self.pid:
             self.pid = self._steps.send(self._exit_code)
 
+    def close_files(self) -> None:
+        """Close, in a child that takes no step, what the steps have opened: a copy would keep its memory."""
+        self._steps.close()
+
     @abstractmethod
     def _run(self) -> Steps[None]:
         """Take the steps, for ever; yield 0 while there is nothing to do."""
