@@ -242,7 +242,7 @@ class S3Session:
 
     def trust_again(self) -> Version:
         """Have `tls` trust the authorities in their file of today, too; return the version that it trusts now."""
-        self._trusted.trust_again(self.tls.trust)
+        self._trusted.trust_again(self.tls.trust, is_refused=True)
         return self.trusted_version
 
     @property
@@ -373,10 +373,10 @@ class _CaBundle:
         # The version that is trusted, and the last one that was read, perhaps in vain.
         self.version = self._read = _version(path)
 
-    def trust_again(self, trust: Callable[[str], object]) -> None:
-        """Have `trust` read the file if it is another version now."""
+    def trust_again(self, trust: Callable[[str], object], *, is_refused: bool = False) -> None:
+        """Have `trust` read the file if it is another version now. Warn if it is needed (`is_refused`) and not seen."""
         found = _version(self._path)
-        if self._path is None or found == self._read:
+        if self._path is None or found == self._read or (found == _NO_FILE and not is_refused):
             return
         self._read = found
         if found == _NO_FILE:
