@@ -62,7 +62,7 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
 def test_no_smaller_memory_target_is_advised_than_there_is(
     target_bytes: int, remedy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = SimpleNamespace(exit_code=-9, end="killed", was_killed=True, has_served=True)
+    worker = SimpleNamespace(exit_code=-9, end="killed", is_blameless=True, has_served=True)
     session = session_with(is_waited_for=False, refuse_deadly_request=Mock(return_value=None))
     monkeypatch.setattr(module, "oom_kills", lambda: None)
     counters = Counters()
