@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import fastfuse.errors
@@ -189,7 +190,7 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
         ServiceError: the process, `who` in the message, did not live to answer.
     """
     with os.fdopen(memory_fd("fastfuse-answer"), "rb") as answer:
-        child = fork_child(lambda: os.pwrite(answer.fileno(), message_of(make), 0))
+        child = fork_child(partial(_answer_on, answer.fileno(), make))
         try:
             exit_code, child = wait_child(child), 0
         finally:
@@ -206,9 +207,7 @@ def asking(fork: Fork, make: Callable[[], dict[str, Any]], who: str) -> Steps[di
         NoRoomError: the system has no room for it, or for its answer.
     """
     with os.fdopen(memory_fd("fastfuse-answer"), "rb") as answer:
-        exit_code = yield fork(
-            lambda: os.pwrite(answer.fileno(), message_of(make), 0)
-        )  # whoever reads shares the offset
+        exit_code = yield fork(partial(_answer_on, answer.fileno(), make))
         return _result_of(answer.read(), who, exit_code)
 
 
@@ -259,6 +258,10 @@ def memory_fd(name: str) -> int:
         return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise NoRoomError(f"no process can be started: {error.strerror}", hint="see ulimit -n") from error
+
+
+def _answer_on(fd: int, make: Callable[[], dict[str, Any]]) -> None:
+    os.pwrite(fd, message_of(make), 0)  # whoever reads shares the offset
 
 
 def _result_of(message: bytes, who: str, exit_code: int) -> dict[str, Any]:
