@@ -10,11 +10,11 @@ import trio
 
 # A loop sleeps for so long at a time, and looks at the clock at least so often; a busy machine delays it by less.
 _LONGEST_SLEEP_S = 1.0
-LONGEST_LOOK_S = 3.0
+LONGEST_STEP_S = 3.0
 
 
 class AwakeClock(trio.abc.Clock):
-    """The monotonic clock, on which no more than `LONGEST_LOOK_S` passes between two looks. For one run."""
+    """The monotonic clock, on which no more than `LONGEST_STEP_S` passes between two looks. For one run."""
 
     def __init__(self) -> None:
         self._looked_s, self._stopped_s = perf_counter(), 0.0
@@ -25,8 +25,8 @@ class AwakeClock(trio.abc.Clock):
     def current_time(self) -> float:
         """Return the seconds on this clock."""
         now_s = perf_counter()
-        if now_s > self._looked_s + LONGEST_LOOK_S:
-            self._stopped_s += now_s - self._looked_s - LONGEST_LOOK_S
+        if now_s > self._looked_s + LONGEST_STEP_S:
+            self._stopped_s += now_s - self._looked_s - LONGEST_STEP_S
         self._looked_s = now_s
         return now_s - self._stopped_s
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse import awake
-from fastfuse.awake import LONGEST_LOOK_S, AwakeClock
+from fastfuse.awake import LONGEST_STEP_S, AwakeClock
 
 
 @pytest.mark.parametrize(
@@ -15,11 +15,11 @@ from fastfuse.awake import LONGEST_LOOK_S, AwakeClock
     [
         ([float(second) for second in range(60)], 59.0),
         # A busy machine delays the loop.
-        ([LONGEST_LOOK_S, 2 * LONGEST_LOOK_S], 2 * LONGEST_LOOK_S),
+        ([LONGEST_STEP_S, 2 * LONGEST_STEP_S], 2 * LONGEST_STEP_S),
         # The process is stopped, once or again.
-        ([1.0, 3600.0], 1.0 + LONGEST_LOOK_S),
-        ([1.0, 3600.0, 3601.0], 2.0 + LONGEST_LOOK_S),
-        ([1.0, 3600.0, 7200.0], 1.0 + 2 * LONGEST_LOOK_S),
+        ([1.0, 3600.0], 1.0 + LONGEST_STEP_S),
+        ([1.0, 3600.0, 3601.0], 2.0 + LONGEST_STEP_S),
+        ([1.0, 3600.0, 7200.0], 1.0 + 2 * LONGEST_STEP_S),
     ],
 )
 def test_a_time_in_which_the_process_was_stopped_does_not_pass(
@@ -32,7 +32,7 @@ def test_a_time_in_which_the_process_was_stopped_does_not_pass(
 
 @pytest.mark.parametrize("deadline_s", [100.0, inf])
 def test_a_loop_looks_often_enough_while_it_waits_for_long(deadline_s: float) -> None:
-    assert AwakeClock().deadline_to_sleep_time(AwakeClock().current_time() + deadline_s) < LONGEST_LOOK_S
+    assert AwakeClock().deadline_to_sleep_time(AwakeClock().current_time() + deadline_s) < LONGEST_STEP_S
 
 
 def test_every_loop_with_requests_that_a_job_waits_for_has_this_clock() -> None:

@@ -290,8 +290,8 @@ class Faults:
         self._around, self._reads, self._is_mapped = (0, 0), 1, True
         # The runs before the last jumps, in a row, that may have been one fault each; and what one asks for at most.
         self._short_runs, self._fault_bytes = 0, _AROUND_BYTES
-        # What was put off, but for the page that is wanted and what is fetched with it. The kernel is to forget it: it
-        # would ask for each page of it, one by one.
+        # The kernel is to forget these ranges, or it would ask for each page of them alone. They were put off, and hold
+        # neither the page that is wanted nor what is fetched with it.
         self.unwanted: list[tuple[int, int]] = []
 
     def put_off(self, offset: int, end: int, last: Cursor, runs: Iterable[Cursor]) -> bool:

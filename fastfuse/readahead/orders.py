@@ -71,10 +71,10 @@ class AnnouncedOrder:
         # The place in the order by inode, lowest first, and with what is ahead its size.
         self._queued: OrderedDict[int, int] = OrderedDict()
         self._ahead: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        # What was left to the page cache, as in `_queued`. It is trusted until it has lost most of that.
+        # The page cache has these files, in the form of `_queued`. It is trusted until it has lost most of them.
         self._cached: OrderedDict[int, int] = OrderedDict()
         self.trusts_page_cache = True
-        # How many files more than it kept it has lost, of late.
+        # It has lost so many files more than it kept, of late.
         self._losses = 0
         self._ahead_bytes = 0
         self._announced_files = 0

@@ -41,7 +41,7 @@ _UNSENDABLE = re.compile(r"[^\x20-\x7e]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What signs a request. `expires_at` is None for credentials that do not expire. The repr shows no secret."""
+    """The credentials that sign a request; `expires_at` is None if they do not expire. The repr shows no secret."""
 
     access_key: str
     secret_key: str = field(repr=False)

@@ -175,7 +175,7 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
-        # When each file was first seen that has been open, or has changed, in each look since.
+        # The time at which each file was first seen that has been open, or has changed, in each look since.
         self._unfinished: dict[str, float] = {}
         # Files that were here before, of whose names S3 has stored an object since they were written.
         self._older: dict[str, _Version] = {}

@@ -82,7 +82,7 @@ class Phases:
         self._took_s: dict[Phase, float] = {}
         self._now: Phase | None = None
         self._since_s = time.monotonic()
-        # What tells of a transfer, by the name of what is transferred.
+        # A function tells of each transfer, under the name of what is transferred.
         self._progress: dict[str, Callable[[Callable[[], str]], None]] = {}
 
     def enter(self, phase: Phase, text: str) -> None:
