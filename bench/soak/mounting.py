@@ -160,21 +160,23 @@ def _threads(pid: int) -> int:
 
 def _descriptor_kinds(pid: int) -> Iterator[str]:
     with suppress(FileNotFoundError, ProcessLookupError):
-        tcp = _tcp_inodes(pid)
+        listening = _listening_inodes(pid)
         for entry in os.listdir(_PROC / str(pid) / "fd"):
-            with suppress(FileNotFoundError):
-                target = os.readlink(_PROC / str(pid) / "fd" / entry)
+            with suppress(OSError):  # it was closed meanwhile
+                path = _PROC / str(pid) / "fd" / entry
+                target = os.readlink(path)
                 kind, _, rest = target.partition(":")
                 if kind == "socket":
-                    yield "TCP connection" if rest.strip("[]") in tcp else "socket"
+                    is_tcp = os.getxattr(path, "system.sockprotoname").startswith(b"TCP")
+                    yield "TCP connection" if is_tcp and rest.strip("[]") not in listening else "socket"
                 else:
                     yield kind if kind == "pipe" else "segment" if ".segment" in target else target
 
 
-def _tcp_inodes(pid: int) -> set[str]:
-    """Return the inodes of established connections; not those of listening sockets."""
+def _listening_inodes(pid: int) -> set[str]:
+    """Return the inodes of listening sockets; what is not in the table may be a connection that its peer has reset."""
     lines = (_PROC / str(pid) / "net" / "tcp").read_text().splitlines()[1:]
-    return {fields[9] for fields in map(str.split, lines) if fields[3] != "0A"}
+    return {fields[9] for fields in map(str.split, lines) if fields[3] == "0A"}
 
 
 def _shared_memory(pid: int) -> set[tuple[str, ...]]:
