@@ -104,8 +104,8 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
 
     `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
     is ``--training``, and a list repeats its option. One that is None or False is left out, and so is its
-    variable, with those that refine it (``FASTFUSE_CACHE_SIZE``). A daemon serves the mount, and logs to ``log_file`` or
-    to syslog. It ends with the program, killed or not.
+    variable, with those that refine it (``FASTFUSE_CACHE_SIZE``). A daemon serves the mount, and logs to ``log_file``
+    or to syslog. It ends with the program, killed or not.
 
     Raises:
         ConfigurationError: an option is wrong, or there is no such option.
