@@ -104,7 +104,8 @@ def mount(source: str, path: str | os.PathLike[str] | None = None, **options: Op
 
     `options` are those of ``fastfuse mount``: ``memory_target="4GiB"`` is ``--memory-target 4GiB``, ``training=True``
     is ``--training``, and a list repeats its option. One that is None or False is left out, and so is its
-    variable. A daemon serves the mount, and logs to ``log_file`` or to syslog. It ends with the program, killed or not.
+    variable, with those that refine it (``FASTFUSE_CACHE_SIZE``). A daemon serves the mount, and logs to ``log_file``
+    or to syslog. It ends with the program, killed or not.
 
     Raises:
         ConfigurationError: an option is wrong, or there is no such option.
@@ -189,7 +190,8 @@ def _words(name: str, value: Option) -> list[str]:
 def _started(*words: str, left_out: Sequence[str], fd: int) -> subprocess.Popen[str]:
     # -P: a file of the caller's directory must not take the place of a module.
     command = [sys.executable, "-P", "-m", "fastfuse", *words]
-    environment = environment_without({f"FASTFUSE_{name.upper()}" for name in (*_RESERVED, *left_out)})
+    without = {f"FASTFUSE_{name.upper()}" for name in (*_RESERVED, *left_out)}
+    environment = environment_without(without | {"PYTHONINSPECT"})  # it would end with a prompt, and not with its code
     environment[PROGRAM_FD] = str(fd)
     try:
         return subprocess.Popen(

@@ -4,13 +4,23 @@ A job scheduler stops a job for hours (SIGSTOP), and ``docker pause`` freezes a 
 deadlines of all requests under way pass meanwhile, and the requests would fail as the process goes on.
 """
 
+from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
+from typing import TypeVar, TypeVarTuple
 
 import trio
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 # A loop sleeps for so long at a time, and looks at the clock at least so often; a busy machine delays it by less.
 _LONGEST_SLEEP_S = 1.0
 LONGEST_STEP_S = 3.0
+
+
+def run(work: Callable[[*_Ts], Awaitable[_T]], *args: *_Ts, instruments: Sequence[trio.abc.Instrument] = ()) -> _T:
+    """Return the result of ``work(*args)``, for which trio runs on a clock of this kind."""
+    return trio.run(work, *args, clock=AwakeClock(), instruments=instruments)
 
 
 class AwakeClock(trio.abc.Clock):

@@ -71,13 +71,10 @@ def hand_over(paths: Iterable[AnyPath], mountpoint: AnyPath, *, meanwhile: Meanw
         sender.close()
 
 
-_Key = TypeVar("_Key", contravariant=True)
-
-
-class _Paths(Protocol[_Key]):
+class _Paths(Protocol):
     """A list, an array, a mapping: whatever knows the path of a sample."""
 
-    def __getitem__(self, index: _Key, /) -> Any: ...  # noqa: ANN401 -- a path, be it in an array's own type
+    def __getitem__(self, sample: Any, /) -> Any: ...  # noqa: ANN401 -- a path, be it in an array's own type
 
 
 _Sample = TypeVar("_Sample")
@@ -87,10 +84,10 @@ class HintedSampler(Generic[_Sample]):
     """A PyTorch sampler that announces the files of an epoch in the order in which it draws them.
 
     ``DataLoader(dataset, sampler=HintedSampler(sampler, paths, mountpoint), num_workers=...)`` announces
-    ``paths[sample]`` for each sample. The first 16,384 samples of `sampler` are drawn and announced at the start of the
-    epoch, and then one more for each that the loader takes, so an endless sampler will do. Whatever else `sampler` has,
-    such as ``set_epoch``, is there as well, except ``state_dict``. One epoch at a time: the next one withdraws what is
-    left of the last.
+    ``paths[sample]`` for each sample, or each in a list of them, as a `BatchSampler` draws. The first 16,384 samples of
+    `sampler` are drawn and announced at the start of the epoch, and then one more for each that the loader takes, so an
+    endless sampler will do. Whatever else `sampler` has, such as ``set_epoch``, is there as well, except
+    ``state_dict``. One epoch at a time: the next one withdraws what is left of the last.
 
     Raises:
         NotADirectoryError: `mountpoint` is none.
@@ -109,7 +106,7 @@ class HintedSampler(Generic[_Sample]):
         made: Self = super().__new__(kind)
         return made
 
-    def __init__(self, sampler: Iterable[_Sample], paths: _Paths[_Sample], mountpoint: AnyPath) -> None:
+    def __init__(self, sampler: Iterable[_Sample], paths: _Paths, mountpoint: AnyPath) -> None:
         self._sampler = sampler
         self._paths = paths
         self._mountpoint = _directory(mountpoint)
@@ -153,16 +150,17 @@ class HintedSampler(Generic[_Sample]):
             setattr(self._sampler, name, value)
 
 
-class _Epoch(Generic[_Sample]):
+class _Epoch:
     """The samples of one epoch on their way from the thread that draws them to the one that sends their paths."""
 
-    def __init__(self, paths: _Paths[_Sample], mountpoint: Path) -> None:
+    def __init__(self, paths: _Paths, mountpoint: Path) -> None:
         # None at its end.
-        self._unsent: SimpleQueue[tuple[_Sample] | None] = SimpleQueue()
-        self._sender = HintSender((paths[sample] for (sample,) in iter(self._unsent.get, None)), mountpoint)
+        self._unsent: SimpleQueue[tuple[Any] | None] = SimpleQueue()
+        batches = (drawn[0] if isinstance(drawn[0], list) else drawn for drawn in iter(self._unsent.get, None))
+        self._sender = HintSender((paths[sample] for batch in batches for sample in batch), mountpoint)
         self._sender.start()
 
-    def announce(self, samples: Iterable[_Sample]) -> None:
+    def announce(self, samples: Iterable[object]) -> None:
         for sample in samples:
             if self._unsent.qsize() < _MAX_UNSENT_SAMPLES:
                 self._unsent.put((sample,))

@@ -90,6 +90,9 @@ class Unwaiting(Unbuffered):
         if stat.S_ISSOCK(status.st_mode):
             with socket.socket(fileno=os.dup(self.fileno())) as end:
                 return end.send(data, socket.MSG_DONTWAIT)
+        if stat.S_ISFIFO(status.st_mode):
+            # Whole lines, which the kernel takes at once: other processes write to the same pipe.
+            data = data[: data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or None]
         return os.write(self.fileno() if self._own_fd < 0 else self._own_fd, data)
 
     def _follow(self, status: os.stat_result) -> None:

@@ -191,9 +191,11 @@ def test_variables_that_would_put_the_mount_elsewhere_or_that_are_left_out_are_n
         ("FUSE_FD", "9"),
         ("MOUNTPOINT", "/nowhere"),
         ("CACHE", "/nonexistent/cache"),
+        ("CACHE_SIZE", "1GiB"),
         ("VERIFY", "maybe"),
     ):
         monkeypatch.setenv(f"FASTFUSE_{name}", value)
+    monkeypatch.setenv("PYTHONINSPECT", "1")
     with fastfuse.mount("s3://bucket/train/", **options, cache=None, verify=False) as mnt:
         assert contents(mnt.path) == OBJECTS
 

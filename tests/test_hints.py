@@ -389,6 +389,14 @@ class TestHintedSampler:
         with listener.accept() as connection:
             assert received(connection, 10) == [self.paths[sample].encode() for sample in drawn]
 
+    def test_the_lists_of_a_batch_sampler_are_announced_sample_by_sample(
+        self, mountpoint: Path, listener: Listener
+    ) -> None:
+        sampler = HintedSampler([[3, 1], [2]], self.paths, mountpoint)
+        assert list(sampler) == [[3, 1], [2]]
+        with listener.accept() as connection:
+            assert received(connection, 3) == [b"0003", b"0001", b"0002"]
+
     def test_an_endless_sampler_is_announced_a_bounded_number_of_samples_ahead(
         self, mountpoint: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,5 +1,6 @@
 """What log lines look like and where they go."""
 
+import fcntl
 import json
 import logging
 import os
@@ -236,6 +237,17 @@ def test_a_long_line_is_whole_for_a_reader_that_is_slow(monkeypatch: pytest.Monk
         reader = fork_child(lambda: read_all_of(reading_fd, whole))
         UnblockedStderr().write(text)
         assert wait_child(reader) == 0
+        monkeypatch.undo()
+
+
+def test_a_pipe_without_room_for_a_traceback_gets_whole_lines_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes write to the same pipe."""
+    reading_fd, writing_fd = os.pipe()
+    with open(reading_fd, "rb", buffering=0) as reading, open(writing_fd, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        os.write(writing_fd, bytes(fcntl.fcntl(writing_fd, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF))
+        UnblockedStderr().write("\n".join(["x" * 999] * 10))
+        assert reading.read(1 << 20).lstrip(b"\0") == (b"x" * 999 + b"\n") * 4
         monkeypatch.undo()
 
 

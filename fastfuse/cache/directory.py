@@ -186,7 +186,7 @@ def _lock(fd: int, how: int, within_s: float) -> None:
 
 
 def _enter(settings: CacheSettings, claims_fd: int, *, fills: bool) -> CacheSettings:
-    """Lock the directory as one in use; return the settings with the size that all its processes keep to."""
+    """Lock the directory if this process `fills` it; return the settings with the size that all processes keep to."""
     if fills:
         with suppress(OSError):  # others use it, or its disk is full
             fcntl.flock(claims_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,6 +194,8 @@ def _enter(settings: CacheSettings, claims_fd: int, *, fills: bool) -> CacheSett
     # Whoever clears a damaged index, or sets the size, takes it alone for a moment.
     _lock(claims_fd, fcntl.LOCK_SH, _OPENED_WITHIN_S)
     size_bytes = int.from_bytes(os.pread(claims_fd, 8, 0)) or settings.size_bytes
+    if not fills:
+        fcntl.flock(claims_fd, fcntl.LOCK_UN)  # a mount that begins meanwhile decides on the size
     if fills and size_bytes != settings.size_bytes:
         sizes = format_size(size_bytes), format_size(settings.size_bytes)
         _log.warning("the cache %s is kept to %s, not %s: another process gave it that", settings.directory, *sizes)

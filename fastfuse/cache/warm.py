@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.cache.directory import OpenCache
 from fastfuse.cache.reader import CachedReader
 from fastfuse.errors import ReadError, first_of
@@ -98,7 +98,7 @@ def warm(
         return state
 
     try:
-        return trio.run(run, clock=AwakeClock())
+        return awake.run(run)
     except ExceptionGroup as error:
         raise first_of(error) from error
 

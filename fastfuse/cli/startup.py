@@ -37,8 +37,12 @@ def prepare() -> None:
 
 
 def environment_without(names: Collection[str]) -> dict[str, str]:
-    """Return the environment for a process that is started, without the variables `names`."""
-    return {name: value for name, value in os.environ.items() if name not in names}
+    """Return the environment for a process, without the variables `names` and those whose names go on after one.
+
+    Without ``FASTFUSE_CACHE``, ``FASTFUSE_CACHE_SIZE`` would be refused.
+    """
+    beginnings = tuple(f"{name}_" for name in names)
+    return {name: value for name, value in os.environ.items() if not f"{name}_".startswith(beginnings)}
 
 
 def _flush_stderr() -> None:

@@ -168,6 +168,8 @@ def _lines(one: Mapping[str, Any], now: float) -> Iterator[str]:
         yield f"  trouble   for {since}: {failures_in(trouble)}; {_consequence(trouble, counters)}"
     listed_ago = format_duration(now - counters["fastfuse_listed_timestamp_seconds"])
     yield f"  objects   {counters['fastfuse_table_files']:,}, listed {listed_ago} ago"
+    if failure := one.get("refresh_failure"):  # a mount of another version may not say
+        yield f"  refresh   failing for {format_duration(now - failure['since'])}: {plain(failure['reason'])}"
     read, fetched = rates["fastfuse_read_served_bytes"] / 1e6, rates["fastfuse_fetched_bytes"] / 1e6
     yield f"  rates     {read:,.1f} MB/s read, {fetched:,.1f} MB/s fetched (the last {rates['seconds']:.0f} s)"
     waiting, stalled = counters["fastfuse_waiting_reads"], rates["fastfuse_stalled_seconds"]

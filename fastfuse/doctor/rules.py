@@ -19,6 +19,8 @@ _LEAST_MEMORY_BYTES = 512 * MIB
 # S3 refuses requests that were signed 15 minutes away from its own time (RequestTimeTooSkewed).
 _MOST_SKEW_S = 900
 _WORRYING_SKEW_S = 300
+# Programs that renew certificates mostly do so 30 days before they expire.
+_LEAST_CERTIFICATE_DAYS = 14
 # Within a region S3 takes 20 to 40 ms to the first byte.
 _FAR_S = 0.1
 # S3 gives 90 MB/s to one connection: if many get no more together, something between limits them.
@@ -132,6 +134,13 @@ def clock(skew_s: float | None) -> Finding:
         return Finding("clock", Level.OK, found)
     level = Level.WARN if abs(skew_s) < _MOST_SKEW_S else Level.FAIL
     return Finding("clock", level, found, "set this machine's clock (timedatectl set-ntp true): S3 refuses 15 minutes")
+
+
+def certificate(days_left: int) -> Finding:
+    """Judge in how many days the service's certificate expires."""
+    found = f"days until it expires: {days_left}"
+    remedy = "renew it at the server or proxy, unless that does so by itself: reads fail from then on"
+    return _warn_unless(days_left >= _LEAST_CERTIFICATE_DAYS, Finding("certificate", Level.OK, found), found, remedy)
 
 
 def region(used: str, told: str) -> Finding:

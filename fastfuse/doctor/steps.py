@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import trio
 
 from fastfuse.advise.probe import measure_network
-from fastfuse.doctor.rules import Finding, Level, clock, network, region
+from fastfuse.doctor.rules import Finding, Level, certificate, clock, network, region
 from fastfuse.errors import FastfuseError, ServiceError
 from fastfuse.index.listing.acceptance import check_readable, has_readable_bytes, samples
 from fastfuse.index.listing.page import Pager
@@ -130,8 +130,10 @@ class _Steps:
         except OSError as error:
             failure = failure_of_connection(error)
             raise self._session.command_error(failure, self._source.bucket, "", route.endpoint.region) from error
-        secured = "TLS" if route.endpoint.scheme == "https" else "no TLS"
-        return [Finding("connection", Level.OK, f"{secured}, {took_ms:.0f} ms to connect")]
+        days_left = connection.certificate_days
+        secured = "TLS" if days_left is not None else "no TLS"
+        connected = Finding("connection", Level.OK, f"{secured}, {took_ms:.0f} ms to connect")
+        return [connected] if days_left is None else [connected, certificate(days_left)]
 
     async def _clock(self) -> list[Finding]:
         date = parse_date(self._head.headers.get("date", "")) if self._head else None

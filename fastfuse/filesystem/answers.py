@@ -16,6 +16,7 @@ from fastfuse.filesystem.mounting.mount_places import Place
 from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.processes.children import Fork, error_message
 from fastfuse.filesystem.processes.hang_report import hang_report
+from fastfuse.filesystem.refresh import Refresher
 from fastfuse.filesystem.talking.control import (
     INDEX,
     LOG_LEVEL,
@@ -49,8 +50,9 @@ class Answers:
     worker: WorkerProcess
     fork: Fork
     session: S3Session
+    refresher: Refresher
 
-    def give(self, asked: Mapping[str, Any], connection: socket.socket, snapshot_fd: int) -> bool:
+    def give(self, asked: Mapping[str, Any], connection: socket.socket) -> bool:
         """Answer what a client `asked`; return False if that is not answered here. Never wait."""
         request = asked["request"]
         try:
@@ -60,7 +62,7 @@ class Answers:
                 send_answer(connection, json.dumps(self._log_level(asked.get("level"))).encode())
             elif request == INDEX:
                 with connection, suppress(OSError):  # the client may have gone
-                    socket.send_fds(connection, [b"{}"], [snapshot_fd])
+                    socket.send_fds(connection, [b"{}"], [self.refresher.table_fd])
             elif request in {TRACE, TOP, TASKS}:
                 if not self.worker.take_request(connection, asked):
                     raise MountError("no worker can answer now", hint="ask again")
@@ -103,6 +105,7 @@ class Answers:
             "state": state,
             "trouble": trouble,
             "errors": shown.get("errors", []),
+            "refresh_failure": self.refresher.failure,
             "memory_target_bytes": settings.memory_target_bytes,
             "connection": asdict(settings.connection) | {"endpoint_url": self.session.endpoint_url},
             "cache": cache and asdict(cache) | {"directory": str(cache.directory)},

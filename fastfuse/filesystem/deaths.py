@@ -104,7 +104,7 @@ class Deaths:
             is_least = self._counters.get("fastfuse_memory_target_bytes") <= MINIMUM_MEMORY_BYTES
             _log.error(
                 "workers are killed%s: give %s",
-                ", and memory ran out in their control group" if is_counted else " by SIGKILL, as the OOM killer does",
+                " by the OOM killer" if is_counted else " by SIGKILL, as the OOM killer does",
                 "the container a larger memory limit, 512 MiB or more: --memory-target is the least already"
                 if is_least
                 else "a smaller --memory-target, or the container a larger memory limit",

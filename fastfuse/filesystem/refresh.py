@@ -135,6 +135,8 @@ class Refresher(Procedure):
         self._waiting_for_next: list[socket.socket] = []
         self._is_wanted = False
         self._is_telling = False
+        # Since when refreshes have failed, in seconds since 1970, and why the last one did; None once one succeeds.
+        self.failure: dict[str, object] | None = None
         super().__init__()
 
     @property
@@ -183,12 +185,14 @@ class Refresher(Procedure):
             yield from self._tell_kernel(old_fd)
         except FastfuseError as error:
             answer = error_message(error)
+            self.failure = (self.failure or {"since": time.time()}) | {"reason": str(error)}
             if report is None:
                 _log.error("the view stays as it was: %s was not refreshed: %s", self._source, error)
             else:  # the next refresh sends the notices
                 _log.error("%s was refreshed, but %s; %s", self._source, error, error.hint)
         else:
             os.ftruncate(self._owed_fd, 0)
+            self.failure = None
             outcome, answer = "ok", json.dumps({"fastfuse": PROTOCOL, **asdict(report)}).encode()
             _log.info("refreshed %s: %s", self._source, report)
         self._counters.count("fastfuse_refreshes", value=outcome)

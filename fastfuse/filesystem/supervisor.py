@@ -104,6 +104,7 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
+        self._counters.set("fastfuse_cache_wanted", int(settings.cache is not None))
         self._worker = WorkerProcess(self._counters, self._every_second)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
@@ -117,12 +118,14 @@ class Supervisor:
         self._stops_at_s = inf  # when the grace period ends
         # The worker accepts: a client that announces files while no worker lives waits for the next one.
         self._hints: socket.socket | None = None
-        self._answers = Answers(settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3)
         self._credentials = CredentialFinder(self._s3, self._fork)
         self._refresher = Refresher(
             settings.source, settings.origin, self._s3, self._counters, self._fork,
             take_table=self._worker.take_table, connection=self._connection,
         )  # fmt: skip
+        self._answers = Answers(
+            settings, self._place, self._recent, self._board, self._worker, self._fork, self._s3, self._refresher
+        )
 
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
@@ -297,7 +300,7 @@ class Supervisor:
         for asked, asking in self._control.requests() if self._control is not None else ():
             if self._session is None or not self._session.is_connected:
                 asking.close()  # another mount may have the number of this one, and answers
-            elif not self._answers.give(asked, asking, self._refresher.table_fd):
+            elif not self._answers.give(asked, asking):
                 if self._stops_at_s < inf:
                     send_answer(asking, error_message(MountError("the mount stops")))
                 else:

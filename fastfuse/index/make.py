@@ -12,9 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import trio
-
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.errors import ConfigurationError
 from fastfuse.index.inodes.selection import readable_rows, take_part
 from fastfuse.index.listing.acceptance import Listing, ProgressCallback, accept, check_readable, samples_of_table
@@ -83,7 +81,7 @@ def make_index(
     snapshot, requests = making.shown()
     # A saved index has no pages, and those of a listing of archives alone do not tell.
     if origin.checks_reads and not (requests and len(readable_rows(snapshot.table))):
-        trio.run(_check_readable, snapshot, session, counters, clock=AwakeClock())
+        awake.run(_check_readable, snapshot, session, counters)
     metadata = snapshot.table.metadata
     return IndexReport(
         files=metadata.file_count,
@@ -171,7 +169,7 @@ class _Making:
         """Write the index to `fd` that hosts share at `place`."""
         origin = self.origin
         origin.check_place("--index", place, self.source)
-        trio.run(load_writer, self.session)
+        awake.run(load_writer, self.session)
         self.before_network(lambda: None)
         views = {origin.listed_view, origin.view}
         shared = SharedIndex(
@@ -192,7 +190,7 @@ class _Making:
         def count(objects: int) -> None:
             objects_listed[0] = before + objects
 
-        listing = trio.run(self._list, references, listing_progress(self.source, count), clock=AwakeClock())
+        listing = awake.run(self._list, references, listing_progress(self.source, count))
         count(listing.table.metadata.file_count + listing.refusals.total)
         snapshot = Snapshot(
             source=str(self.source),

@@ -28,7 +28,7 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.errors import ConditionsUnsupportedError, ConfigurationError, FastfuseError, WriteConflictError
 from fastfuse.index.inodes.columns import are_made
 from fastfuse.index.origin import KEY_NAME_PREFIX, SourceKind
@@ -96,7 +96,7 @@ def load_index(
         SourceError, AccessError, ServiceError: S3 does not return it.
     """
     if isinstance(place, S3Uri):
-        trio.run(_download, place, session, fd, Retries(counters), clock=AwakeClock())
+        awake.run(_download, place, session, fd, Retries(counters))
     try:
         return verify_index(fd, source, views)
     except ConfigurationError as error:  # an `OldFormatError` stays one
@@ -111,7 +111,7 @@ def store_index(place: Path | S3Uri, connection: ConnectionConfig, fd: int) -> N
         SourceError, AccessError, ServiceError: S3 does not accept it.
     """
     if isinstance(place, S3Uri):
-        trio.run(_upload, place, connection, fd, clock=AwakeClock())
+        awake.run(_upload, place, connection, fd)
         return
     try:
         replace_file(place, fd)
@@ -260,7 +260,7 @@ class SharedIndex:
         """
         while True:
             try:
-                turn = trio.run(self._wait_for_turn, clock=AwakeClock())
+                turn = awake.run(self._wait_for_turn)
             except ConditionsUnsupportedError as error:
                 _log.warning("this host lists %s for itself: %s", self.source, error)
                 return make()
@@ -285,7 +285,7 @@ class SharedIndex:
                         )
                 listed = make()
                 try:
-                    trio.run(self._write, fd, replaces, clock=AwakeClock())
+                    awake.run(self._write, fd, replaces)
                 except WriteConflictError:
                     _log.info("another host has written %s meanwhile", self.place)
                     os.ftruncate(fd, 0)
@@ -385,7 +385,7 @@ class SharedIndex:
             is_last = ended.wait(RENEWAL_S)
             body = b"" if is_last else _nonce()
             try:
-                claim_etag = trio.run(self._put_claim, body, claim_etag, clock=AwakeClock())
+                claim_etag = awake.run(self._put_claim, body, claim_etag)
             except WriteConflictError:
                 return
             except FastfuseError as error:

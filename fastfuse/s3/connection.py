@@ -81,6 +81,11 @@ class Connection:
         """True if the last reply was received and taken to its end, and the server takes another request."""
         return not self._is_closed and self._is_persistent and self._due_bytes == 0 and not self._pieces
 
+    @property
+    def certificate_days(self) -> int | None:
+        """The days until the server's certificate expires; None without TLS."""
+        return None if self._tls is None else self._tls.days_left
+
     def is_fresh(self) -> bool:
         """Return whether an idle connection is still open, and nothing came that nobody asked for."""
         if self._tls is not None and not self._tls.is_quiet:

@@ -11,6 +11,10 @@ cdef extern from "openssl/ssl.h" nogil:
         pass
     ctypedef struct X509_VERIFY_PARAM:
         pass
+    ctypedef struct X509:
+        pass
+    ctypedef struct ASN1_TIME:
+        pass
     int SSL_ERROR_SSL, SSL_ERROR_SYSCALL, SSL_ERROR_WANT_READ, SSL_ERROR_WANT_WRITE
     int SSL_RECEIVED_SHUTDOWN, SSL_SENT_SHUTDOWN, SSL_VERIFY_PEER, TLS1_2_VERSION
     unsigned long SSL_OP_NO_COMPRESSION, SSL_OP_NO_RENEGOTIATION, SSL_OP_IGNORE_UNEXPECTED_EOF
@@ -34,6 +38,9 @@ cdef extern from "openssl/ssl.h" nogil:
     int SSL_set_fd(SSL *, int)
     long SSL_set_tlsext_host_name(SSL *, const char *)
     long SSL_get_verify_result(SSL *)
+    X509 *SSL_get0_peer_certificate(const SSL *)
+    const ASN1_TIME *X509_get0_notAfter(const X509 *)
+    int ASN1_TIME_diff(int *, int *, const ASN1_TIME *, const ASN1_TIME *)
     int SSL_set_session(SSL *, SSL_SESSION *)
     SSL_SESSION *SSL_get0_session(const SSL *)
     SSL_SESSION *SSL_get1_session(SSL *)

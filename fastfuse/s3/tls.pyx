@@ -221,6 +221,13 @@ cdef class TlsConnection:
             self.failure = (CertificateError, EPROTO, X509_verify_cert_error_string(verdict).decode())
         raise self.error()
 
+    @property
+    def days_left(self) -> int:
+        """The days until the server's certificate expires; ask after the handshake."""
+        cdef int days = 0, seconds = 0
+        ASN1_TIME_diff(&days, &seconds, NULL, X509_get0_notAfter(SSL_get0_peer_certificate(self.tls)))
+        return days
+
     def send(self, data: bytes) -> int:
         """Send `data` and return how many of its bytes were taken.
 

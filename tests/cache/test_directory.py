@@ -290,8 +290,8 @@ def test_the_first_size_holds_while_another_process_lives(tmp_path: Path, caplog
         assert caplog.messages == [f"the cache {path} is kept to 128 MiB, not 64 MiB: another process gave it that"]
     with closing(open_cache(small, owner_uid, fills=False)) as looking:
         assert looking.settings == large
-    with closing(open_cache(small, owner_uid)) as alone:
-        assert alone.settings == small
+        with closing(open_cache(small, owner_uid)) as alone:
+            assert alone.settings == small
     assert len(caplog.messages) == 1
 
 

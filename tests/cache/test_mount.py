@@ -17,6 +17,7 @@ from textwrap import dedent
 
 import pytest
 
+import fastfuse
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from fastfuse.sizes import format_size
 from tests.cache.node import MIB
@@ -477,6 +478,8 @@ def test_a_worker_that_the_disk_ends_is_followed_by_one_without_the_cache(
                 assert by_disk.log.count("the worker does not answer: it hung") == 1
                 assert f"the next worker does not use the cache {places[0]}/cache" in by_disk.log
                 assert "  cache     not used by this worker" in run_fastfuse("status", str(by_disk.path)).stdout
+                counters = fastfuse.stats(by_disk.path)["counters"]
+                assert counters["fastfuse_cache_wanted"] > counters["fastfuse_cache_size_bytes"]
                 assert by_signal.log.count("the worker does not answer: it hung") == 1
                 assert by_signal.worker() != stopped
                 assert "does not use the cache" not in by_signal.log

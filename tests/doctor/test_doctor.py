@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastfuse.doctor.machine import look
-from fastfuse.doctor.rules import Facts, Level, findings
+from fastfuse.doctor.rules import Facts, Level, certificate, findings
 from tests.mounting import ENVIRONMENT, run_fastfuse
 
 WELL = Facts(
@@ -46,6 +46,11 @@ def test_a_condition_is_found_with_its_remedy(change: dict[str, object], check: 
     [one] = [one for one in findings(replace(WELL, **change)) if one.level is not Level.OK]  # type: ignore[arg-type]
     assert (one.check, one.level) == (check, level)
     assert remedy in one.remedy
+
+
+@pytest.mark.parametrize(("days_left", "level"), [(13, Level.WARN), (14, Level.OK)])
+def test_a_certificate_that_nobody_has_renewed_in_time_is_found(days_left: int, level: Level) -> None:
+    assert certificate(days_left).level is level
 
 
 def test_a_machine_without_the_device_is_found(tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_a_certificate_of_an_unknown_authority(tmp_path_factory: pytest.TempPath
         assert "--ca-bundle" in failed(asked("s3://bucket/data/", secure.endpoint_url), "connection")
         trusted = asked("s3://bucket/data/", secure.endpoint_url, "--ca-bundle", str(files.certificate))
         assert trusted["connection"]["found"].startswith("TLS")
+        assert trusted["certificate"]["found"] == "days until it expires: 0"
+        assert trusted["certificate"]["level"] == "warn"
 
 
 def test_a_proxy_is_named_without_its_password(server: LoopbackServer) -> None:

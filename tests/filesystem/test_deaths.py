@@ -25,8 +25,8 @@ def session_with(**about: object) -> Session:
     ("kills", "told"),
     [
         # The seconds and the kills for want of memory until then; another process was killed an hour before.
-        (((0, 3), (30, 4), (80, 5), (139, 6), (199, 7)), ["", "and memory ran", "", "", "and memory ran"]),
-        (((0, 4), (59, 4), (60, 4), (200, 4), (201, 4)), ["and memory ran", "", "", "", "by SIGKILL, as"]),
+        (((0, 3), (30, 4), (80, 5), (139, 6), (199, 7)), ["", "by the OOM", "", "", "by the OOM"]),
+        (((0, 4), (59, 4), (60, 4), (200, 4), (201, 4)), ["by the OOM", "", "", "", "by SIGKILL, as"]),
         (((0, None), (59, None), (60, None), (200, None), (400, 4)), ["", "by SIGKILL, as", "", "", ""]),
     ],
 )
@@ -52,7 +52,7 @@ def test_that_memory_ran_out_is_told_once_in_a_series_of_kills(
         counters.count("fastfuse_hints", 3, "taken")
         deaths.note(session)
         assert caplog.text.count("killed; starting another; orders that 'fastfuse hint' has announced end with it") == 1
-        found += ["".join(re.findall("workers are killed,? (.*? .*? [a-z]*)", caplog.text))]
+        found += ["".join(re.findall("workers are killed (.*? .*? [A-Za-z]*)", caplog.text))]
     assert found == told
 
 

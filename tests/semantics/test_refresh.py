@@ -217,7 +217,7 @@ def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_wa
         assert re.search(
             r" INFO .*: answered again after \d+\.\d s: 1 × 503 SlowDown; 1 object waited\n", here.mount.log
         )
-        here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
+        denied = here.server.faults.add(FaultRule(action=ACCESS_DENIED, operation="ListObjectsV2"))
         change(here.objects)
         done = run_fastfuse("refresh", str(here.path))
         assert (done.returncode, done.stdout) == (3, "")
@@ -230,6 +230,11 @@ def test_a_refresh_waits_out_what_passes_and_what_lasts_leaves_the_view_as_it_wa
         scrape = Scrape(here.mount.metrics_port())
         assert scrape["retries_total", "throttled"] == 1
         assert [scrape["refreshes_total", outcome] for outcome in ("ok", "failed")] == [1, 1]
+        failing = re.compile(rf"\n  refresh   failing for \d+ s: {re.escape(error)}\n")
+        assert failing.search(run_fastfuse("status", str(here.path)).stdout)
+        here.server.faults.remove(denied)
+        refresh(here.path)
+        assert "refresh" not in run_fastfuse("status", str(here.path)).stdout
 
 
 def test_a_name_that_turns_from_file_to_directory_and_back() -> None:

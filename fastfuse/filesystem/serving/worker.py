@@ -27,8 +27,7 @@ from pathlib import Path
 
 import trio
 
-from fastfuse import log
-from fastfuse.awake import AwakeClock
+from fastfuse import awake, log
 from fastfuse.cache.directory import OpenCache, open_or_none
 from fastfuse.cache.reader import CachedReader, cached
 from fastfuse.cache.settings import data_bytes
@@ -122,7 +121,7 @@ def run_worker(task: WorkerTask) -> None:
     become_nobody()
     ask_for_credentials(task.session, task.credentials)
     requests = Requests()
-    trio.run(_serve, task, cache, requests, clock=AwakeClock(), instruments=[requests])
+    awake.run(_serve, task, cache, requests, instruments=[requests])
 
 
 async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) -> None:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import trio
 
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import CacheSettings, data_bytes
@@ -116,7 +116,7 @@ def download_channel(
                 await reader.aclose()
 
     try:
-        return trio.run(download_and_close, clock=AwakeClock())
+        return awake.run(download_and_close)
     except (FastfuseError, ExceptionGroup) as error:
         first = first_of(error)
         if isinstance(first, ReadError):

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import trio
 
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.errors import AccessError, FastfuseError, RefusedError, ServiceError, SourceError, about
 from fastfuse.filesystem.processes.children import STOPPING
 from fastfuse.filesystem.refresh import run_lister
@@ -74,7 +74,7 @@ def sync_directories(
     Raises:
         FastfuseError: a place cannot be written to, or checkpoints cannot be brought back.
     """
-    trio.run(check_places, checked, session, clock=AwakeClock())
+    awake.run(check_places, checked, session)
     directories = [_Directory(one, paths, session, tell, began_ns=began_ns, is_alone=is_alone) for one in synced]
     for directory in directories:
         if directory.synced.are_checkpoints:
@@ -83,7 +83,7 @@ def sync_directories(
             except FastfuseError as error:
                 raise about(directory.synced.field, error) from error
     if directories:
-        trio.run(_sync_all, directories, session, look_every_s, tell, clock=AwakeClock())
+        awake.run(_sync_all, directories, session, look_every_s, tell)
     else:
         tell("", ready=True)
 

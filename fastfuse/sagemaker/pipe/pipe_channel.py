@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import trio
 
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.cache.directory import open_or_none
 from fastfuse.cache.reader import cached
 from fastfuse.cache.settings import data_bytes
@@ -65,7 +65,7 @@ def stream_channel(
     stream = PipeStream(sequence_of(table, task.channel, task.epoch_shard), task, counters, report)
     stream.load()
     gc.freeze()
-    trio.run(_run_until_told, stream, ready, clock=AwakeClock())
+    awake.run(_run_until_told, stream, ready)
     if stream.failure is not None:
         raise stream.failure
 
@@ -135,7 +135,7 @@ class PipeStream:
         """
         if isinstance(self._reader, S3Client):
             read_files(self._session)
-            trio.run(self._session.load_renewal)
+            awake.run(self._session.load_renewal)
 
     @property
     def waited_s(self) -> float:

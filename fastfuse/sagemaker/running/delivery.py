@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import trio
-
-from fastfuse.awake import AwakeClock
+from fastfuse import awake
 from fastfuse.errors import FastfuseError, OutputError
 from fastfuse.filesystem.processes.children import NoRoomError
 from fastfuse.index.sources.uri import S3Uri
@@ -176,8 +174,8 @@ class Delivery:
         if places:
             # The processes that send have all that they need from here on: the command may remove any package.
             read_files(session)
-            trio.run(load_writer, session)
-            trio.run(session.load_renewal)
+            awake.run(load_writer, session)
+            awake.run(session.load_renewal)
         # Without a command nothing will be made.
         self._begin_syncing(places if self._settings.command else [])
 
@@ -285,7 +283,7 @@ class Delivery:
         silent_s = 0.0 if self._uploader is None else self._uploader.silent_s
         send = partial(send_outputs, outgoing, base, self._session, kms_key_id, silent_s=silent_s)
         try:
-            self._uploader = Sender(lambda tell: trio.run(send, tell, clock=AwakeClock()), lacks)
+            self._uploader = Sender(lambda tell: awake.run(send, tell), lacks)
         except (NoRoomError, OSError) as error:
             failure = error if isinstance(error, FastfuseError) else OutputError(f"no process can be made: {error}")
             return [_not_sent(name, lack, failure) for name, lack in lacks.items()]
