@@ -27,7 +27,7 @@ from fastfuse.filesystem.processes.children import (
 )
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
-from fastfuse.metrics import OUTCOMES, Counters
+from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.run_settings import ChannelTask
@@ -195,13 +195,13 @@ class ChannelProcess(ChildProcess):
 
     def usage(self) -> Usage:
         counters = self._counters
-        gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
+        charged = counters.get("fastfuse_answered_gets") - counters.get("fastfuse_refused_gets")
         indexing = counters.get("fastfuse_index_requests")
         is_listed = self.channel.source_kind is SourceKind.PREFIX
         return Usage(
             fetched_bytes=counters.get("fastfuse_fetched_bytes"),
             # A manifest takes a HEAD of every object, for its size.
-            gets=gets + (0 if is_listed else indexing),
+            gets=charged + (0 if is_listed else indexing),
             lists=indexing if is_listed else 0,
         )
 
