@@ -64,10 +64,10 @@ _MAX_CHARACTER_BYTES: Final = 4
 
 
 class Usage(NamedTuple):
-    """Bytes and requests of one channel; requests that the client repeated count once."""
+    """Bytes of one channel, and the requests that S3 charges for."""
 
     fetched_bytes: int
-    # GETs and HEADs.
+    # GETs and HEADs: every attempt that was answered, but not with 5xx.
     gets: int
     lists: int
 

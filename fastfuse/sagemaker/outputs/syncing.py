@@ -4,7 +4,7 @@ Before that it checks that S3 takes what the job will make: days later is too la
 
 A file goes to S3 once it is complete: nobody has it open for writing, and it was the same at the last look. What is
 renamed into the place of another is another file. An object is whole or absent, and stays when its file is removed.
-Logs are never complete: what a log has is sent whenever it has grown.
+Logs are never complete: all that a log has is sent again when it has grown, the less often the larger it is.
 """
 
 import fcntl
@@ -49,6 +49,9 @@ _WRITTEN = "fastfuse-file-written"
 _TOLD_EVERY_S = 3600.0
 # A checkpoint of hundreds of GB is written in less; the file of a script that never finishes one waits for longer.
 _UNFINISHED_S = 600.0
+# A log is sent whole each time. So much a second on average leaves the network to the training, and a bucket that keeps
+# versions few of them.
+_LOG_BYTES_PER_S = 1 << 20
 # Inode, size and time of the last write of a file.
 _Version = tuple[int, int, int]
 
@@ -175,6 +178,8 @@ class _Directory:
         # The versions that S3 has, and those of the last look.
         self._sent: dict[str, _Version] = {}
         self._seen: dict[str, _Version] = {}
+        # The time from which each log may be sent again.
+        self._due_s: dict[str, float] = {}
         # The time at which each file was first seen that has been open, or has changed, in each look since.
         self._unfinished: dict[str, float] = {}
         # Files that were here before, of whose names S3 has stored an object since they were written.
@@ -301,24 +306,26 @@ class _Directory:
     def _send_each(self, writer: ObjectWriter, is_last: bool) -> None:
         """Send all that can be sent; after that, raise what was not, and why."""
         seen, unsent = {}, Unsent()
+        now_s = trio.from_thread.run_sync(trio.current_time)  # a time in which the job is stopped does not count
         for found in walk(self._directory, self._base, self._warn, unsent.add):
             if found.is_link:
                 self._warn(f"{str(self._directory / found.path)!r} is a symbolic link, and S3 has none: it is left out")
             if not found.is_file:
                 continue
             version = seen[found.path] = _version(found.status)
-            is_settled = is_last or not self.synced.are_checkpoints or self._seen.get(found.path) == version
-            if is_settled and self._sent.get(found.path) != version:
+            is_complete = self.synced.are_checkpoints and self._seen.get(found.path) == version
+            is_due = not self.synced.are_checkpoints and now_s >= self._due_s.get(found.path, 0.0)
+            if (is_last or is_complete or is_due) and self._sent.get(found.path) != version:
                 unsent.send(found.path, partial(self._send, writer, found, is_last=is_last))
         self._seen = seen
-        self._warn_of_unfinished(set(unsent.paths))
+        if self.synced.are_checkpoints:
+            self._warn_of_unfinished(set(unsent.paths), now_s)
         if unsent.paths:
             sent = sum(self._sent.get(path) == version for path, version in seen.items())
             raise unsent.error(f"{sent:,} of {len(seen):,} files are there")
 
-    def _warn_of_unfinished(self, unsent: Set[str]) -> None:
+    def _warn_of_unfinished(self, unsent: Set[str], now_s: float) -> None:
         """Warn of each file that is not in S3 as it is because it is never complete; other reasons are told as such."""
-        now_s = trio.from_thread.run_sync(trio.current_time)  # a time in which the job is stopped does not count
         waiting = [path for path, version in self._seen.items() if self._sent.get(path) != version]
         self._unfinished = {path: self._unfinished.get(path, now_s) for path in waiting if path not in unsent}
         for path, since_s in self._unfinished.items():
@@ -353,6 +360,7 @@ class _Directory:
         self._sent_bytes += version[1]
         self._sends += 1
         self._sent[found.path] = version
+        self._due_s[found.path] = trio.current_time() + version[1] / _LOG_BYTES_PER_S
 
     async def _is_older(self, writer: ObjectWriter, version: _Version, path: str) -> bool:
         """Return whether S3 has stored an object since the file was written; the log tells if it is another one."""

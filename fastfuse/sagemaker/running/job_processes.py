@@ -27,7 +27,7 @@ from fastfuse.filesystem.processes.children import (
 )
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.index.origin import SourceKind
-from fastfuse.metrics import OUTCOMES, Counters
+from fastfuse.metrics import Counters
 from fastfuse.sagemaker.description.channel import Channel, InputMode
 from fastfuse.sagemaker.outputs.record import ChannelAccount, Usage
 from fastfuse.sagemaker.run_settings import ChannelTask
@@ -143,6 +143,8 @@ class ChannelProcess(ChildProcess):
         self.is_ready = False
         self.is_stopping = False
         self._listing: dict[str, object] = {}
+        # Else the index takes a HEAD of each object of a manifest, for its size, or GETs of the files of an inventory.
+        self._has_lists = task.channel.source_kind is SourceKind.PREFIX and task.origin.inventory is None
         # Read here even after a death.
         self._counters = counters
         # A channel that is put in place has none.
@@ -195,14 +197,12 @@ class ChannelProcess(ChildProcess):
 
     def usage(self) -> Usage:
         counters = self._counters
-        gets = sum(counters.get("fastfuse_fetch_requests", outcome) for outcome in OUTCOMES)
+        charged = counters.get("fastfuse_answered_gets") - counters.get("fastfuse_refused_gets")
         indexing = counters.get("fastfuse_index_requests")
-        is_listed = self.channel.source_kind is SourceKind.PREFIX
         return Usage(
             fetched_bytes=counters.get("fastfuse_fetched_bytes"),
-            # A manifest takes a HEAD of every object, for its size.
-            gets=gets + (0 if is_listed else indexing),
-            lists=indexing if is_listed else 0,
+            gets=charged + (0 if self._has_lists else indexing),
+            lists=indexing if self._has_lists else 0,
         )
 
     def account(self) -> ChannelAccount:

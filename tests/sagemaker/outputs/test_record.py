@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects
+from bench.s3server import ACCESS_DENIED, INTERNAL_ERROR, FaultRule, LoopbackServer, MemoryObjects, Reset
 from fastfuse import __version__
 from fastfuse.index.inodes.builder import TableBuilder
 from fastfuse.sagemaker.files import JobPaths
@@ -87,6 +87,19 @@ def test_a_job_leaves_a_record_with_what_each_channel_held_and_cost(server: Loop
         assert entry["GetRequests"] >= 1
         assert entry["CostUsd"] > 0
     assert len({entry["ListingSha256"] for entry in record["Channels"].values()}) == 1
+
+
+@pytest.mark.parametrize("mode", ["File", "FastFile"])
+def test_a_record_counts_the_attempts_that_s3_charges_for(server: LoopbackServer, mode: str) -> None:
+    probes = int(mode == "FastFile")  # the first GET of a mount reads a byte, which no channel counts
+    server.faults.add(FaultRule(action=INTERNAL_ERROR, operation="GetObject", skip=probes, times=1))
+    server.faults.add(FaultRule(action=Reset(10), operation="GetObject", skip=probes + 1, times=1))
+    command = "import os; open(os.environ['SM_CHANNEL_F'] + '/x', 'rb').read()"
+    with running(server.endpoint_url, [channel("f", mode, "data/")], command=command, ends_with=0) as job:
+        entry = record_of(job)["Channels"]["f"]
+    charged = [request.status < 500 for request in server.requests if request.operation == "GetObject"].count(True)
+    assert charged - probes == 2
+    assert (entry["GetRequests"], entry["ListRequests"]) == (2, 1)
 
 
 def test_a_script_that_fails_says_why_on_the_screen_and_in_the_record(server: LoopbackServer) -> None:

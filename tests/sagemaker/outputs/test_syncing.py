@@ -266,6 +266,27 @@ def test_a_log_is_sent_as_it_grows(here: Synced) -> None:
             sync.wait_for(events=text)
 
 
+def test_a_large_log_is_sent_the_less_often_and_whole_at_the_end(
+    here: Synced, monkeypatch: pytest.MonkeyPatch, log: Path
+) -> None:
+    monkeypatch.setattr(module, "_LOG_BYTES_PER_S", 1e-6)
+    monkeypatch.setattr(module, "_UNFINISHED_S", 0.0)
+    with here.syncing(are_checkpoints=False) as sync, (here.path / "events").open("wb") as file:
+        file.write(b"one")
+        file.flush()
+        sync.wait_for(events=b"one")
+        file.write(b"two")
+        file.flush()
+        # The look that sends the second of these has begun after that.
+        (here.path / "other").write_bytes(b"1")
+        sync.wait_for(events=b"one", other=b"1")
+        (here.path / "third").write_bytes(b"1")
+        sync.wait_for(events=b"one", other=b"1", third=b"1")
+        sync.finish()
+    assert here.objects()["events"] == b"onetwo"
+    assert "is not in S3 as it is now" not in log.read_text()
+
+
 def test_files_that_s3_cannot_have_keep_no_other_from_it(here: Synced) -> None:
     long = "/".join(["n" * 200] * 6)
     (here.path / long).parent.mkdir(parents=True)

@@ -1,10 +1,12 @@
 """A run takes the options of a mount, for all its channels or for one."""
 
+import json
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.s3server import LoopbackServer, MemoryObjects
+from fastfuse.sagemaker.outputs.record import RECORD_NAME
 from tests.index.sources.reports import Row, csv_file, manifest
 from tests.mounting import access, run_fastfuse
 from tests.sagemaker.jobs import ABSENT, request, source, with_field
@@ -38,8 +40,10 @@ def test_a_run_takes_the_options_of_a_mount(tmp_path: Path) -> None:
                 for name, size_bytes in {"train": 5000, "test": 300, "eval": 0}.items()
             ]
             assert job.stop() == 0
-        listed = [record.query["prefix"] for record in server.requests[before:] if record.operation == "ListObjectsV2"]
+            record = json.loads((job.base / "output" / RECORD_NAME).read_text())["Channels"]
+        listed = [one.query["prefix"] for one in server.requests[before:] if one.operation == "ListObjectsV2"]
         assert listed == ["test/"]
+        assert {name: record[name]["ListRequests"] for name in record} == {"train": 0, "test": 1, "eval": 0}
 
 
 def test_a_host_whose_instance_group_gets_no_channel_runs_its_command() -> None:
