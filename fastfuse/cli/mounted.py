@@ -187,7 +187,7 @@ def hint(
 
     Takes a list of paths, one a line.
     They are fetched ahead of whoever opens them. Ends when the mount has taken the last one. It takes about 65,000
-    ahead of the files that are opened: run it beside what opens them.
+    ahead of the files that are opened, and a million that the page cache has: run it beside what opens them.
     """
     from fastfuse import hints
     from fastfuse.filesystem.talking import control

@@ -49,11 +49,11 @@ class ReadEngine:
         self._config = config
         self.pool = PartPool(config)
         # `DirectFiles` sets `begin` and `take`.
-        self.fetches = Fetches(reader, self.pool, nursery, config)
+        self._delivered = Delivered()
+        self.fetches = Fetches(reader, self.pool, self._delivered, nursery, config)
         self.counts = self.fetches.counts
         # Least recently read first.
         self._streams: dict[int, Stream] = {}
-        self._delivered = Delivered()
         # Large files that readers are about to begin, oldest first, and the unforeseen ones begun before each.
         self._followers: dict[int, int] = {}
         self._unforeseen_files = 0
@@ -164,6 +164,7 @@ class ReadEngine:
     def lost_ahead(self, inode: int) -> None:
         """Note that one of the `SmallFiles` could not be fetched: its reader will."""
         self.pool.expected.small_files.adopt(inode)
+        self._delivered.fail(inode)
 
     def began(self, reader_id: int) -> None:
         """Note that the thread or process with the number `reader_id` reads the beginning of a file."""
@@ -259,7 +260,7 @@ class ReadEngine:
             self._own_pace.waited(trio.current_time() - began_s)
             return data
         except Exception as error:
-            self.fetches.failed(error)
+            self.fetches.failed(inode, error)
             raise
         finally:
             self.pool.release(ref.size_bytes, fetched_bytes)
@@ -269,7 +270,8 @@ class ReadEngine:
         if self._followers.pop(inode, None) is None:
             self._unforeseen_files += 1
             self._release_old_followers()
-        if self._delivered.add(inode) and not offset:
+        is_missed &= inode not in self._delivered.lost  # of what cannot be read the kernel asks for a page again
+        if self._delivered.begin(inode) and not offset:
             self._delivered.missed()
         self._prefetcher.begun(inode, is_found=is_found, is_missed=is_missed)
 

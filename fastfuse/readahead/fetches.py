@@ -16,6 +16,7 @@ from fastfuse.errors import DeadlineError, UnavailableError
 from fastfuse.objects import Buffer, ObjectRef
 from fastfuse.readahead.limits import ReadaheadConfig
 from fastfuse.readahead.pace import ServicePace
+from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.parts import Part
 from fastfuse.readahead.pool import PartPool
 from fastfuse.s3.base import BeginGet, RangeReader
@@ -46,7 +47,9 @@ class Fetches:
     order, by chance. Without this queue the part that a reader waits for would often be requested last.
     """
 
-    def __init__(self, reader: RangeReader, pool: PartPool, nursery: trio.Nursery, config: ReadaheadConfig) -> None:
+    def __init__(
+        self, reader: RangeReader, pool: PartPool, delivered: Delivered, nursery: trio.Nursery, config: ReadaheadConfig
+    ) -> None:
         self.counts = ReadCounts()
         self.service = ServicePace(config.first_window_bytes)
         # A way to get a part that takes no task; None where there is none.
@@ -57,6 +60,7 @@ class Fetches:
         self.drop_pages: Callable[[int, list[tuple[int, int]]], None] = lambda inode, ranges: None
         self._reader = reader
         self._pool = pool
+        self._delivered = delivered
         self._nursery = nursery
         self._read_deadline_s = config.read_deadline_s
         # Why the last GET failed that the service did not answer, and when, on trio's clock.
@@ -96,13 +100,14 @@ class Fetches:
             self._pool.fail(part, UnavailableError("the read was cancelled because the mount is closing"))
             raise
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in the S3 client ends this read, not the mount
-            self.failed(error)
+            self.failed(part.file.inode, error)
             self._pool.fail(part, error)
         else:
             self._land(part, landed, data)
 
-    def failed(self, error: Exception) -> None:
-        """Note why a GET failed, if the service did not answer it."""
+    def failed(self, inode: int, error: Exception) -> None:
+        """Note that a GET of a file failed, and why if the service did not answer it."""
+        self._delivered.fail(inode)
         if isinstance(error, UnavailableError):
             self._cause, self._failed_s = str(error), trio.current_time()
 

@@ -4,8 +4,9 @@ An announced order has the inodes of its files, the others the rows of the table
 and `advance` goes on behind it; `begun` and `give_way` return what is fetched and no longer expected.
 """
 
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Files begun elsewhere before an announced order, or a run of the listing, gives way to others.
 _PATIENCE_FILES = 256
@@ -16,8 +17,10 @@ _LOOK_EVERY = 16
 # 16 workers, each in a batch of 32 files, are so far apart.
 _LEAST_SPREAD_FILES = 512
 # Announced and not fetched: 8 MB, for batches of 256 of 64 workers, three each. A script that announces more waits. So
-# many that the page cache has are remembered beside them.
+# many that the page cache has are remembered beside them, and what is announced then waits in batches: 8 MB, a million.
 _MAX_QUEUED_FILES = 65_536
+_BATCH_FILES = 1024
+_MAX_WAITING_BATCHES = 1024
 # A worker that is slower than the last files begun tell still finds what is this part of the spread behind.
 _SLOW_DIVISOR = 8
 # The most files that an order costs that nobody follows, and those ahead of one that has readers. The pool has bounds.
@@ -74,6 +77,8 @@ class AnnouncedOrder:
         # The page cache has these files, in the form of `_queued`. It is trusted until it has lost most of them.
         self._cached: OrderedDict[int, int] = OrderedDict()
         self.trusts_page_cache = True
+        # Inodes that were announced when enough was remembered.
+        self._waiting: deque[array[int]] = deque()
         # It has lost so many files more than it kept, of late.
         self._losses = 0
         self._ahead_bytes = 0
@@ -86,7 +91,7 @@ class AnnouncedOrder:
     @property
     def is_full(self) -> bool:
         """True while enough is announced."""
-        return len(self._queued) >= _MAX_QUEUED_FILES
+        return len(self._queued) >= _MAX_QUEUED_FILES or len(self._waiting) >= _MAX_WAITING_BATCHES
 
     @property
     def is_spent(self) -> bool:
@@ -100,6 +105,19 @@ class AnnouncedOrder:
 
     def announce(self, inodes: Sequence[int]) -> None:
         """Add `inodes` behind what was announced before. A file announced twice is fetched once."""
+        if not self._waiting and self._remembers_more:
+            self._queue(inodes)
+            return
+        if not self._waiting or len(self._waiting[-1]) >= _BATCH_FILES:
+            self._waiting.append(array("Q"))
+        self._waiting[-1].extend(inodes)
+
+    @property
+    def _remembers_more(self) -> bool:
+        """True while few files are left to the page cache, or readers are most likely behind them."""
+        return len(self._cached) < _MAX_QUEUED_FILES or self._begun_elsewhere >= _PATIENCE_FILES
+
+    def _queue(self, inodes: Iterable[int]) -> None:
         for inode in inodes:
             if inode not in self._ahead:
                 self._cached.pop(inode, None)
@@ -108,6 +126,8 @@ class AnnouncedOrder:
 
     def begun(self, inode: int) -> Sequence[int]:
         """Note that a file was begun, in this order or not. Return files that are no longer expected."""
+        if self._waiting and len(self._queued) < _MAX_QUEUED_FILES and self._remembers_more:
+            self._queue(self._waiting.popleft())
         place = self._queued.pop(inode, None)
         if place is None and (place := self._cached.pop(inode, None)) is not None:
             self._lose(place)
@@ -141,10 +161,9 @@ class AnnouncedOrder:
     def pass_over(self) -> None:
         """Go on behind the file that `next` gave, which the page cache most likely has."""
         inode, place = self._queued.popitem(last=False)
-        if len(self._cached) >= _MAX_QUEUED_FILES and self._begun_elsewhere >= _PATIENCE_FILES:
+        self._cached[inode] = place
+        while len(self._cached) > _MAX_QUEUED_FILES and self._begun_elsewhere >= _PATIENCE_FILES:
             self._cached.popitem(last=False)  # readers are most likely further on
-        if len(self._cached) < _MAX_QUEUED_FILES:
-            self._cached[inode] = place
 
     def give_way(self) -> Sequence[int]:
         """Return what is ahead of readers that seem to have gone, for another order that lacks memory."""
@@ -154,6 +173,7 @@ class AnnouncedOrder:
         """End the order. Return what was fetched and not begun."""
         self._queued.clear()
         self._cached.clear()
+        self._waiting.clear()
         return self._drop_ahead()
 
     def _lose(self, place: int) -> None:

@@ -15,19 +15,18 @@ _MANY_MISSES = 8
 _MAX_RANGES = 1024
 
 
-class Delivered:
-    """The files that were begun before, one bit per inode. Inode numbers are never used again, so a refresh is fine.
-
-    Nothing is taken for cached once the kernel has missed several files: the data set may be larger than the memory, or
-    read past the page cache. An announced order judges for itself (`AnnouncedOrder.trusts_page_cache`).
-    """
+class Inodes:
+    """A set of files, one bit per inode. Inode numbers are never used again, so a refresh is fine."""
 
     def __init__(self) -> None:
         self._bits = bytearray()
-        self._misses = 0
+
+    def __contains__(self, inode: int) -> bool:
+        at = inode >> 3
+        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7)))
 
     def add(self, inode: int) -> bool:
-        """Note that `inode` is begun. Return whether it was before."""
+        """Add `inode`. Return whether it was there before."""
         at, bit = inode >> 3, 1 << (inode & 7)
         bits = self._bits
         if at >= len(bits):
@@ -37,19 +36,37 @@ class Delivered:
         return bool(was)
 
     def discard(self, inode: int) -> None:
-        """Note that the kernel has nothing of `inode` any more."""
-        at = inode >> 3
-        if at < len(self._bits):
-            self._bits[at] &= ~(1 << (inode & 7))
+        """Remove `inode` if it is there."""
+        if inode in self:
+            self._bits[inode >> 3] &= ~(1 << (inode & 7))
 
-    def was_begun(self, inode: int) -> bool:
-        """Return whether `inode` was begun, and the kernel has not forgotten it since."""
-        at = inode >> 3
-        return at < len(self._bits) and bool(self._bits[at] & (1 << (inode & 7)))
+
+class Delivered(Inodes):
+    """The files that were begun before, and that the kernel has not forgotten since; and those that were `lost`.
+
+    Nothing is taken for cached once the kernel has missed several files: the data set may be larger than the memory, or
+    read past the page cache. An announced order judges for itself (`AnnouncedOrder.trusts_page_cache`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._misses = 0
+        # Files of which a GET has failed since they were begun last. They are left to their readers.
+        self.lost = Inodes()
+
+    def begin(self, inode: int) -> bool:
+        """Note that `inode` is begun. Return whether it was before, and was read."""
+        self.lost.discard(inode)
+        return self.add(inode)
+
+    def fail(self, inode: int) -> None:
+        """Note that a GET of `inode` has failed: the kernel has nothing of it."""
+        self.discard(inode)
+        self.lost.add(inode)
 
     def has(self, inode: int) -> bool:
         """Return whether the kernel most likely has what readers want of `inode`."""
-        return self.was_begun(inode) and self._misses < _MANY_MISSES
+        return inode in self and self._misses < _MANY_MISSES
 
     def missed(self) -> None:
         """Note that the kernel asked for the beginning of a file that was begun before."""

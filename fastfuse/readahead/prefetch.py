@@ -269,7 +269,7 @@ class Prefetcher:
         while (place := order.next()) is not None:
             if isinstance(order, AnnouncedOrder):
                 inode, size_bytes = place, None
-                is_cached = self._delivered.was_begun(inode) and order.trusts_page_cache
+                is_cached = inode in self._delivered and order.trusts_page_cache
             else:
                 inode, size_bytes = self._file_at(place) or (0, 0)
                 is_cached = self._delivered.has(inode)
@@ -288,7 +288,7 @@ class Prefetcher:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
         is_read = self._small_files.threads.is_read(inode)  # and left to them
-        return is_size and not is_read and self._pool.file(inode) is None
+        return is_size and not is_read and inode not in self._delivered.lost and self._pool.file(inode) is None
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 import trio.testing
 
-from fastfuse.errors import StaleInodeError
+from fastfuse.errors import ObjectDeniedError, StaleInodeError
 from fastfuse.objects import ARCHIVE_STORAGE_CLASSES, Buffer, ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.limits import PAGE_BYTES
@@ -74,12 +74,16 @@ class Files:
 
 
 class ScriptedReader:
-    """Serves `content`. Ranges for which `holds` is true wait for `let_go`; those in `failures` raise, once each."""
+    """Serves `content`. Ranges for which `holds` is true wait for `let_go`; those in `failures` raise, once each.
+
+    The objects in `denied` always raise.
+    """
 
     def __init__(self, delay_s: float = 0.0) -> None:
         self.gets: list[tuple[str, int, int]] = []
         self.holds: Callable[[str, int, int], bool] = lambda _key, _start, _end: False
         self.failures: dict[tuple[str, int], Exception] = {}
+        self.denied = set[str]()
         self.in_flight_bytes = 0
         self._gate = trio.Event()
         self._delay_s = delay_s
@@ -104,6 +108,8 @@ class ScriptedReader:
             failure = self.failures.pop((ref.key, start), None)
             if failure is not None:
                 raise failure
+            if ref.key in self.denied:
+                raise ObjectDeniedError(f"{ref.key} is denied")
         finally:
             self.in_flight_bytes -= end - start
         identity = (ref.key, ref.etag)

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Container, Iterable
+from itertools import count
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fastfuse.readahead import orders
 from fastfuse.readahead.orders import AnnouncedOrder
 
 KB = 1000
@@ -128,10 +130,29 @@ def test_what_the_page_cache_has_is_fetched_only_once_most_of_it_is_lost(lost: f
         assert carried.early > 0.9 * carried.opens
 
 
-def test_of_more_files_than_are_remembered_those_that_come_next_are_fetched() -> None:
-    carried = Carried(range(1, 200_001), cached=range(1, 200_001))
-    carried.open_all(range(1, 3001))
-    assert carried.early > 2900
+def test_all_of_more_files_than_are_remembered_are_fetched_once_they_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
+    carried = Carried((), cached=range(20_000))
+    for start in range(0, 20_000, 64):
+        assert not carried.order.is_full
+        carried.coming = iter(range(start, start + 64))
+        carried.go_on()
+    carried.open_all(range(20_000))
+    assert carried.early > 19_900
+
+
+def test_an_endless_order_of_files_that_the_page_cache_has_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "_MAX_QUEUED_FILES", 4096)
+    monkeypatch.setattr(orders, "_MAX_WAITING_BATCHES", 8)
+    carried, announced = Carried((), cached=range(1 << 30)), 0
+    while not carried.order.is_full and announced < 100_000:
+        carried.coming = iter(range(announced, announced + 64))
+        carried.go_on()
+        announced += 64
+    assert 4096 + 7 * 1024 <= announced < 100_000
+    carried.coming = count(announced)
+    carried.open_all(range(20_000))
+    assert carried.early > 19_900
 
 
 def test_what_readers_have_passed_is_not_remembered_in_place_of_what_comes_next() -> None:

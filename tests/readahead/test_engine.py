@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from fastfuse.errors import UnavailableError
 from fastfuse.readahead import ReadaheadConfig, ReadEngine
 from fastfuse.readahead.fetches import Fetches
+from fastfuse.readahead.page_cache import Delivered
 from fastfuse.readahead.pool import PartPool
 from tests.readahead.books import check_books
 from tests.readahead.readers import (
@@ -236,7 +237,7 @@ async def test_fetches_begin_in_the_order_in_which_they_are_started() -> None:
             await trio.lowlevel.checkpoint()
 
         async with trio.open_nursery() as nursery:
-            fetches = Fetches(ScriptedReader(), PartPool(ReadaheadConfig()), nursery, ReadaheadConfig())
+            fetches = Fetches(ScriptedReader(), PartPool(ReadaheadConfig()), Delivered(), nursery, ReadaheadConfig())
             for number in range(10):
                 fetches.start(partial(fetch, number))
         assert begun == [*range(10)]

@@ -1,8 +1,9 @@
 """Small files through the engine: one GET each, the next ones ahead, and never at the expense of anybody."""
 
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from fastfuse.errors import UnavailableError
+from fastfuse.errors import ObjectDeniedError, UnavailableError
 from fastfuse.objects import ObjectRef
 from fastfuse.readahead import ReadaheadConfig, ReadEngine, orders
 from fastfuse.readahead.shelves import Threads
@@ -258,6 +259,33 @@ async def test_a_refresh_amid_a_shuffled_epoch_costs_no_file_a_second_get(autoju
         await read_all(engine, refs, order[300:], readers=16)
         assert keys_twice(reader) == []
         assert len(reader.gets) == 1000
+
+
+@pytest.mark.parametrize("loses", [False, True], ids=["kept", "lost"])
+@pytest.mark.parametrize("config", [CONFIG, EVERY], ids=["listed", "every file"])
+async def test_a_file_that_is_denied_is_fetched_ahead_once_and_is_no_sign_that_the_page_cache_loses_files(
+    autojump_clock: MockClock, config: ReadaheadConfig, *, loses: bool
+) -> None:
+    async with serving(600, config, delay_s=0.02) as (refs, engine, reader):
+        reader.denied = {ref.key for ref in refs[::2]}
+
+        async def read_some(inodes: Iterable[int]) -> None:
+            for inode in inodes:
+                for _ in range(2):  # as the kernel does: what it wants to read ahead, and then the one page
+                    with suppress(ObjectDeniedError):
+                        await read_whole(engine, inode, refs[inode - 1])
+                        break
+
+        order = shuffled(refs) if config.expects_every_file else in_order(refs)
+        for inodes in ([2, 4] * 8 if loses else [], order, in_order(refs)[::2], in_order(refs)[::2]):
+            if len(inodes) == 300 and not loses:
+                await engine.new_order().announce(in_order(refs))
+            async with trio.open_nursery() as nursery:
+                for number in range(8):
+                    nursery.start_soon(read_some, inodes[number::8])
+        counts = Counter(key for key, _, _ in reader.gets)
+        assert max(counts[ref.key] for ref in refs[::2]) <= 3 * 3
+        assert loses or {counts[ref.key] for ref in refs[1::2]} == {1}
 
 
 class Renewed(Files):
@@ -556,6 +584,20 @@ async def test_guesses_go_on_in_the_next_epoch_where_readers_come_before_the_thr
                 threads.kept.pop(inode, None)  # it was queued
                 await threads.read(engine, inode)
             assert len(threads.fetched) > 300 * epoch
+
+
+async def test_what_threads_could_not_fetch_is_left_to_its_reader_by_every_order() -> None:
+    threads = KeepingThreads(dataset(400))
+    async with threads.running(CONFIG) as (engine, _):
+        for _ in range(2):
+            await engine.new_order().announce([30])
+            threads.kept.clear()
+            engine.lost_ahead(30)
+        assert threads.fetched == [30]
+        await threads.read(engine, 30)
+        engine.forget(30)
+        await engine.new_order().announce([30])
+        assert threads.fetched == [30, 30]
 
 
 async def test_what_threads_keep_goes_with_its_order() -> None:
