@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -22,8 +23,15 @@ _OF_KUBERNETES = re.compile(r"FASTFUSE_(SERVICE_(HOST|PORT)|PORT(_\d+_.*)?$)")
 
 def say(text: object) -> None:
     """Print the result of a command."""
-    try:
+    with printing():
         typer.echo(text)
+
+
+@contextmanager
+def printing() -> Iterator[None]:
+    """Raise `FastfuseError` where the block cannot write to standard output."""
+    try:
+        yield
     except OSError as error:
         # The rest of the buffer would fail once more at the exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fastfuse.advise.model import Advice, Estimate, Job, Network, Shape, estimates, recommend
 from fastfuse.advise.probe import Probe, probe, shape_of
+from fastfuse.cli.messages import printing, tell
 from fastfuse.index.inodes.columns import are_made, are_objects, exact_sums
 from fastfuse.index.inodes.table import InodeTable
 from fastfuse.index.make import make_index
@@ -50,14 +51,15 @@ def index(
             store_index(output, connection, fd)
             written = f"wrote {output}: {report}, {format_size(os.fstat(fd).st_size)}"
             # Standard output is for the summary only.
-            Console(stderr=True).print(Text(written), soft_wrap=True)
+            tell(written)
         if summary:
             snapshot = open_snapshot(fd)
             found, advice = summarise(snapshot), _short_advice(snapshot.table)
-            if as_json:
-                console.print_json(json.dumps(found | {"advice": advice}), ensure_ascii=True)
-            else:
-                console.print(Group(shown(found), "", Text(advice)))
+            with printing():
+                if as_json:
+                    console.print_json(json.dumps(found | {"advice": advice}), ensure_ascii=True)
+                else:
+                    console.print(Group(shown(found), "", Text(advice)))
     finally:
         os.close(fd)
     return 0
@@ -189,10 +191,11 @@ def advise(
     found = estimates(shape, probed.network, job)
     advice = recommend(shape, found, job)
     console = Console()
-    if as_json:
-        console.print_json(json.dumps(_as_json(source, shape, probed, job, found, advice)), ensure_ascii=True)
-    else:
-        _print(console, source, shape, probed, found, advice)
+    with printing():
+        if as_json:
+            console.print_json(json.dumps(_as_json(source, shape, probed, job, found, advice)), ensure_ascii=True)
+        else:
+            _print(console, source, shape, probed, found, advice)
     return 0
 
 

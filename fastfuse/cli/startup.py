@@ -79,6 +79,7 @@ _READ_BYTES: Final = 64 * 1024
 PROGRAM_FD: Final = "_FASTFUSE_PROGRAM_FD"
 # A process that the child left behind may hold the other end of the pipe open, so that it has no end.
 _LOOK_EVERY_S: Final = 1.0
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Startup:
@@ -136,10 +137,12 @@ def open_standard_streams() -> None:
 def fork() -> Startup:
     """Return in the child only. The parent waits, and exits 0 once the child is ready, else with the child's code."""
     reader, writer = os.pipe()
+    # A signal between the fork and `_wait` would end the parent alone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     child = os.fork()
     if child:
         os.close(writer)
-        _wait(child, reader)
+        _wait(child, reader, before)
     os.close(reader)
     from fastfuse.filesystem.processes.children import UNHEEDED, ignore_unheeded
 
@@ -147,6 +150,7 @@ def fork() -> Startup:
         _end_with_program(int(fd))
     UNHEEDED.update({signal.SIGINT, signal.SIGHUP})  # the terminal's, which the parent heeds
     ignore_unheeded()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     for name, path in os.environ.items():
         is_of_aws = name.startswith("AWS_") and name.endswith(("_FILE", "_BUNDLE"))
         if is_of_aws and path and not path.startswith(("/", "~", "$")):  # botocore knows a home and variables
@@ -174,29 +178,31 @@ def _end_with_program(fd: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _wait(child: int, reader: int) -> NoReturn:
+def _wait(child: int, reader: int, mask: Collection[int]) -> NoReturn:
     from fastfuse.filesystem.processes.children import is_over_within
 
-    # A signal that ends the parent has to end the child, too, which heeds none of the terminal's.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, signal.default_int_handler)
-    is_over = False
-    try:
-        while True:
-            readable, _, _ = select.select([reader], [], [], 0.0 if is_over else _LOOK_EVERY_S)
-            data = os.read(reader, _READ_BYTES) if readable else b""
-            text, ready, _ = data.partition(_READY)
-            with suppress(OSError):  # the terminal, or what read the pipe, may be gone
-                os.write(sys.stderr.fileno(), text)
-            if ready:
-                sys.exit(0)
-            if not data and (readable or is_over):
-                sys.exit(_exit_code(os.waitpid(child, 0)[1]))
-            is_over = is_over_within(child, 0)
-    except KeyboardInterrupt:
-        os.kill(child, signal.SIGTERM)
+    def end(*_: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
         sys.exit(128 + signal.SIGINT)
+
+    # A signal that ends the parent has to end the child, too, which heeds none of the terminal's.
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    is_over = False
+    while True:
+        readable, _, _ = select.select([reader], [], [], 0.0 if is_over else _LOOK_EVERY_S)
+        data = os.read(reader, _READ_BYTES) if readable else b""
+        text, ready, _ = data.partition(_READY)
+        with suppress(OSError):  # the terminal, or what read the pipe, may be gone
+            os.write(sys.stderr.fileno(), text)
+        if ready:
+            sys.exit(0)
+        if not data and (readable or is_over):
+            sys.exit(_exit_code(os.waitpid(child, 0)[1]))
+        is_over = is_over_within(child, 0)
 
 
 def _exit_code(status: int) -> int:

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -42,6 +41,7 @@ from fastfuse.filesystem.processes.children import (
     fork_child,
     ignore_unheeded,
     next_signal,
+    terminals,
 )
 from fastfuse.filesystem.processes.credential_finder import CredentialFinder
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
@@ -110,7 +110,7 @@ class Supervisor:
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
-        self._has_terminal = os.isatty(sys.stderr.fileno())
+        self._terminals = terminals()
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
@@ -130,8 +130,9 @@ class Supervisor:
     def run(self, ready: Callable[[int], None]) -> int:
         """Mount and serve, as the function `run` says."""
         ignore_unheeded()
-        for number in STOPPING - {signal.SIGINT}:  # which is an exception
-            signal.signal(number, self._end_at_once)
+        for number in (STOPPING | {signal.SIGHUP}) - {signal.SIGINT}:  # which is an exception
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, or a parent that heeds it
+                signal.signal(number, self._end_at_once)
         become_supervisor()
         # A search for garbage would write to each object that is there, and so copy pages that forked processes share.
         gc.freeze()
@@ -308,7 +309,7 @@ class Supervisor:
 
     def _has_lost_its_terminal(self) -> bool:
         """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
-        return self._has_terminal and not os.isatty(sys.stderr.fileno())
+        return terminals() != self._terminals
 
     def _connection(self) -> int:
         """Return the descriptor of the connection to the kernel, or -1 if that has ended."""

@@ -240,6 +240,31 @@ def test_interrupting_the_wait_ends_the_child_too(daemon: Daemon, number: signal
         assert parent.wait(WAIT_S) == 130
 
 
+FORK_AND_SIGNAL = """
+import os, signal
+fork = os.fork
+def fork_and_signal():
+    child = fork()
+    if child: signal.raise_signal(NUMBER)
+    return child
+os.fork = fork_and_signal
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_right_after_the_fork_ends_the_child_too(daemon: Daemon, number: signal.Signals) -> None:
+    python, option, driver, *words = daemon.command("await_release(); return 0", "--log-file", str(daemon.log_file))
+    command = [python, option, FORK_AND_SIGNAL.replace("NUMBER", str(int(number))) + driver, *words]
+    ours, theirs = os.pipe()  # both processes hold `theirs`
+    try:
+        with Forked[str](command, stdin=subprocess.DEVNULL, pass_fds=[theirs]) as parent:
+            os.close(theirs)
+            assert parent.wait(WAIT_S) == 130
+        assert select.select([ours], [], [], WAIT_S)[0], "the child is still there"
+    finally:
+        os.close(ours)
+
+
 def test_a_hangup_that_the_caller_ignores_ends_neither_the_wait_nor_the_child(daemon: Daemon) -> None:
     with daemon.waited_for("await_release(); ready(-1); return 0", "nohup") as (parent, _):
         parent.send_signal(signal.SIGHUP)

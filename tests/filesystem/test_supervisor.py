@@ -471,7 +471,12 @@ def listing(
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code", "whole_group"), [(signal.SIGINT, 130, True), (signal.SIGTERM, -signal.SIGTERM, False)]
+    ("number", "exit_code", "whole_group"),
+    [
+        (signal.SIGINT, 130, True),
+        (signal.SIGTERM, -signal.SIGTERM, False),
+        (signal.SIGHUP, -signal.SIGHUP, False),
+    ],
 )
 def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
     server: LoopbackServer, tmp_path: Path, number: signal.Signals, exit_code: int, whole_group: bool
@@ -532,6 +537,17 @@ def test_a_terminal_that_hangs_up_or_interrupts_the_listing_ends_a_daemon_that_i
             os.close(pid_fd)
             if find_mount(place) is not None:
                 unmount(place, lazy=True)
+
+
+def test_a_hangup_ends_a_mount_whose_terminal_is_gone_and_that_logs_to_a_file(server: LoopbackServer) -> None:
+    """As after ``fastfuse mount … 2> log``; the shell sends SIGHUP, too."""
+    ours, terminal = os.openpty()
+    change = f"import os; os.dup2({terminal}, 0); os.close({terminal})"
+    with mounted("s3://bucket/data", server.endpoint_url, pass_fds=[terminal], change=change) as mount:
+        os.close(terminal)
+        os.close(ours)
+        assert mount.stop(signal.SIGHUP) == 0
+        assert find_mount(mount.path) is None
 
 
 def test_a_metrics_endpoint_that_dies_is_started_again_and_does_not_keep_the_connection(server: LoopbackServer) -> None:

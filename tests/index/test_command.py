@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,24 @@ def test_the_keys_of_a_file_are_mounted_and_summed_up_and_a_missing_one_is_named
     assert done.returncode == 4
     assert "1 of the 2 keys in" in done.stderr
     assert "keys.txt:2: 's3://bucket/train/absent'" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["index --summary -o", "index --summary --json -o", "advise --no-probe --log-file"])
+def test_figures_that_cannot_be_printed_are_an_error_of_one_line(
+    server: LoopbackServer, tmp_path: Path, words: str
+) -> None:
+    command = [sys.executable, "-m", "fastfuse", *words.split(), str(tmp_path / "made"), "s3://bucket/train/"]
+    with (
+        open("/dev/full", "w") as full,
+        Forked[str](
+            [*command, *access(server.endpoint_url)], env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        stderr = process.communicate(timeout=60)[1]
+    assert process.returncode == 1
+    lines = [line for line in stderr.splitlines() if "WARNING" not in line and not line.startswith("wrote ")]
+    assert lines == ["fastfuse: error: standard output cannot be written: No space left on device"]
+    assert (tmp_path / "made").exists()
 
 
 def test_a_listing_that_is_killed_mounts_nothing(server: LoopbackServer, tmp_path: Path) -> None:

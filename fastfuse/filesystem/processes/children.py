@@ -117,6 +117,11 @@ def ignore_unheeded() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def terminals() -> list[int]:
+    """Return the standard streams that are terminals. SIGHUP means a hangup once these are fewer than at the start."""
+    return [fd for fd in range(3) if os.isatty(fd)]
+
+
 class SignalInfo(NamedTuple):
     """The beginning of a siginfo_t."""
 

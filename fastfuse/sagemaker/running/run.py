@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, ignore_unheeded, next_signal
+from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, ignore_unheeded, next_signal, terminals
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import READ_ERRNOS, Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
@@ -88,7 +88,7 @@ class _Run:
         self._members: Members | None = None
         self._owner: socket.socket | None = None
         self._started_at = time.time()
-        self._has_terminal = os.isatty(2)
+        self._terminals = terminals()
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
         # The first reason to stop. A Ctrl-C is one if the command ends by then, or later by it.
@@ -365,7 +365,7 @@ class _Run:
             if self._command is not None:
                 self._command.send(number)
             return False
-        is_lost = number == signal.SIGHUP and self._has_terminal and not os.isatty(2)
+        is_lost = number == signal.SIGHUP and terminals() != self._terminals
         if number == signal.SIGHUP and not is_lost:
             for channel in self._channels:
                 channel.refresh()

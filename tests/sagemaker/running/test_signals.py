@@ -372,6 +372,17 @@ def test_a_metrics_endpoint_that_is_killed_is_started_again_and_is_none_of_the_c
         assert "which the command left running" not in job.log
 
 
+def test_a_terminal_that_hangs_up_ends_a_run_that_logs_to_a_file(run: Run, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    with (tmp_path / "log").open("wb") as log, run(CHANNELS, terminal=theirs, stderr=log.fileno()) as job:
+        os.close(theirs)
+        wait_until(lambda: "All channels are ready" in (tmp_path / "log").read_text())
+        os.close(ours)
+        assert job.wait() == 0
+        assert_nothing_is_left(job)
+    assert "Stopped - by SIGHUP" in (tmp_path / "log").read_text()
+
+
 def test_a_terminal_that_hangs_up_ends_a_run_without_a_command(run: Run) -> None:
     ours, theirs = pty.openpty()
     modes = termios.tcgetattr(theirs)
