@@ -68,5 +68,5 @@ def test_the_end_of_a_run_tells_what_no_line_has_counted_yet(caplog: pytest.LogC
             repeats.tell(f"class {number % 2}", f"object {number}", "line")
         await trio.testing.wait_all_tasks_blocked()
 
-    trio.run(fail)
+    trio.run(fail, clock=trio.testing.MockClock())
     assert caplog.messages[2:] == [f"class {number}: 2 more in the last 0 s, of 2 objects" for number in range(2)]

@@ -29,6 +29,11 @@ from tests.semantics.test_threads import has_threads
 
 pytestmark = pytest.mark.fuse
 
+# Threads wait for as long as a server of the tests takes on a busy machine, and nothing is fetched twice.
+PATIENT = """
+from fastfuse.filesystem.serving import direct_files
+direct_files._patience_s = lambda _: 1000.0
+"""
 DATA = {f"d/{n}": random.Random(n).randbytes(5 * MIB + n if n < 2 else 39_000 + n) for n in range(60)}
 
 
@@ -57,8 +62,9 @@ def told_of(place: Path) -> re.Pattern[str]:
     return re.compile(rf"  cache     \S+ MiB of 1 GiB in {place}/cache, {size} served\n")
 
 
-def test_a_node_fetches_each_byte_once(tmp_path: Path) -> None:
+def test_a_node_fetches_each_byte_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`tmp_path` lies below a directory that only root may enter; a worker is nobody, and dies in between."""
+    with_change(monkeypatch, PATIENT)
     os.chmod(tmp_path, 0o700)
     with LoopbackServer({"bucket": MemoryObjects(DATA)}) as server:
 
@@ -98,11 +104,12 @@ def test_readers_of_the_largest_parts_share_the_smallest_memory_with_what_is_to_
         assert "WARNING" not in mount.log
 
 
-def test_parts_that_threads_fetch_are_fetched_once_by_a_node(tmp_path: Path) -> None:
+def test_parts_that_threads_fetch_are_fetched_once_by_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files come until threads fetch for both mounts, which they do from some time after the first.
 
     Some are small.
     """
+    with_change(monkeypatch, PATIENT)
     contents = [random.Random(n).randbytes(5 * MIB // 4 + n if n % 4 else 39_000 + n) for n in range(8)]
     data = {f"d/{n}": contents[n % len(contents)] for n in range(2000)}
     options, unread, read = (*options_of(tmp_path), "--part-size", "1MiB"), iter(data), list[str]()
@@ -217,10 +224,7 @@ def test_what_was_replaced_under_the_same_etag_is_read_anew_after_a_refresh(tmp_
 
 
 # Python hears of what threads have got by requests of the kernel, and by what threads tell.
-NO_LOOKS = """
-from fastfuse.filesystem.serving import direct_files
-direct_files._LOOK_EVERY_S = 1000.0
-"""
+NO_LOOKS = f"{PATIENT}direct_files._LOOK_EVERY_S = 1000.0\n"
 
 
 def small_files() -> dict[str, bytes]:
@@ -360,7 +364,7 @@ def test_a_threads_file_is_not_fetched_again_before_it_is_kept(monkeypatch: pyte
     take = Claims.take
     Claims.take = lambda *it: take(*it) or print("is claimed", file=sys.stderr, flush=True)
     """
-    with_change(monkeypatch, change)
+    with_change(monkeypatch, PATIENT + dedent(change))
     data, last = small_files(), "d/last"
     with (
         LoopbackServer({"bucket": MemoryObjects(data)}) as server,

@@ -128,8 +128,12 @@ def refreshed(mounted: Mounted, objects: dict[str, int]) -> InodeTable:
 
 
 async def test_failed_reads_are_told_at_once_and_then_counted_by_class(
-    mounted: Mounted, caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+    mounted: Mounted,
+    caplog: pytest.LogCaptureFixture,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("fastfuse.filesystem.serving.reads.perf_counter", lambda: 100.0)
     names = [f"{number:03}" for number in range(30)]
     mounted.operations.swap(refreshed(mounted, dict.fromkeys(names, 1)))
     assert mounted.engine.refreshes == 1

@@ -91,7 +91,7 @@ def open_place(name: str, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @asynccontextmanager
 async def opened(endpoint_url: str) -> AsyncIterator[S3Client]:
-    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True, deadline_s=5)
+    config = ConnectionConfig(endpoint_url=endpoint_url, region="us-east-1", force_path_style=True)
     async with aclosing(S3Client(S3Session(config))) as client:
         yield client
 

@@ -102,7 +102,7 @@ async def test_a_failed_upload_leaves_nothing(moto_server: S3Server, fd: int, mo
             await upload(client, fd, "bucket", "failed")
         with pytest.raises(SourceError, match="There is no object 's3://bucket/failed"):
             await client.head("bucket", "failed")
-    assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket", Prefix="failed").get("Uploads")
 
 
 async def test_parts_that_a_failed_upload_leaves_are_logged(
@@ -216,11 +216,12 @@ async def test_a_stream_that_breaks_off_leaves_nothing_behind(moto_server: S3Ser
             yield bytes(5 << 20)
         raise OSError("the disk is gone")
 
-    async with writing(moto_server.endpoint_url, "broken") as (_, writer):
+    key = f"broken-{count}"
+    async with writing(moto_server.endpoint_url, key) as (_, writer):
         with pytest.raises(OSError, match="the disk is gone"):
             await writer.stream(broken())
-    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix="broken")
-    assert not moto_server.client.list_multipart_uploads(Bucket="bucket").get("Uploads")
+    assert "Contents" not in moto_server.client.list_objects_v2(Bucket="bucket", Prefix=key)
+    assert not moto_server.client.list_multipart_uploads(Bucket="bucket", Prefix=key).get("Uploads")
 
 
 @pytest.mark.parametrize("replaces", ["", module.NO_OBJECT])

@@ -34,7 +34,9 @@ def test_a_disturbed_mount_gives_right_bytes_allowed_errors_and_leaves_nothing(t
     assert sum(counts["disturbances"].values()) >= 8
     assert counts["latencies"].keys() == {*MANNERS, "all"}
     assert all(row["calls"] for row in counts["latencies"].values())
-    assert 0 < counts["fetch_requests"] < counts["kernel_requests"] < counts["reads"]
+    # The less is read, as on a busy machine, the more of the GETs are those of requests that are tried again.
+    assert counts["fetch_requests"] > 0
+    assert 0 < counts["kernel_requests"] < counts["reads"]
 
 
 def test_the_kernel_kills_who_wants_more_memory_than_a_squeezed_group_may_have() -> None:

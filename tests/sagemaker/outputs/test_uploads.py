@@ -297,12 +297,21 @@ def test_a_record_that_cannot_be_written_here_is_in_s3_alone_if_the_job_made_not
     assert json.loads(stored.read("job-record.json"))["TrainingJobStatus"] == "Completed"
 
 
-def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server) -> None:
-    stored = Stored(moto_server, "long")
-    # Time for the command to make its model, on a busy machine, too.
-    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 8}
-    with stored.running(MAKE + "signal.pause()", code=128 + signal.SIGTERM) as job:
-        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 8: " in job.log
+def test_a_job_whose_time_is_over_is_ended_and_keeps_what_it_made(moto_server: S3Server, tmp_path: Path) -> None:
+    """Its hour is over once the command has made its model."""
+    stored, mark = Stored(moto_server, "long"), tmp_path / "made"
+    stored.description["StoppingCondition"] = {"MaxRuntimeInSeconds": 3600}
+    change = f"""
+import os, time, types
+from fastfuse.sagemaker.running import run
+run.time = types.SimpleNamespace(
+    time=time.time, monotonic=lambda: time.monotonic() + 3600 * os.path.exists({str(mark)!r})
+)
+"""
+    command = MAKE + f"open({str(mark)!r}, 'w').close(); signal.pause()"
+    url, code = moto_server.endpoint_url, 128 + signal.SIGTERM
+    with running(url, stored.description, command=command, change=change, ends_with=code) as job:
+        assert " MaxRuntimeExceeded - after MaxRuntimeInSeconds, which is 3600: " in job.log
         record = record_of(job)
     assert (record["TrainingJobStatus"], record["SecondaryStatus"]) == ("Stopped", "MaxRuntimeExceeded")
     assert {"job-record.json", "model.tar.gz"} <= {*stored.names()}
