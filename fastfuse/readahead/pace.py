@@ -29,6 +29,8 @@ _DISTANT_OCTAVES = 3
 # first few may differ by more.
 _LARGEST_STEP = 4
 _FIRST_SAMPLES = 4
+# The usual time is the median of so many.
+_LATEST = 15
 
 # The reader's own margin: a quarter more than it took at most. After a wait for bytes it is twice that, and then less
 # with every part, by half in half a GiB.
@@ -50,20 +52,27 @@ _FEW_GETS = 4
 
 
 class _Time:
-    """The time that GETs of about one size take: on average, and the late ones."""
+    """The time that GETs of about one size take: on average, usually, and the late ones."""
 
-    __slots__ = ("late_s", "mean_s", "samples")
+    __slots__ = ("_latest_s", "late_s", "mean_s", "samples")
 
     def __init__(self) -> None:
         self.samples = 0
+        self._latest_s: deque[float] = deque(maxlen=_LATEST)
         self.mean_s = self.late_s = 0.0
 
     def add(self, took_s: float) -> None:
         self.samples += 1
+        self._latest_s.append(took_s)
         if self.samples > _FIRST_SAMPLES:
             took_s = min(took_s, _LARGEST_STEP * self.mean_s)
         self.mean_s += max(_WEIGHT, 1 / self.samples) * (took_s - self.mean_s)
         self.late_s = max(took_s, self.late_s + _LATE_WEIGHT * (self.mean_s - self.late_s))
+
+    @property
+    def usual_s(self) -> float:
+        """The median of the latest times, so that one unlucky GET changes little."""
+        return sorted(self._latest_s)[(len(self._latest_s) - 1) // 2]
 
 
 class ServicePace:
@@ -108,8 +117,8 @@ class ServicePace:
         self._delivered_bytes += in_flight * size_bytes - _DELIVERY_WEIGHT * self._delivered_bytes
         self._delivered_s += took_s - self._least_s - _DELIVERY_WEIGHT * self._delivered_s
 
-    def get_s(self, size_bytes: int) -> float | None:
-        """Return how long a GET of `size_bytes` takes when it is late; None before the first one of any size.
+    def get_s(self, size_bytes: int, *, is_late: bool = True) -> float | None:
+        """Return how long a GET of `size_bytes` takes when it `is_late`, or usually; None before any GET.
 
         It is an upper bound if there was none of this size. A larger one took longer; if all were smaller, it takes as
         much more as two of them tell, or else more in proportion.
@@ -119,13 +128,13 @@ class ServicePace:
         if not times:
             return None
         nearest = min((other for other in times if other >= size), default=max(times))
-        late_s = times[nearest].late_s
+        took_s = times[nearest].late_s if is_late else times[nearest].usual_s
         if nearest >= size:
-            return late_s
+            return took_s
         distant = max((other for other in times if other <= nearest - _DISTANT_OCTAVES), default=None)
         if distant is None:
-            return late_s * (1 << size - nearest)
-        return late_s + _more_s(size, (distant, times[distant].mean_s), (nearest, times[nearest].mean_s))
+            return took_s * (1 << size - nearest)
+        return took_s + _more_s(size, (distant, times[distant].usual_s), (nearest, times[nearest].usual_s))
 
     def knows(self, size_bytes: int) -> bool:
         """Return whether a GET of about `size_bytes`, or of more, was measured."""
@@ -137,7 +146,7 @@ class ServicePace:
         It is an upper bound: what GETs of the best size did that was measured. It is infinite before the first one.
         """
         sizes = {part_bytes, *(1 << size - 1 for size in self._times if size <= part_bytes.bit_length())}
-        times_s = ((self.get_s(size), size) for size in sizes)
+        times_s = ((self.get_s(size, is_late=False), size) for size in sizes)
         rounds = [get_s * max(1.0, size_bytes / (size * in_flight)) for get_s, size in times_s if get_s is not None]
         return min(rounds, default=float("inf"))
 

@@ -219,7 +219,9 @@ def test_the_price_of_a_fetch_is_that_of_the_best_size_that_was_measured() -> No
     service = ServicePace()
     assert service.fetch_s(64 * MIB, 8 * MIB, 4) == float("inf")
     service.landed(256 << 10, 0.02, 1)
-    # 256 GETs, four at once.
+    # 256 GETs, four at once, and a late one is none of them.
+    assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(1.28)
+    service.landed(256 << 10, 0.08, 1)
     assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(1.28)
     service.landed(8 * MIB, 0.1, 1)
     assert service.fetch_s(64 * MIB, 8 * MIB, 4) == pytest.approx(0.2)
