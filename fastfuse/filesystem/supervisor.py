@@ -32,7 +32,7 @@ from fastfuse.filesystem.figures.status import Board, Recent
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import place_for
-from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_request_timeout
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.processes.children import (
     STOPPING,
     NoRoomError,
@@ -88,7 +88,7 @@ def run(
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(within_request_timeout(settings), counters, begin_fd).run(ready or (lambda _: None))
+    return Supervisor(settings, counters, begin_fd).run(ready or (lambda _: None))
 
 
 class Supervisor:
