@@ -50,8 +50,8 @@ class MountSettings:
     part_size_bytes: int
     # Prefetch large files at once, because training reads them to their end; else wait for signs of that.
     expects_whole_files: bool = False
-    # Prefetch before the first open, because training reads every file: all small files that fit, if their order
-    # is unknown, and the first large ones.
+    # Prefetch small files that were not asked for, because training reads every file: all that fit, if their order
+    # is unknown.
     expects_every_file: bool = False
     uid: int
     gid: int
