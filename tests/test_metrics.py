@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -57,7 +57,7 @@ def scrape(counters: Counters) -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scrapes, "_REQUEST_WITHIN_S", 2.0)
+    monkeypatch.setattr(scrapes._QuietHandler, "timeout", 0.1)
 
 
 def scraped(address: tuple[str, int]) -> str:
@@ -127,7 +127,7 @@ def test_each_metric_says_of_which_mount_it_is_also_where_that_is_not_utf_8() ->
 def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
     counters: Counters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(scrapes, "_REQUEST_WITHIN_S", math.inf)
+    monkeypatch.setattr(scrapes._QuietHandler, "timeout", None)
 
     def serve() -> None:
         monkeypatch.setattr(sys, "stderr", (tmp_path / "stderr").open("w", buffering=1))
@@ -141,7 +141,7 @@ def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
             client.send(b"GET /healthz HTTP/1.0\r\n")
     with ExitStack() as silent:
-        for _ in range(scrapes._MAX_CLIENTS):
+        for _ in range(32):
             silent.enter_context(socket.create_connection(address))
         assert "fastfuse_requests_total 0.0" in scraped(address)
     os.kill(server, signal.SIGKILL)
@@ -150,27 +150,14 @@ def test_neither_silent_clients_nor_those_that_go_disturb_a_scrape_or_the_log(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_client_that_says_nothing_or_little_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
-    with (
-        socket.create_connection(scrape, timeout=60) as silent,
-        socket.create_connection(scrape, timeout=0.05) as slow,
-    ):
-        with suppress(ConnectionError):
-            for _ in range(1200):
-                with suppress(TimeoutError):
-                    slow.send(b"G")
-                    slow.recv(1)
-                    break
-            else:
-                pytest.fail("the slow client is still served")
+def test_a_client_that_says_nothing_does_not_hold_its_thread_for_ever(scrape: tuple[str, int]) -> None:
+    with socket.create_connection(scrape, timeout=60) as silent:
         assert silent.recv(1) == b""
-    assert "fastfuse_requests_total" in scraped(scrape)
 
 
 def test_a_client_that_no_thread_can_be_made_for_is_hung_up_on_without_a_word(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(scrapes._Server, "_until_s", {})
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
     with (
         scrapes._Server(("127.0.0.1", 0), scrapes._QuietHandler) as server,

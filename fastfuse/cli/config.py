@@ -177,7 +177,7 @@ def mount_settings(
     part_size: PartSize = "8MiB",
     training: Annotated[bool, setting("--training", MEMORY_PANEL,
         "Expect what training does, that every file is read whole, once in each epoch: large files are read far ahead "
-        "at once, the first ones before anybody opens them, and of small ones in an order that nobody has announced "
+        "at once, and of small ones in an order that nobody has announced "
         "those are fetched that nobody has opened yet, within the memory. Whoever reads only a few small files has "
         "caused up to four times as many GETs, and of large ones up to 256 MiB for nothing.")] = False,
     origin: IndexOrigin,

@@ -4,12 +4,13 @@ import ctypes
 import os
 import re
 import resource
+from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 from fastfuse.cgroup import cpu_limit, memory_limit_bytes
 from fastfuse.doctor.rules import Facts
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting.mount_settings import request_timeout_s
 from fastfuse.filesystem.mounting.preflight import check_device, fusermount, may_allow_other, may_mount, obstacle
 
 
@@ -37,7 +38,7 @@ def look(root: Path = Path("/")) -> Facts:
         fusermount=fusermount(),
         may_allow_other=may_allow_other(),
         may_raise_readahead=any(os.access(setting, os.W_OK) for setting in settings),
-        request_timeout_s=request_timeout_s(root / "proc/sys/fs/fuse"),
+        request_timeout_s=_request_timeout_s(root / "proc/sys/fs/fuse"),
         open_files=2**20 if limit == resource.RLIM_INFINITY else limit,
         # Version 1 writes "unlimited" as a number beyond any RAM.
         memory_limit_bytes=memory if memory is not None and memory < ram_bytes else None,
@@ -53,6 +54,15 @@ def _updatedb_reads_mounts(settings: Path) -> bool:
     except OSError:
         return False
     return pruned is None or "fuse.fastfuse" not in pruned[1].lower().split()
+
+
+def _request_timeout_s(limits: Path) -> float:
+    """Return for how long a request may wait before the kernel ends the mount (Linux 6.14); `inf` if for ever."""
+    found = []
+    for name in ("default_request_timeout", "max_request_timeout"):
+        with suppress(OSError):
+            found.append(float((limits / name).read_text()))
+    return min(filter(None, found), default=inf)
 
 
 def _libfuse() -> str:

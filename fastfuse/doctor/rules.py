@@ -12,7 +12,7 @@ _LEAST_KERNEL = (5, 1)
 # A descriptor for each connection of the client and of threads, by default 768 at most, for each of the tier's segments
 # that are open, 256 at most, and some for the mount itself.
 _LEAST_FILES = 1280
-# The default of --read-deadline-s, and the least that `mount_settings.within_request_timeout` leaves behind it.
+# The default of --read-deadline-s, and 15 s: the kernel looks so often.
 _LEAST_TIMEOUT_S = 75.0
 # A quarter of it is the least memory target, 128 MiB.
 _LEAST_MEMORY_BYTES = 512 * MIB
@@ -95,7 +95,7 @@ def findings(facts: Facts) -> list[Finding]:
         _warn_unless(
             facts.request_timeout_s >= _LEAST_TIMEOUT_S,
             Finding("request timeout", Level.OK, f"{facts.request_timeout_s:g} s".replace("inf s", "none")),
-            f"{facts.request_timeout_s:g} s: the kernel ends a mount in longer outages, so reads fail before",
+            f"{facts.request_timeout_s:g} s: the kernel ends a mount in longer outages",
             f"sysctl fs.fuse.default_request_timeout and max_request_timeout: 0, or from {_LEAST_TIMEOUT_S:g} on",
         ),
         _warn_unless(

@@ -32,7 +32,7 @@ from fastfuse.filesystem.figures.status import Board, Recent
 from fastfuse.filesystem.kernel.in_hand import ReadsInHand
 from fastfuse.filesystem.kernel.session import Session
 from fastfuse.filesystem.mounting.mount_places import place_for
-from fastfuse.filesystem.mounting.mount_settings import MountSettings, within_request_timeout
+from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.processes.children import (
     STOPPING,
     NoRoomError,
@@ -77,27 +77,24 @@ def run(
     *,
     ready: Callable[[int], None] | None = None,
     counters: Counters | None = None,
-    begin_fd: int | None = None,
 ) -> int:
     """Mount, serve until told to stop or unmounted, and return the exit code (clause L5).
 
     `ready` is called once the first read would work (clause L1), with a descriptor of the index. A process that made
-    `counters` before it forked this one can read them. If every file will be read, the first large ones are prefetched,
-    but not before `begin_fd` is readable, if it is given.
+    `counters` before it forked this one can read them.
 
     Raises:
         FastfuseError: the mount could not be made; nothing is left behind.
     """
-    return Supervisor(within_request_timeout(settings), counters, begin_fd).run(ready or (lambda _: None))
+    return Supervisor(settings, counters).run(ready or (lambda _: None))
 
 
 class Supervisor:
     """One mount, from its listing to its end."""
 
-    def __init__(self, settings: MountSettings, counters: Counters | None = None, begin_fd: int | None = None) -> None:
+    def __init__(self, settings: MountSettings, counters: Counters | None = None) -> None:
         self._settings = settings
         self._signals = STOPPING | {signal.SIGHUP, signal.SIGCHLD, signal.SIGIO}
-        self._begin_fd = begin_fd
         self._notifier = Notifier(settings.notify_socket, settings.watchdog_s)
         # First: what is wrong with it is told before a mountpoint is made.
         self._s3 = S3Session(settings.connection)
@@ -263,7 +260,6 @@ class Supervisor:
                 credentials=credentials,
                 hints=self._hints,
                 hint_uids=frozenset({0, os.geteuid()}),
-                begin_fd=self._begin_fd,
                 dump_fd=self._worker.dump_fd,
             )
             run_worker(task)

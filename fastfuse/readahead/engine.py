@@ -4,7 +4,7 @@ The kernel opens nothing (`filesystem.serving.operations`), so a file is *begun*
 readers lasts until one of them has come to its end, the kernel forgets the inode, or many others were read since.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from math import inf
 
@@ -26,8 +26,6 @@ from fastfuse.s3.base import RangeReader
 _MAX_FOLLOWERS = 4
 # Files begun that were not foreseen before such a file is released; half as many where several readers want the memory.
 _PATIENCE_FILES = 16
-# The part of the first window that is fetched before anybody asks: all of it at once would delay the first bytes.
-_BEGUN_DIVISOR = 2
 # The part of the memory of expected files that small ones may keep of which only a part was read.
 _BEGUN_SMALL_DIVISOR = 4
 # Streams of files that nobody has read to the end. One takes 4 kB, and an idle one holds no memory that others want.
@@ -199,11 +197,6 @@ class ReadEngine:
         """
         return self._open(inode, ref).fetch(start, end)
 
-    def begin(self) -> None:
-        """Start on the head of the listing, unless it was begun, where every file is read. Never wait, never fail."""
-        if self._config.expects_every_file:
-            self._follow(self._prefetcher.leaders(), self._config.first_window_bytes // _BEGUN_DIVISOR, 0)
-
     def release(self, inode: int) -> None:
         """Stop reading `inode` ahead: its parts are kept only while nobody else wants the memory."""
         self._followers.pop(inode, None)
@@ -299,19 +292,15 @@ class ReadEngine:
 
         Otherwise a reader waits for the first bytes of every shard, and for a window that grows again.
         """
-        self._follow(self._prefetcher.followers(inode), size_bytes, bytes_to_end)
-
-    def _follow(self, files: Iterator[tuple[int, ObjectRef]], size_bytes: int, before_bytes: int) -> None:
-        """Read `size_bytes` of `files` ahead, which come after `before_bytes` of others."""
-        for following, ref in islice(files, _MAX_FOLLOWERS):
+        for following, ref in islice(self._prefetcher.followers(inode), _MAX_FOLLOWERS):
             if size_bytes <= 0 or (following in self._streams and following not in self._followers):
                 break
             stream = self._open(following, ref)  # first: it forgets a follower of another version
             self._followers.setdefault(following, self._unforeseen_files)
-            if not self._fetch_first(stream, size_bytes, before_bytes):
+            if not self._fetch_first(stream, size_bytes, bytes_to_end):
                 break
             size_bytes -= ref.size_bytes
-            before_bytes += ref.size_bytes
+            bytes_to_end += ref.size_bytes
 
     def _fetch_first(self, stream: Stream, size_bytes: int, before_bytes: int) -> bool:
         start, file = 0, stream.file

@@ -160,18 +160,12 @@ class Prefetcher:
             self._pump()
 
     def followers(self, inode: int) -> Iterator[tuple[int, ObjectRef]]:
-        """Return the large files that are likely to be begun when `inode` is at its end, one after the other."""
-        row = _known(self.current_table().row, inode)
-        return self._large_files(() if row is None else self._listed.followers(row))
+        """Yield the large files that are likely to be begun when `inode` is at its end, one after the other.
 
-    def leaders(self) -> Iterator[tuple[int, ObjectRef]]:
-        """Return the large files that the listing begins with."""
-        table = self.current_table()
-        return self._large_files(range(self._first_file_row(table), len(table)))
-
-    def _large_files(self, rows: Sequence[int]) -> Iterator[tuple[int, ObjectRef]]:
-        """Yield the large files that `rows` begin with, as long as the page cache most likely has none of them."""
-        for row in rows:
+        The first that the page cache most likely has is the end of them.
+        """
+        begun_row = _known(self.current_table().row, inode)
+        for row in () if begun_row is None else self._listed.followers(begun_row):
             file = self._file_at(row)
             if file is None or file[1] <= self._config.part_size_bytes or self._delivered.has(file[0]):
                 return
@@ -186,17 +180,15 @@ class Prefetcher:
         if table is not self._table:
             # Rows mean something else now. What was fetched by the old ones is found if it is begun.
             self._table = table
-            self._listed = ListingOrder(len(table), self._first_file_row(table))
+            leading = range(min(len(table), _MAX_LEADING_ROWS))
+            first_file_row = next((row for row in leading if self._file_at(row) is not None), 0)
+            self._listed = ListingOrder(len(table), first_file_row)
             self._shuffled = self._new_epoch(len(table))
             self._pool.demote_expected()
             for announcer in self._announcers:
                 for inode in announcer.decisions.ahead:
                     self._pool.adopt(inode)
         return table
-
-    def _first_file_row(self, table: Listing) -> int:
-        rows = range(min(len(table), _MAX_LEADING_ROWS))
-        return next((row for row in rows if self._file_at(row) is not None), 0)
 
     def _new_epoch(self, row_count: int) -> ShuffledEpoch:
         return ShuffledEpoch(row_count if self._config.expects_every_file else 0, self._pool.expected.max_parts)

@@ -72,7 +72,7 @@ class ChannelTask:
 
     channel: Channel
     settings: RunSettings
-    # Readable when all channels are ready: prefetching must not slow down those that prepare.
+    # Readable when all channels are ready: a Pipe channel must not slow down those that prepare.
     begin_fd: int
     # Keeps FIFOs open after the process dies.
     guard: Guard

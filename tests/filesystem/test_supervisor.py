@@ -18,7 +18,6 @@ import pytest
 from bench.s3server import ACCESS_DENIED, FaultRule, LoopbackServer, MemoryObjects, Stall
 from bench.s3server.faults import Action, Delay
 from fastfuse.errors import MountError
-from fastfuse.filesystem.mounting import mountpoint
 from fastfuse.filesystem.mounting.mountpoint import find_mount, unmount
 from fastfuse.filesystem.processes.hang_report import is_held
 from fastfuse.filesystem.talking.control import ask_status, entry_of
@@ -898,17 +897,6 @@ def test_the_next_mount_clears_the_place_of_one_that_was_killed_while_it_told_th
     with mounted("s3://bucket/data", stuck.server.endpoint_url, path=stuck.mount.path) as mount:
         stuck.wait_for_end()
         assert (mount.path / "late").read_bytes() == b"late"
-
-
-def test_a_mount_that_was_killed_while_it_told_the_kernel_is_unmounted_with_an_end_for_its_readers(
-    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """L4"""
-    monkeypatch.setattr(mountpoint, "_ANSWER_WITHIN_S", 0.5)
-    stuck.kill()
-    unmount(stuck.mount.path, lazy=True)
-    assert find_mount(stuck.mount.path) is None
-    stuck.wait_for_end()
 
 
 def test_a_mount_that_ends_while_it_tells_the_kernel_leaves_no_reader_behind(stuck: Stuck) -> None:

@@ -152,8 +152,7 @@ async def test_what_many_readers_leave_is_given_up_sooner_but_for_four_files(aut
 async def test_who_begins_elsewhere_than_was_foreseen_soon_has_files_ahead(autojump_clock: MockClock) -> None:
     config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
     async with following(24, replace(config, expects_every_file=True)) as (refs, engine, reader):
-        engine.begin()
-        await settled()
+        await read_all(engine, refs, [0])
         await read_all(engine, refs, range(12, 18))
         assert reader.ranges("shard-018")
 
@@ -209,56 +208,6 @@ async def test_without_a_sign_that_files_are_read_to_their_end_none_is_followed(
     assert reader.ranges("shard-002") == []
 
 
-async def test_where_every_file_is_read_the_first_are_on_their_way_at_once(autojump_clock: MockClock) -> None:
-    refs = [None, *shards(6)]
-    config = replace(CONFIG, first_window_bytes=1200 * KIB, memory_limit_bytes=8 * MIB, max_parts_in_flight=64)
-    async with running(replace(config, expects_every_file=True), Files(refs)) as (engine, reader):
-        engine.begin()
-        await settled()
-        assert [sum(end - start for start, end in reader.ranges(f"shard-00{row}")) for row in (0, 1)] == [
-            SIZE_BYTES,
-            4 * 64 * KIB,
-        ]
-        assert not reader.ranges("shard-002")
-        for inode, ref in enumerate(refs, 1):
-            if ref is not None:
-                await read_until(engine, inode, ref)
-        check_books(engine)
-    assert sum(end - start for _, start, end in reader.gets) == 6 * SIZE_BYTES
-
-
-SMALL_FILE, SHARD = listed("first", 10 * KIB), listed("first", SIZE_BYTES)
-
-
-@pytest.mark.parametrize(
-    ("first", "expects_every_file"),
-    [(SMALL_FILE, True), (replace(SHARD, storage_class="GLACIER"), True), (SHARD, False)],
-    ids=["small", "archived", "may be left out"],
-)
-async def test_nothing_is_fetched_where_the_first_is_not_read_ahead_or_files_may_be_left_out(
-    autojump_clock: MockClock, first: ObjectRef, expects_every_file: bool
-) -> None:
-    files = Files([first, *shards(2)])
-    async with running(replace(CONFIG, expects_every_file=expects_every_file), files) as (engine, reader):
-        engine.begin()
-        await settled()
-        assert engine.streams == 0
-    assert not reader.gets
-
-
-async def test_the_first_parts_are_small_and_those_behind_them_are_whole(autojump_clock: MockClock) -> None:
-    refs = [listed(name, 12 * MIB) for name in ("first", "second")]
-    config = ReadaheadConfig(
-        part_size_bytes=2 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB, expects_every_file=True
-    )
-    async with running(config, Files(refs)) as (engine, reader):
-        engine.begin()
-        await settled()
-        sizes = [[end - start for start, end in sorted(reader.ranges(ref.key))] for ref in refs]
-    assert sizes[0] == [256 * KIB] * 4 + [MIB] * 11
-    assert sizes[1] == [2 * MIB] * 4
-
-
 async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near(autojump_clock: MockClock) -> None:
     refs = [listed(name, 20 * MIB) for name in ("first", "second")]
     config = ReadaheadConfig(part_size_bytes=4 * MIB, first_window_bytes=40 * MIB, memory_limit_bytes=512 * MIB)
@@ -270,36 +219,23 @@ async def test_of_the_next_file_the_parts_are_as_small_as_its_reader_is_near(aut
 
 
 async def test_of_a_file_of_any_size_only_what_is_fetched_is_looked_at(autojump_clock: MockClock) -> None:
-    config = replace(CONFIG, expects_every_file=True)
-    async with running(config, Files([listed("huge", 1 << 60)])) as (engine, reader):
-        reader.holds = lambda _key, _start, _end: True
-        engine.begin()  # in parts of 64 KiB all of it would take longer than anybody waits
-        await settled()
-        assert reader.gets
-        reader.failures = {("huge", start): UnavailableError("no") for _, start, _ in reader.gets}
-        reader.let_go()
-
-
-async def test_nothing_is_fetched_ahead_of_a_first_file_that_is_being_read(autojump_clock: MockClock) -> None:
-    config = replace(CONFIG, expects_every_file=True)
-    async with following(3, config) as (refs, engine, reader), trio.open_nursery() as readers:
-        reader.holds = lambda _key, _start, _end: True
-        readers.start_soon(engine.read, 1, refs[0], 0, 4 * KIB)
-        await settled()
-        before = list(reader.gets)
-        engine.begin()
-        await settled()
-        assert reader.gets == before
+    refs = [listed("first", SIZE_BYTES), listed("huge", 1 << 60)]
+    async with running(AMPLE, Files(refs)) as (engine, reader):
+        reader.holds = lambda key, _start, _end: key == "huge"
+        await read_until(engine, 1, refs[0])  # in parts of 64 KiB all of the next would take longer than anybody waits
+        assert reader.ranges("huge")
+        reader.failures = {("huge", start): UnavailableError("no") for start, _ in reader.ranges("huge")}
         reader.let_go()
 
 
 async def test_what_was_fetched_ahead_and_is_read_now_is_not_released(autojump_clock: MockClock) -> None:
-    async with following(40, replace(CONFIG, expects_every_file=True)) as (refs, engine, _):
-        engine.begin()
-        assert len(await engine.read(1, refs[0], 0, 4 * KIB)) == 4 * KIB
+    async with following(40) as (refs, engine, reader):
+        await read_all(engine, refs, [0, 1])
+        assert reader.ranges("shard-002")
+        assert len(await engine.read(3, refs[2], 0, 4 * KIB)) == 4 * KIB
         await begin_and_leave(engine, refs, range(39, 9, -1))
         assert engine.streams == 1
-        engine.release(1)
+        engine.release(3)
 
 
 async def test_of_a_file_that_the_kernel_has_little_more_than_it_asks_for_is_fetched(autojump_clock: MockClock) -> None:

@@ -18,19 +18,16 @@ from bench.s3server import (
     SERVICE_UNAVAILABLE,
     SLOW_DOWN,
     FaultRule,
-    LoopbackServer,
     MemoryObjects,
     Reset,
     Stall,
     Truncate,
 )
 from bench.s3server.faults import Action
-from tests.mounting import mounted
-from tests.semantics.places import BUCKET, Place, block_bytes, direct_read, errno_of, place
+from tests.semantics.places import Place, block_bytes, direct_read, errno_of, place
 
 MIB = 1 << 20
 SIZE = 300_000
-_REQUEST_TIMEOUT = Path("/proc/sys/fs/fuse/default_request_timeout")
 DEADLINE_S = 3.0
 # Each comes to nothing until the deadline.
 MISFORTUNES: dict[str, Action] = {
@@ -154,17 +151,6 @@ def test_a_mount_ends_without_the_reads_of_killed_readers() -> None:
         reader.wait(30)
         assert here.mount.stop() == 0
         assert "under way fail" not in here.mount.log
-
-
-@pytest.mark.skipif(not _REQUEST_TIMEOUT.exists(), reason="Linux before 6.14 has no such limit")
-def test_reads_fail_before_the_kernel_ends_a_mount_that_does_not_answer(tmp_path: Path) -> None:
-    """D5"""
-    (tmp_path / "limit").write_text("20\n")  # only this mount sees it, and the kernel does not
-    script = f'mount --bind {tmp_path}/limit {_REQUEST_TIMEOUT}; exec "$@"'
-    with LoopbackServer({BUCKET: MemoryObjects({"file": b"1"})}) as server:
-        run_by = ["unshare", "--mount", "sh", "-ec", script, "sh"]
-        with mounted(f"s3://{BUCKET}", server.endpoint_url, run_by=run_by) as mount:
-            assert "reads fail after 10 s, not after the 60 s of --read-deadline-s: the kernel ends" in mount.log
 
 
 def test_a_log_that_nobody_reads_stops_no_read(tmp_path: Path) -> None:

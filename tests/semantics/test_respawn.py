@@ -71,22 +71,6 @@ def test_readers_go_on_although_the_worker_is_killed_three_times_and_nothing_is_
         assert here.mount.log.count("; starting another") == 3
 
 
-def test_the_next_worker_does_not_begin_again_with_what_is_read_first() -> None:
-    """L3"""
-    data = {"a": block_bytes(1, 20 * MIB), "b": block_bytes(2, 100)}
-    with place(data, "--training", "--memory-target", "1GiB") as here:
-        here.server.wait_until(lambda now: now.sent_bytes >= 20 * MIB)
-        assert (here.path / "a").read_bytes() == data["a"]
-        here.server.clear_requests()
-        killed = kill_worker(here.mount)
-        wait_until(lambda: bool(set(here.mount.children()) - {killed}))
-        # Read by the next worker, behind what it begins with.
-        assert direct_read(here.path / "b", 4096) == data["b"]
-        asked = [(one.key, one.status) for one in here.server.requests if one.operation == "GetObject"]
-        # A service that is slow to answer is asked again.
-        assert {key for key, _ in asked} == {"b"}, asked
-
-
 def test_files_and_directories_opened_before_a_death_go_on_after_it() -> None:
     """L3"""
     names = [f"{number:04}" for number in range(1000)]

@@ -7,13 +7,10 @@ where there is an endpoint, because prometheus_client takes 40 ms to load.
 import logging
 import socket
 import sys
-import time
 import wsgiref.simple_server
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import accumulate, product
 from socketserver import ThreadingMixIn
-from typing import ClassVar
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -25,10 +22,6 @@ from fastfuse.errors import MountError
 from fastfuse.metrics import BUILD_INFO, HISTOGRAMS, METRICS, Counters
 
 _log = logging.getLogger(__name__)
-
-# Their threads count with those of workers in ``pids.max``. Scrapers and probes are a few.
-_MAX_CLIENTS = 32
-_REQUEST_WITHIN_S = 5.0
 
 
 class _SharedCollector(Collector):
@@ -61,6 +54,8 @@ class _SharedCollector(Collector):
 
 
 class _QuietHandler(wsgiref.simple_server.WSGIRequestHandler):
+    timeout = 5.0  # a client that is silent for so many seconds loses its thread
+
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not worth a log line each."""
 
@@ -69,27 +64,6 @@ class _Server(ThreadingMixIn, wsgiref.simple_server.WSGIServer):
     """One thread for each client: a browser's spare connection, which says nothing, must not hold up a probe."""
 
     daemon_threads = True
-    # The connections that have a thread, and until when.
-    _until_s: ClassVar[dict[socket.socket, float]] = {}
-
-    def verify_request(self, request: socket.socket, client_address: object) -> bool:  # type: ignore[override]
-        """Note until when the client is served. The oldest make room for it: strangers may hold their connections."""
-        self._until_s[request] = time.monotonic() + _REQUEST_WITHIN_S
-        self._hang_up([*self._until_s][:-_MAX_CLIENTS])
-        return True
-
-    def service_actions(self) -> None:
-        """Hang up on clients whose time is over; called twice a second."""
-        self._hang_up(request for request, until_s in [*self._until_s.items()] if time.monotonic() >= until_s)
-
-    def _hang_up(self, requests: Iterable[socket.socket]) -> None:
-        for request in requests:
-            with suppress(OSError):  # it has just been closed
-                request.shutdown(socket.SHUT_RDWR)
-
-    def shutdown_request(self, request: socket.socket) -> None:  # type: ignore[override]
-        self._until_s.pop(request, None)
-        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log what went wrong, but for a client that has gone, as a load balancer does, or that gets no thread."""

@@ -1,9 +1,6 @@
 """The settings of one mount: the frozen result of parsing arguments and environment (`fastfuse.cli.config`)."""
 
-import logging
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -14,8 +11,6 @@ from fastfuse.index.origin import IndexOrigin
 from fastfuse.index.sources.uri import S3Uri
 from fastfuse.s3.base import ConnectionConfig
 
-_log = logging.getLogger(__name__)
-
 # Room for the parts of a few readers at once (16 parts of the default size).
 MINIMUM_MEMORY_BYTES: Final = 128 << 20
 
@@ -25,39 +20,10 @@ EXCESS_MEMORY_BYTES: Final = 64 << 20
 # `python -m bench` sees 412 to 512 MiB with a target of 512 MiB.
 _SPARE_BYTES: Final = 512 << 20
 
-# Linux 6.14: Documentation/admin-guide/sysctl/fs.rst.
-_LIMITS: Final = Path("/proc/sys/fs/fuse")
-# fs/fuse/dev.c, FUSE_TIMEOUT_TIMER_FREQ: so often it looks, and no limit is shorter.
-_KERNEL_LOOKS_EVERY_S: Final = 15.0
-
 
 def quoted(source: str) -> str:
     """Return the name of `source` in mountinfo: libfuse splits options at commas, and pyfuse3 encodes them as ASCII."""
     return quote(source, safe="/:@!$&'()*+;=~ ")
-
-
-def request_timeout_s(limits: Path = _LIMITS) -> float:
-    """Return for how long a request may wait before the kernel ends the connection; `inf` if for ever."""
-    found = []
-    for name in ("default_request_timeout", "max_request_timeout"):
-        with suppress(OSError):
-            found.append(float((limits / name).read_text()))
-    return max(_KERNEL_LOOKS_EVERY_S, min(filter(None, found), default=inf))
-
-
-def within_request_timeout(settings: "MountSettings") -> "MountSettings":
-    """Return the settings with a read deadline at which reads fail before the kernel ends the mount."""
-    timeout_s, deadline_s = request_timeout_s(), settings.connection.deadline_s
-    # The rest is for requests that wait for others before they are read.
-    longest_s = max(timeout_s / 2, timeout_s - _KERNEL_LOOKS_EVERY_S)
-    if deadline_s <= longest_s:
-        return settings
-    _log.warning(
-        "reads fail after %g s, not after the %g s of --read-deadline-s: the kernel ends a mount of which a request "
-        "waits for %g s (sysctl fs.fuse.default_request_timeout, fs.fuse.max_request_timeout)",
-        longest_s, deadline_s, timeout_s,
-    )  # fmt: skip
-    return replace(settings, connection=replace(settings.connection, deadline_s=longest_s))
 
 
 def most_worker_bytes(target_bytes: int) -> int:
@@ -84,8 +50,8 @@ class MountSettings:
     part_size_bytes: int
     # Prefetch large files at once, because training reads them to their end; else wait for signs of that.
     expects_whole_files: bool = False
-    # Prefetch before the first open, because training reads every file: all small files that fit, if their order
-    # is unknown, and the first large ones.
+    # Prefetch small files that were not asked for, because training reads every file: all that fit, if their order
+    # is unknown.
     expects_every_file: bool = False
     uid: int
     gid: int

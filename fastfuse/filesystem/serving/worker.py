@@ -99,8 +99,6 @@ class WorkerTask:
     # The users `hint_uids` may announce files here, and everybody with --allow-other.
     hints: socket.socket | None
     hint_uids: frozenset[int]
-    # If given: prefetch no large file, and prepare no connection, before it is readable.
-    begin_fd: int | None
     # Gets the stacks of all threads at `DUMP_SIGNAL`, for a worker that hangs.
     dump_fd: int
 
@@ -169,7 +167,7 @@ async def _serve(task: WorkerTask, cache: OpenCache | None, requests: Requests) 
         nursery.start_soon(_show, task.board, reads, retries, counters)
         nursery.start_soon(_watch_memory, limit_bytes, settings.memory_target_bytes, counters, retire)
         nursery.start_soon(_take_handed_over, task, WatchedReads(engine, reads, gets), nursery, retire)
-        nursery.start_soon(_begin, task, engine, client, buckets, direct_files)
+        nursery.start_soon(_connect, client, buckets, direct_files)
         task.messages.send(READY)
         _start_replies(task.session_fd)
         try:
@@ -222,15 +220,8 @@ def _serve_table(operations: MountOperations, snapshot_fd: int, engine: ReadEngi
     return table.buckets()
 
 
-async def _begin(
-    task: WorkerTask, engine: ReadEngine, client: S3Client, buckets: Iterable[str], direct_files: DirectFiles
-) -> None:
-    """Prefetch and connect for the first reads, once `begin_fd` says that nothing else needs the CPU time."""
-    if task.begin_fd is not None:
-        await trio.lowlevel.wait_readable(task.begin_fd)
-    # After a worker died, readers are in the middle of their files.
-    if not task.counters.get("fastfuse_worker_respawns"):
-        engine.begin()
+async def _connect(client: S3Client, buckets: Iterable[str], direct_files: DirectFiles) -> None:
+    """Connect for the first reads."""
     async with trio.open_nursery() as nursery:
         for bucket in buckets:
             nursery.start_soon(_prepare, client, bucket)

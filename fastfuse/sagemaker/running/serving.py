@@ -213,4 +213,4 @@ def _mount(task: ChannelTask, counters: Counters, tell: Callable[..., None]) -> 
         files = counters.get("fastfuse_table_files")
         tell(ready=f"{files:,} objects at {place}")
 
-    return supervisor.run(settings, ready=ready, counters=counters, begin_fd=task.begin_fd)
+    return supervisor.run(settings, ready=ready, counters=counters)

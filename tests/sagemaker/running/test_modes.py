@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects, Stall
+from bench.s3server import ACCESS_DENIED, SLOW_DOWN, FaultRule, LoopbackServer, MemoryObjects
 from fastfuse.filesystem.figures.recorder import samples_of
 from fastfuse.report.intervals import figures
 from fastfuse.report.records import Record, read_record, record_at
@@ -282,21 +282,3 @@ def test_other_small_files_are_fetched_if_a_host_reads_all(host: str, fewest_get
             server.wait_until(lambda now: now.requests.get("GetObject", 0) >= fewest_gets)
             job.stop()
         assert fewest_gets <= server.statistics().requests["GetObject"] <= most_gets
-
-
-def test_nothing_is_fetched_ahead_before_all_channels_are_ready_and_then_what_is_read_first() -> None:
-    """Or those that are ready would slow down those that are not."""
-    objects = {"train/a": block_bytes(1, 20 << 20), "train/z": block_bytes(2, 5000), "test/x": block_bytes(3, 5000)}
-    channels = [channel("train", "FastFile", "train/"), channel("test", "File", "test/")]
-    with LoopbackServer({BUCKET: MemoryObjects(objects)}) as server:
-        server.faults.add(FaultRule(action=Stall(after_bytes=0), operation="GetObject", key="test/x"))
-        sleep = ("sleep", "infinity")
-        with running(server.endpoint_url, channels, "--memory-target", "1GiB", command=sleep) as job:
-            job.wait_for_log("train (FastFile): ")
-            assert (job.data / "train/z").read_bytes() == objects["train/z"]
-            # One more as the channel is mounted (L8).
-            server.wait_until(lambda now: now.requests.get("GetObject", 0) >= 3)
-            assert server.statistics().requests["GetObject"] == 3
-            server.faults.clear()
-            server.wait_until(lambda now: now.sent_bytes >= 20 << 20)
-            job.stop()
