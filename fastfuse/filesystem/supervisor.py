@@ -104,7 +104,6 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
-        self._counters.set("fastfuse_cache_wanted", int(settings.cache is not None))
         self._worker = WorkerProcess(self._counters, self._every_second)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
@@ -150,6 +149,7 @@ class Supervisor:
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
                 count_table(self._counters, self._refresher.table_fd, report)
+                self._counters.set("fastfuse_cache_wanted", int(settings.cache is not None))
                 self._recent.begin()
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
