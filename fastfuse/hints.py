@@ -15,9 +15,8 @@ import os
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from queue import SimpleQueue
@@ -85,9 +84,9 @@ class HintedSampler(Generic[_Sample]):
 
     ``DataLoader(dataset, sampler=HintedSampler(sampler, paths, mountpoint), num_workers=...)`` announces
     ``paths[sample]`` for each sample, or each in a list of them, as a `BatchSampler` draws. The first 16,384 samples of
-    `sampler` are drawn and announced at the start of the epoch, and then one more for each that the loader takes, so an
-    endless sampler will do. Whatever else `sampler` has, such as ``set_epoch``, is there as well, except
-    ``state_dict``. One epoch at a time: the next one withdraws what is left of the last.
+    `sampler` are drawn and announced at the start of the epoch, and then one more, or one more list, for each that the
+    loader takes, so an endless sampler will do. Whatever else `sampler` has, such as ``set_epoch``, is there as well,
+    except ``state_dict``. One epoch at a time: the next one withdraws what is left of the last.
 
     Raises:
         NotADirectoryError: `mountpoint` is none.
@@ -114,7 +113,12 @@ class HintedSampler(Generic[_Sample]):
 
     def __iter__(self) -> Iterator[_Sample]:
         samples = iter(self._sampler)
-        ahead = deque(islice(samples, _LOOK_AHEAD_SAMPLES))
+        ahead, wanted = deque[_Sample](), _LOOK_AHEAD_SAMPLES
+        for drawn in samples:
+            ahead.append(drawn)
+            wanted -= len(_samples_of(drawn))
+            if wanted <= 0:
+                break
         if self._withdraw is not None:
             self._withdraw()
         epoch = _Epoch(self._paths, self._mountpoint)
@@ -122,7 +126,7 @@ class HintedSampler(Generic[_Sample]):
         self._withdraw = weakref.finalize(self, epoch.withdraw)
         epoch.announce(ahead)
         try:
-            if len(ahead) == _LOOK_AHEAD_SAMPLES:
+            if wanted <= 0:
                 for sample in samples:
                     epoch.announce([sample])
                     ahead.append(sample)
@@ -156,14 +160,14 @@ class _Epoch:
     def __init__(self, paths: _Paths, mountpoint: Path) -> None:
         # None at its end.
         self._unsent: SimpleQueue[tuple[Any] | None] = SimpleQueue()
-        batches = (drawn[0] if isinstance(drawn[0], list) else drawn for drawn in iter(self._unsent.get, None))
-        self._sender = HintSender((paths[sample] for batch in batches for sample in batch), mountpoint)
+        self._sender = HintSender((paths[sample] for (sample,) in iter(self._unsent.get, None)), mountpoint)
         self._sender.start()
 
-    def announce(self, samples: Iterable[object]) -> None:
-        for sample in samples:
-            if self._unsent.qsize() < _MAX_UNSENT_SAMPLES:
-                self._unsent.put((sample,))
+    def announce(self, drawn: Iterable[object]) -> None:
+        for one in drawn:
+            for sample in _samples_of(one):
+                if self._unsent.qsize() < _MAX_UNSENT_SAMPLES:
+                    self._unsent.put((sample,))
 
     def end(self) -> None:
         """Say that no sample follows: the sender holds back up to 255 paths while it waits for the next."""
@@ -172,6 +176,11 @@ class _Epoch:
     def withdraw(self) -> None:
         self.end()
         self._sender.close()
+
+
+def _samples_of(drawn: object) -> Sequence[object]:
+    """Return the samples of what a sampler drew: a list of a batch sampler, or one sample."""
+    return drawn if isinstance(drawn, list) else (drawn,)
 
 
 def _directory(mountpoint: AnyPath) -> Path:

@@ -56,8 +56,8 @@ class Unbuffered(io.FileIO):
                         raise
             self._is_read = True
         finally:
-            if len(left) < len(whole):
-                self._before_next = b"\n" if left else b""
+            if taken := whole[: len(whole) - len(left)]:
+                self._before_next = b"" if taken.endswith(b"\n") else b"\n"
         return len(whole)
 
     def _write_some(self, data: bytes) -> int:

@@ -416,16 +416,26 @@ class TestHintedSampler:
                 pass
         assert "fastfuse-hints" not in {thread.name for thread in threading.enumerate()}
 
+    def test_as_many_samples_are_drawn_ahead_in_lists_as_alone(
+        self, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(hints, "_LOOK_AHEAD_SAMPLES", 10)
+        numbers = itertools.count()
+        batches = HintedSampler(([number] * 4 for number in numbers), self.paths, mountpoint)
+        assert list(itertools.islice(batches, 2)) == [[0] * 4, [1] * 4]
+        assert next(numbers) == 5  # three for ten samples, and one for each that was taken
+
+    @pytest.mark.parametrize("size", [1, 4])
     def test_an_endless_sampler_that_nobody_hears_takes_no_more_and_more_memory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(hints, "_MAX_UNSENT_SAMPLES", 10)
         sent: SimpleQueue[tuple[int] | None] = SimpleQueue()
         monkeypatch.setattr(hints, "SimpleQueue", lambda: sent)
         monkeypatch.setattr(HintSender, "start", lambda _: None)
-        samples = iter(HintedSampler(itertools.count(), self.paths, tmp_path))
-        assert list(itertools.islice(samples, 1000)) == list(range(1000))
-        assert sent.qsize() == 10
+        samples = iter(HintedSampler(([number] * size for number in itertools.count()), self.paths, tmp_path))
+        assert list(itertools.islice(samples, 1000)) == [[number] * size for number in range(1000)]
+        assert [sent.get() for _ in range(sent.qsize())] == [(number // size,) for number in range(10)]
 
     def test_the_order_stands_until_the_next_epoch(self, mountpoint: Path, listener: Listener) -> None:
         sampler = HintedSampler(Shuffled(10), self.paths, mountpoint)

@@ -246,8 +246,13 @@ def test_a_pipe_without_room_for_a_traceback_gets_whole_lines_of_it(monkeypatch:
     with open(reading_fd, "rb", buffering=0) as reading, open(writing_fd, "w", buffering=1) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         os.write(writing_fd, bytes(fcntl.fcntl(writing_fd, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF))
-        UnblockedStderr().write("\n".join(["x" * 999] * 10))
+        text = UnblockedStderr()
+        text.write("\n".join(["x" * 999] * 10))
         assert reading.read(1 << 20).lstrip(b"\0") == (b"x" * 999 + b"\n") * 4
+        text.write("heard again")
+        loss, again = reading.read(1 << 20).splitlines()
+        assert loss.endswith(b"log lines were lost, as nobody read them in time: 1")
+        assert again == b"heard again"
         monkeypatch.undo()
 
 

@@ -86,8 +86,8 @@ class OpenCache:
 def prepare(settings: CacheSettings | None, owner_uid: int) -> None:
     """Make the directory, and an empty index in it, for processes of the user `owner_uid`, if there are `settings`.
 
-    An index that is damaged or of another version is cleared if no process uses it. What else is wrong with it, or with
-    the disk, is only logged.
+    An index that is damaged or of another version is cleared unless a process fills it. What else is wrong with it, or
+    with the disk, is only logged.
 
     Raises:
         ConfigurationError: it is not a directory that this user's processes may trust and use.
@@ -296,7 +296,7 @@ def _fill_filter(fd: int, directory_fd: int, limit_bytes: int) -> None:
 
 
 def _clear(path: Path, directory_fd: int, filter_fd: int, why: sqlite3.Error) -> None:
-    """Begin the index and the filter anew; raise `why` if another process uses the directory."""
+    """Begin the index and the filter anew; raise `why` if a process fills the directory."""
     fd = os.open(_CLAIMS, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     try:
         try:

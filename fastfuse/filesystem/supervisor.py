@@ -36,12 +36,12 @@ from fastfuse.filesystem.mounting.mount_settings import MountSettings
 from fastfuse.filesystem.processes.children import (
     STOPPING,
     NoRoomError,
+    Terminals,
     ended_children,
     error_message,
     fork_child,
     ignore_unheeded,
     next_signal,
-    terminals,
 )
 from fastfuse.filesystem.processes.credential_finder import CredentialFinder
 from fastfuse.filesystem.processes.health import BEAT_EVERY_S
@@ -101,13 +101,12 @@ class Supervisor:
         self._place = place_for(settings)
         self._counters = counters or Counters(labels=mount_labels(self._place.mountpoint, settings.source.bucket))
         self._counters.set("fastfuse_memory_target_bytes", settings.memory_target_bytes)
-        self._counters.set("fastfuse_cache_wanted", int(settings.cache is not None))
         self._worker = WorkerProcess(self._counters, self._every_second)
         self._in_hand = ReadsInHand()
         self._operations = MountOperations(self._counters, uid=settings.uid, gid=settings.gid, umask=settings.umask)
         self._session: Session | None = None
         self._endpoint = MetricsEndpoint(settings.metrics_listen, {"": self._counters}, self._fork_endpoint)
-        self._terminals = terminals()
+        self._terminals = Terminals()
         self._deaths = Deaths(self._worker, self._counters, self._in_hand, settings.connection.deadline_s)
         self._control: ControlSocket | None = None
         self._recent = Recent(self._counters)
@@ -147,6 +146,7 @@ class Supervisor:
                 self._start_worker()
                 # /healthz says "ok" from here on: whoever waits for that finds the mount.
                 count_table(self._counters, self._refresher.table_fd, report)
+                self._counters.set("fastfuse_cache_wanted", int(settings.cache is not None))
                 self._recent.begin()
                 _log.info("mounted %s at %s", settings.source, self._place.mountpoint)
                 self._notifier.ready()
@@ -282,7 +282,8 @@ class Supervisor:
             is_of_pipe = caught is not None and (number, caught.si_code) == (signal.SIGTERM, _OF_PIPE)
             if is_of_pipe and not self._session.is_mounted():
                 continue  # the program has unmounted, and what it has open can be read to its end
-            if number in STOPPING or (number == signal.SIGHUP and self._has_lost_its_terminal()):
+            has_hung_up = self._terminals.have_hung_up()  # then Ctrl-C cannot end a mount in the foreground any more
+            if number in STOPPING or (number == signal.SIGHUP and has_hung_up):
                 self._drain()
                 return
             if number == signal.SIGHUP:
@@ -302,10 +303,6 @@ class Supervisor:
                     send_answer(asking, error_message(MountError("the mount stops")))
                 else:
                     self._refresher.want(asking)
-
-    def _has_lost_its_terminal(self) -> bool:
-        """Return whether SIGHUP means a hangup: a mount in the foreground lost the terminal that could interrupt it."""
-        return terminals() != self._terminals
 
     def _connection(self) -> int:
         """Return the descriptor of the connection to the kernel, or -1 if that has ended."""

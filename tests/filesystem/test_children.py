@@ -16,9 +16,11 @@ import pytest
 from fastfuse.errors import FastfuseError, MountError
 from fastfuse.filesystem.figures import endpoint
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
+from fastfuse.filesystem.processes import children
 from fastfuse.filesystem.processes.children import (
     UNHEEDED,
     NoRoomError,
+    Terminals,
     ask_child,
     error_message,
     fork_child,
@@ -240,3 +242,17 @@ def test_a_metrics_endpoint_that_dies_at_once_is_started_every_five_seconds(monk
         here.child_ended(1, 1)
         here.go_on()
     assert started_s == [0, 5, 10]
+
+
+def test_a_terminal_that_went_long_ago_makes_no_signal_a_hangup(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {0, 2}
+    monkeypatch.setattr(os, "isatty", there.__contains__)
+    terminals = Terminals()
+    assert not terminals.have_hung_up()
+    for fd in (0, 2):
+        there.remove(fd)
+        monkeypatch.setattr(children, "_HANGUP_S", 3600.0)
+        assert terminals.have_hung_up()
+        assert terminals.have_hung_up(), "the kernel and the shell send a signal each"
+        monkeypatch.setattr(children, "_HANGUP_S", 0.0)
+        assert not terminals.have_hung_up()

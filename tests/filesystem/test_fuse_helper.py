@@ -336,7 +336,7 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(os.fspath(path))
         listener.listen()
-        options = ("--fuse-socket", str(path), "--metrics-listen", "0")
+        options = ("--fuse-socket", str(path), "--metrics-listen", "0", "--cache", str(tmp_path / "cache"))
         process = Forked[str](
             mount_command("s3://bucket/data", None, server.endpoint_url, *options),
             env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
@@ -350,6 +350,7 @@ def test_a_mount_that_is_listed_and_not_yet_made_is_not_healthy(server: Loopback
             assert health(int(port)) == (503, "listing\n")
             scrape = Scrape(int(port))
             assert (scrape.mounts, scrape["draining",]) == ({("/data", "bucket")}, 0)
+            assert scrape["cache_wanted",] == 0, "an alert would take a long listing for a cache that is not used"
             connection.send(b'{"error": {"kinds": ["MountError"], "message": "no", "hint": ""}}')
             assert process.wait(PATIENCE_S) == 5
 

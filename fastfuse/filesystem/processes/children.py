@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import fastfuse.errors
@@ -36,6 +37,9 @@ _TIMESPEC = struct.Struct("2l")
 _NS = 1_000_000_000
 
 _LOOK_EVERY_S = 0.005
+
+# A shell that its terminal hangs up on sends SIGHUP to its jobs within milliseconds.
+_HANGUP_S = 10.0
 
 # The most of a message, and of a hint, that is sent. Both, escaped as JSON, fit into a pipe (64 KiB) that nobody reads.
 _MOST_CHARACTERS = 2000
@@ -117,8 +121,24 @@ def ignore_unheeded() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def terminals() -> list[int]:
-    """Return the standard streams that are terminals. SIGHUP means a hangup once these are fewer than at the start."""
+class Terminals:
+    """The standard streams that are terminals. SIGHUP means a hangup if one of them has just gone."""
+
+    def __init__(self) -> None:
+        self._there = _terminals()
+        self._gone_at_s = -inf
+
+    def have_hung_up(self) -> bool:
+        """Return whether one has gone in the last seconds. Ask every second or so.
+
+        A process in the background outlives its shell and terminal, and is told by SIGHUP to list again later.
+        """
+        if (there := _terminals()) != self._there:
+            self._there, self._gone_at_s = there, time.monotonic()
+        return time.monotonic() - self._gone_at_s < _HANGUP_S
+
+
+def _terminals() -> list[int]:
     return [fd for fd in range(3) if os.isatty(fd)]
 
 

@@ -19,7 +19,7 @@ from contextlib import ExitStack, suppress
 
 from fastfuse.errors import FastfuseError, MountError, OutputError
 from fastfuse.filesystem.figures.endpoint import MetricsEndpoint
-from fastfuse.filesystem.processes.children import STOP_ORDER, ended_children, ignore_unheeded, next_signal, terminals
+from fastfuse.filesystem.processes.children import STOP_ORDER, Terminals, ended_children, ignore_unheeded, next_signal
 from fastfuse.filesystem.processes.sockets import raise_sigio
 from fastfuse.metrics import READ_ERRNOS, Counters, mount_labels
 from fastfuse.sagemaker.description.channel import Channel, Handling, InputMode, TrainingJob
@@ -88,7 +88,7 @@ class _Run:
         self._members: Members | None = None
         self._owner: socket.socket | None = None
         self._started_at = time.time()
-        self._terminals = terminals()
+        self._terminals = Terminals()
         # A signal that the caller ignores (nohup, a shell's background) stays ignored: blocked, it would be taken.
         self._signals = _SIGNALS - ignored_signals()
         # The first reason to stop. A Ctrl-C is one if the command ends by then, or later by it.
@@ -358,6 +358,7 @@ class _Run:
         if self._members is not None:
             self._members.look()
         self._endpoint.go_on()
+        has_hung_up = self._terminals.have_hung_up()
         if caught is None or caught.si_signo not in _STOPPING | _WARNING | {signal.SIGHUP}:
             return False
         number = signal.Signals(caught.si_signo)
@@ -365,7 +366,7 @@ class _Run:
             if self._command is not None:
                 self._command.send(number)
             return False
-        is_lost = number == signal.SIGHUP and terminals() != self._terminals
+        is_lost = number == signal.SIGHUP and has_hung_up
         if number == signal.SIGHUP and not is_lost:
             for channel in self._channels:
                 channel.refresh()
