@@ -263,7 +263,7 @@ class ReadEngine:
         if self._followers.pop(inode, None) is None:
             self._unforeseen_files += 1
             self._release_old_followers()
-        is_missed &= inode not in self._delivered.lost  # of what cannot be read the kernel asks for a page again
+        is_missed &= inode not in self._delivered.failed  # of what cannot be read the kernel asks for a page again
         if self._delivered.begin(inode) and not offset:
             self._delivered.missed()
         self._prefetcher.begun(inode, is_found=is_found, is_missed=is_missed)

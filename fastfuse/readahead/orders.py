@@ -128,15 +128,17 @@ class AnnouncedOrder:
         """Note that a file was begun, in this order or not. Return files that are no longer expected."""
         if self._waiting and len(self._queued) < _MAX_QUEUED_FILES and self._remembers_more:
             self._queue(self._waiting.popleft())
-        place = self._queued.pop(inode, None)
+        place, is_near = self._queued.pop(inode, None), True
         if place is None and (place := self._cached.pop(inode, None)) is not None:
+            # An order of several epochs has each file far behind its readers, too.
+            is_near = place > max(self._recent, default=0) - _LEAST_SPREAD_FILES
             self._lose(place)
         if place is None:
             if inode not in self._ahead:
                 self._begun_elsewhere += 1
                 return ()
             place = self._remove_ahead(inode)
-        self._begun_elsewhere = 0
+        self._begun_elsewhere = 0 if is_near else self._begun_elsewhere + 1
         self._credit_files = min(self._credit_files + _CREDIT_PER_FILE, _AHEAD_SPREADS * self._spread_files)
         self._recent.append(place)
         self._begun_files += 1
@@ -342,17 +344,15 @@ class ListingOrder:
         """Join `run`, which was extended, with the runs that begin or end there. Return the one that stays."""
         while (other := self._begins.get(run.position)) is not None:
             run.position = other.position
-            self._take_in(run, other)
+            run.ahead_until = max(run.ahead_until, other.ahead_until)
+            self._remove(other)
         twin = self._runs.get(run.position)
         if twin is None:
             return run
         longer, shorter = (run, twin) if run.files > twin.files else (twin, run)
-        self._take_in(longer, shorter)
+        longer.ahead_until = max(longer.ahead_until, shorter.ahead_until)
+        self._remove(shorter)
         return longer
-
-    def _take_in(self, run: _Run, other: _Run) -> None:
-        run.ahead_until = max(run.ahead_until, other.ahead_until)
-        self._remove(other)
 
     def _remember_ahead(self, ahead: range) -> Sequence[int]:
         """Remember what is ahead of a run that has ended. Return what is forgotten for it."""

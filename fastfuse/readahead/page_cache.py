@@ -42,7 +42,7 @@ class Inodes:
 
 
 class Delivered(Inodes):
-    """The files that were begun before, and that the kernel has not forgotten since; and those that were `lost`.
+    """The files that were begun before, and that the kernel has not forgotten since; and those that have `failed`.
 
     Nothing is taken for cached once the kernel has missed several files: the data set may be larger than the memory, or
     read past the page cache. An announced order judges for itself (`AnnouncedOrder.trusts_page_cache`).
@@ -52,17 +52,17 @@ class Delivered(Inodes):
         super().__init__()
         self._misses = 0
         # Files of which a GET has failed since they were begun last. They are left to their readers.
-        self.lost = Inodes()
+        self.failed = Inodes()
 
     def begin(self, inode: int) -> bool:
         """Note that `inode` is begun. Return whether it was before, and was read."""
-        self.lost.discard(inode)
+        self.failed.discard(inode)
         return self.add(inode)
 
     def fail(self, inode: int) -> None:
         """Note that a GET of `inode` has failed: the kernel has nothing of it."""
         self.discard(inode)
-        self.lost.add(inode)
+        self.failed.add(inode)
 
     def has(self, inode: int) -> bool:
         """Return whether the kernel most likely has what readers want of `inode`."""

@@ -280,7 +280,7 @@ class Prefetcher:
         """Return whether to fetch a file; without a `size_bytes` it was announced, and may be large."""
         is_size = size_bytes is None or 0 < size_bytes <= self._config.part_size_bytes
         is_read = self._small_files.threads.is_read(inode)  # and left to them
-        return is_size and not is_read and inode not in self._delivered.lost and self._pool.file(inode) is None
+        return is_size and not is_read and inode not in self._delivered.failed and self._pool.file(inode) is None
 
     def _ref(self, inode: int) -> ObjectRef | None:
         """Return the object behind a file; None if there is nothing to fetch, as for synthetic files."""

@@ -155,6 +155,22 @@ def test_an_endless_order_of_files_that_the_page_cache_has_waits(monkeypatch: py
     assert carried.early > 19_900
 
 
+def test_an_order_of_several_epochs_is_where_its_readers_are_some_time_after_files_are_lost() -> None:
+    """As an endless sampler announces it: ahead of its readers, also while the page cache has all."""
+    inodes = [inode for epoch in range(4) for inode in shuffled(100_000, epoch)]
+    carried = Carried((), cached=range(100_001))
+    for at in range(0, 250_000, 16):
+        carried.coming = iter(inodes[at : at + 16])
+        carried.go_on()
+    for at in range(250_000, 300_000):
+        carried.coming = iter(inodes[at : at + 1])
+        carried.open(inodes[at - 16_384])
+        carried.fetched.discard(inodes[at - 16_384])
+        if at == 290_000:
+            carried.early = 0
+    assert carried.early > 9900
+
+
 def test_what_readers_have_passed_is_not_remembered_in_place_of_what_comes_next() -> None:
     carried = Carried(range(1, 200_001), cached=range(1, 200_001, 2))
     carried.open_all(range(2, 150_001, 2))

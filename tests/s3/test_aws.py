@@ -11,7 +11,7 @@ import trio
 from bench.s3server import SLOW_DOWN, FaultRule, LoopbackServer
 from fastfuse.errors import ConfigurationError, ServiceError, SourceError
 from fastfuse.objects import ObjectRef
-from fastfuse.s3.aws import S3Session
+from fastfuse.s3.aws import S3Session, stall_timeout_s
 from fastfuse.s3.base import ConnectionConfig
 from fastfuse.s3.client import S3Client
 from fastfuse.s3.connection import Connection
@@ -47,6 +47,11 @@ def test_an_endpoint_that_is_none_names_the_option_and_shows_no_password(url: st
         _ = S3Session(ConnectionConfig(endpoint_url=url)).endpoint_url
     assert "--endpoint-url" in caught.value.hint
     assert "hunter2" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize(("deadline_s", "stall_s"), [(6, 2), (600, 20)])
+def test_a_stalled_connection_leaves_a_read_time_for_two_more(deadline_s: float, stall_s: float) -> None:
+    assert stall_timeout_s(replace(AWS, deadline_s=deadline_s)) == stall_s
 
 
 @pytest.mark.parametrize("name", ["/absent", f"/{'x' * 256}", "/"])
