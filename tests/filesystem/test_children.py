@@ -63,6 +63,29 @@ def test_no_room_for_another_process_is_an_error_that_can_be_told(monkeypatch: p
     assert open_descriptors() == before
 
 
+@pytest.mark.parametrize("name", ["waitid", "waitpid"])
+def test_an_interrupt_that_comes_as_the_child_ends_is_no_other_error(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait, forked = getattr(os, name), list[int]()
+
+    def fork(work: Callable[[], object]) -> int:
+        forked.append(fork_child(work))
+        return forked[0]
+
+    def interrupted(*args: int) -> None:
+        wait(*args)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(children, "fork_child", fork)
+    monkeypatch.setattr(os, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ask_child(dict, "the lister")
+    with pytest.raises(ChildProcessError):
+        wait_child(forked[0])
+
+
 def test_children_are_waited_for_although_whoever_started_us_ignores_theirs() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:

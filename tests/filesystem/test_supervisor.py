@@ -492,7 +492,7 @@ def test_a_signal_during_the_listing_ends_all_of_it_at_once_and_in_silence(
         pid_fds = [os.pidfd_open(pid) for pid in children]
         (os.killpg if whole_group else os.kill)(process.pid, number)
         _, stderr = process.communicate(timeout=60)
-        assert process.returncode == exit_code
+        assert process.returncode == exit_code, stderr
         assert re.fullmatch(r".* metrics are served at \S+\n", stderr)
         for pid_fd in pid_fds:
             wait_for_end(pid_fd)

@@ -217,12 +217,12 @@ def ask_child(make: Callable[[], dict[str, Any]], who: str) -> dict[str, Any]:
     with os.fdopen(memory_fd("fastfuse-answer"), "rb") as answer:
         child = fork_child(partial(_answer_on, answer.fileno(), make))
         try:
-            exit_code, child = wait_child(child), 0
-        finally:
-            if child:  # interrupted
-                os.kill(child, signal.SIGKILL)
-                wait_child(child)
-        return _result_of(answer.read(), who, exit_code)
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # an interrupt that comes as it ends finds it unreaped
+        except BaseException:
+            os.kill(child, signal.SIGKILL)
+            wait_child(child)
+            raise
+        return _result_of(answer.read(), who, wait_child(child))
 
 
 def asking(fork: Fork, make: Callable[[], dict[str, Any]], who: str) -> Steps[dict[str, Any]]:
