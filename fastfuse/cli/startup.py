@@ -85,6 +85,8 @@ _READY: Final = b"\0"
 _READ_BYTES: Final = 64 * 1024
 # The variable with which a Python program that mounts names its pipe, see `_end_with_program`.
 PROGRAM_FD: Final = "_FASTFUSE_PROGRAM_FD"
+# The variable with which it says that it has made the mountpoint, and nobody else needs it.
+IS_TEMPORARY: Final = "_FASTFUSE_IS_TEMPORARY"
 # A process that the child left behind may hold the other end of the pipe open, so that it has no end.
 _LOOK_EVERY_S: Final = 1.0
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

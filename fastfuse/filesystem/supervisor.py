@@ -157,6 +157,8 @@ class Supervisor:
             finally:
                 exit_code = self._take_down()
             self._recent.tell_summary()
+            if settings.is_temporary:
+                self._place.abandon()
             return exit_code
         except BaseException:
             if not self._recent.mounted_at:

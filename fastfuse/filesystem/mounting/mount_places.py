@@ -293,7 +293,7 @@ def place_for(settings: MountSettings) -> Place:
     mountpoint = prepare_mountpoint(
         settings.mountpoint, create_parents=settings.create_parents, created=created, keeps_dead=True
     )
-    place = Place(mountpoint, created)
+    place = Place(mountpoint, [mountpoint] if settings.is_temporary else created)
     try:
         check_device()
         found = obstacle(mountpoint, allow_other=settings.allow_other)
